@@ -1,5 +1,5 @@
-# make demo    set up .venv, generate from the bundled pair, compare with plain decoding
-# make test    set up if needed, then everything that must hold before a change lands
+# make demo    set up .venv with foretoken alone, generate from the bundled pair, compare with plain decoding
+# make test    set up the rest, the lab included, then everything that must hold before a change lands
 #
 # Variables:  PYTHON=python3.12             the interpreter that makes .venv (3.10 or newer)
 #             PIP_EXTRA="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -15,13 +15,14 @@ WORKERS ?= 2
 PACKAGE ?= core
 
 BIN := .venv/bin
+PRODUCT := .venv/.product
 STAMP := .venv/.stamp
 # the variables hold for what pip builds a package with; which of the two it reads depends on its version
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench fix check test wheel mutants clean
+.PHONY: help product setup demo bench fix check test wheel mutants clean
 
 help:
 	@echo "make demo    generate from the bundled pair, then compare with plain decoding"
@@ -33,18 +34,26 @@ help:
 	@echo "make mutants change PACKAGE line by line, and list the changes that no test notices (hours; not in CI)"
 	@echo "make clean   remove .venv, caches and reports"
 
+product: $(PRODUCT)
 setup: $(STAMP)
 
 # torch first: pip then keeps that build, whatever the others ask for
-$(STAMP): pyproject.toml constraints.txt
+$(PRODUCT): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed: make PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (a minute or more)"
 	@$(PIP) $(PIP_EXTRA) torch
-	@$(PIP) $(PIP_EXTRA) -e ".[dev]"
+	@$(PIP) $(PIP_EXTRA) -e .
 	@touch $@
 
-demo: setup
+# foretoken with the tools of its developers, and the lab
+$(STAMP): $(PRODUCT) lab/pyproject.toml
+	@echo "installing the developers' tools and the lab (a minute or more)"
+	@$(PIP) $(PIP_EXTRA) -e ".[dev]" -e ./lab
+	@touch $@
+
+# needs foretoken alone
+demo: product
 	$(BIN)/foretoken generate "$(PROMPT)" --model zoo:base --method draft_model --set model=zoo:draft --max-tokens 128
 	$(BIN)/foretoken bench --model zoo:base --methods $(METHODS) --limit 1 --repeats 2
 
@@ -79,5 +88,5 @@ mutants: setup
 
 clean:
 	rm -rf .venv mutants build dist bench-report .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -rf src/*.egg-info
+	find src tests lab -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info lab/src/*.egg-info

@@ -26,7 +26,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from rich.console import Console
 from rich.table import Table
-from versions import Quiet, command
 
 from foretoken import LLM, SamplingParams
 from foretoken.bench.harness import BASELINE, Plan, Sample, measure
@@ -34,6 +33,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.provenance import provenance
 from foretoken.data.prompts import Prompt, read_prompts
+from foretoken_lab.peers.versions import Quiet, command
 
 METHODS = "draft_model,ngram,suffix,kangaroo,del"
 PROMPTS = Path("eval", "mt_bench.jsonl.gz")

@@ -27,15 +27,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from rich.console import Console
 from rich.table import Table
-from versions import Quiet, command
 
 from foretoken import LLM, SamplingParams
-from foretoken.cli.shared.settings import parse_methods
+from foretoken.cli.prove.methods import parse_methods
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Drafter
 from foretoken.core.provenance import provenance
 from foretoken.data.prompts import BUNDLED_SUITE, limit_per_category, read_prompts
+from foretoken_lab.peers.versions import Quiet, command
 
 
 class Clock:

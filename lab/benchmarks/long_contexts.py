@@ -26,13 +26,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from rich.console import Console
 from rich.table import Table
-from versions import Quiet, command
 
 from foretoken import LLM, SamplingParams
 from foretoken.bench.fields import metrics_fields
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.metrics import Metrics
 from foretoken.core.provenance import provenance
+from foretoken_lab.peers.versions import Quiet, command
 from foretoken_lab.tasks import catalog
 
 _TEMPLATE = 64  # tokens that the chat template and the question's own words may add

@@ -24,17 +24,17 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from adapters import our_recipes
 from forwards import Decoder, interleaved, quartiles, watch
 from rich.console import Console
 from rich.table import Table
-from versions import Quiet, command
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.provenance import provenance
 from foretoken.data.prompts import BUNDLED_SUITE, limit_per_category, read_prompts
+from foretoken_lab.peers.adapters import our_recipes
+from foretoken_lab.peers.versions import Quiet, command
 
 ROWS = (1, 2, 4, 8, 16, 32)
 

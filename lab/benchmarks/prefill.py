@@ -22,14 +22,12 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import adapters
 import numpy as np
 import torch
 from forwards import quartiles, timed
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer, DynamicCache
-from versions import Quiet, command, versions
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.files import check_writable, write_whole
@@ -40,6 +38,8 @@ from foretoken.models.load import load
 from foretoken.models.prefill import chunks
 from foretoken.models.shapes import PREFIX as SHAPE
 from foretoken.models.shapes import write_random_model
+from foretoken_lab.peers import adapters
+from foretoken_lab.peers.versions import Quiet, command, versions
 
 Read = Callable[[Sequence[int]], int]  # a prompt to the token that follows
 

@@ -30,12 +30,11 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from versions import Quiet, command
 
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.intervals import wilson_interval
 from foretoken.core.provenance import provenance
-from foretoken.data.corpora import data_root
+from foretoken.data.folder import data_root
 from foretoken.data.readers import read_records
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
@@ -47,7 +46,8 @@ from foretoken.rag.retrievers import Bm25Retriever, DenseRetriever
 from foretoken.rag.session import NO_PASSAGE
 from foretoken.rag.system import Rag
 from foretoken.rag.vectors import vectors_of
-from foretoken.train.sources import read_country
+from foretoken_lab.peers.versions import Quiet, command
+from foretoken_lab.recipes.sources import read_country
 from foretoken_lab.tasks.example import Example
 from foretoken_lab.tasks.scoring import score_span
 

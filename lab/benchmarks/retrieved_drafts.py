@@ -24,7 +24,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from rich.console import Console
 from rich.table import Table
-from versions import Quiet, command
 
 from foretoken import LLM, SamplingParams
 from foretoken.bench.fields import metrics_fields
@@ -35,6 +34,7 @@ from foretoken.data import documents as doc
 from foretoken.drafting.datastore.build import build
 from foretoken.drafting.datastore.layout import Manifest
 from foretoken.models.fingerprint import vocabulary_fingerprint
+from foretoken_lab.peers.versions import Quiet, command
 from foretoken_lab.tasks import arithmetic, catalog, forms
 from foretoken_lab.tasks.example import Example
 

@@ -19,10 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from versions import Quiet, command
-
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.provenance import provenance
+from foretoken_lab.peers.versions import Quiet, command
 
 _BURST = 4
 

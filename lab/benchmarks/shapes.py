@@ -29,14 +29,12 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import adapters
 import torch
 from forwards import Decoder, greedy, interleaved, quartiles, without_fused
 from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache
 from transformers.utils import logging as transformers_logging
-from versions import Quiet, command, versions
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
@@ -45,6 +43,8 @@ from foretoken.core.provenance import provenance
 from foretoken.models.load import load
 from foretoken.models.shapes import FAMILY_SHAPES, SHAPES, write_random_model
 from foretoken.testing import EvenlySpoilt, ScriptRule
+from foretoken_lab.peers import adapters
+from foretoken_lab.peers.versions import Quiet, command, versions
 
 ROWS = (1, 4, 8, 16, 32)
 DRAFT_COSTS = (0.05, 0.1, 0.2)

@@ -48,14 +48,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from versions import Quiet, command
 
 from foretoken import LLM, SamplingParams, zoo
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.intervals import mean_interval
 from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
-from foretoken.data.corpora import data_root
+from foretoken.data.folder import data_root
 from foretoken.data.readers import read_records
 from foretoken.forward.batch import PackedBatch, Segment
 from foretoken.forward.cache import KVCache
@@ -66,6 +65,7 @@ from foretoken.methods.sparse.calibration import Calibration
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.models.prefill import prefill
+from foretoken_lab.peers.versions import Quiet, command
 from foretoken_lab.tasks import catalog
 from foretoken_lab.tasks.example import Example
 

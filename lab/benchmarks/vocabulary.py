@@ -33,14 +33,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from rich.console import Console
 from rich.table import Table
-from versions import Quiet, command
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.metrics import memory_bound_speedup
 from foretoken.core.provenance import provenance
-from foretoken.data.corpora import data_root
 from foretoken.data.documents import documents
+from foretoken.data.folder import data_root
 from foretoken.drafting.draft_vocabulary import CONTEXT_ROWS, DraftVocabulary
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
@@ -49,6 +48,7 @@ from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.train import vocabulary
+from foretoken_lab.peers.versions import Quiet, command
 from foretoken_lab.suites.self_speculation import held_out
 
 CORPORA = ("gsm8k_train", "mbpp_train", "sgd_dialogues", "topical_chat")

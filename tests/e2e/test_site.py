@@ -65,7 +65,7 @@ def test_every_link_of_the_site_leads_to_a_page_of_it():
         text = hook(path.read_text("utf-8"), SimpleNamespace(file=SimpleNamespace(src_uri=name)))
         for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
             aim = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
-            assert (DOCS.parent if aim.startswith("benchmarks/") else DOCS).joinpath(aim).is_file(), f"{name}: {link}"
+            assert (DOCS.parent if aim.startswith("lab/") else DOCS).joinpath(aim).is_file(), f"{name}: {link}"
             followed += 1
     assert followed > 300
     card = SimpleNamespace(file=SimpleNamespace(src_uri="methods/a.md"))

@@ -30,6 +30,12 @@ def folder(tmp_path_factory):
         for n in range(60)
     ]
     (place / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sums = [(12, 30), (7, 8), (20, 15), (31, 9), (14, 22), (5, 50)]
+    asked = [
+        {"question": f"Tom has {has} marbles. He buys {buys} more. How many has he now?", "answer": has + buys}
+        for has, buys in sums
+    ]
+    (place / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
     (place / "odd.jsonl").write_text(json.dumps({**lines[0], "error": [3]}) + "\n")
     (place / "file").write_text("")
     save_model("llama", place / "tiny")
@@ -47,7 +53,7 @@ def train(arguments):
 
 def test_a_head_from_tasks_and_annotations(capsys):
     command = (
-        "--target zoo:base --draft-model zoo:draft --task json,code --examples 4 --triples mine.jsonl --seed 1 "
+        "--target zoo:base --draft-model zoo:draft --task questions.jsonl --examples 4 --triples mine.jsonl --seed 1 "
         "--threads 1 --labels kept.jsonl --out head --json"
     )
     assert train(command) == 0
@@ -55,9 +61,10 @@ def test_a_head_from_tasks_and_annotations(capsys):
     record = json.loads(out)
     assert record == json.loads(Path("head/training.json").read_text())
     assert record["provenance"]["command"].startswith("foretoken train judge --target zoo:base --draft-model zoo:draft")
-    assert record["asked"] == {"json": 2, "code": 2}
+    assert record["asked"] == {"questions": 4}
+    assert 1 <= record["answered_rightly"]["questions"] <= 4
     assert record["triples"]["texts"] == 120
-    assert set(record["held_out"]["by_source"]) <= {"mine", "json", "code", "random tokens"}
+    assert set(record["held_out"]["by_source"]) <= {"mine", "questions", "random tokens"}
     mine = record["held_out"]["by_source"]["mine"]
     name, area = best_without_head(mine)
     cheap = f"(without a head at most {area:.3f}, {name})"
@@ -77,17 +84,22 @@ BAD = [
     ("--target zoo:bse", 2, "did you mean 'base'"),
     ("--draft-model ./nowhere", 1, "./nowhere"),
     ("--draft-model tiny", 1, "has another vocabulary than 'zoo:base'"),
-    ("--task code,jsn", 2, "--task jsn: did you mean 'json'?"),
+    ("--task none.jsonl", 2, "none.jsonl: no such file"),
+    ("--task odd.jsonl", 2, "odd.jsonl:1: "),
     ("--examples 0", 2, "--examples 0: must be more than 0"),
     ("--minutes 0", 2, "--minutes 0.0: must be more than 0"),
     ("--false-accepts 1.5", 2, "--false-accepts 1.5: must be a share"),
     ("--false-accepts nan", 2, "--false-accepts nan: must be a share"),
     ("--device gpu", 2, "--device gpu: not available here"),
     ("--out file", 2, "--out file: this is a file"),
-    ("--task code --examples 1", 2, "tokens were found that are fine and not what the target would say itself; 50"),
+    (
+        "--task questions.jsonl --examples 1",
+        2,
+        "tokens were found that are fine and not what the target would say itself; 50",
+    ),
     ("--triples none.jsonl", 2, "none.jsonl: no such file"),
     ("--triples odd.jsonl", 2, "odd.jsonl:1: 'error' must be [BEGIN, END]"),
-    ("--task code --labels odd.jsonl", 2, "--labels odd.jsonl: this is no file of mined labels"),
+    ("--task questions.jsonl --labels odd.jsonl", 2, "--labels odd.jsonl: this is no file of mined labels"),
     (
         "--triples mine.jsonl --labels new.jsonl",
         2,
@@ -103,6 +115,8 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, arguments, code, messa
     for option, value in given.items():
         if option not in arguments:
             arguments += f" {option} {value}"
+    if "--task" not in arguments and "--triples" not in arguments:
+        arguments += " --task questions.jsonl"
     assert train(arguments) == code
     assert_one_line(capsys, message, progress="asking questions: ")
     assert not Path("none").exists()
@@ -111,5 +125,5 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, arguments, code, messa
 def test_no_draft_is_needed_for_annotations_and_one_for_tasks(capsys):
     assert train("--target zoo:base --triples mine.jsonl --out alone") == 0
     assert json.loads(Path("alone/training.json").read_text())["draft"] is None
-    assert train("--target zoo:base --out none") == 2
+    assert train("--target zoo:base --task questions.jsonl --out none") == 2
     assert "--draft-model is needed for --task" in capsys.readouterr().err

@@ -1,29 +1,27 @@
-"""A small datastore of a model's tokens, made once for the whole test run: generated questions with their answers."""
+"""A small datastore of a model's tokens, made once for the whole test run: 400 questions with their answers."""
 
 from __future__ import annotations
 
 import tempfile
 from functools import cache
-from itertools import islice
 from pathlib import Path
 
 from foretoken.data import documents as doc
+from foretoken.data.readers import read_records
 from foretoken.drafting.datastore.build import build
 from foretoken.drafting.datastore.layout import Manifest
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.load import load_tokenizer
-from foretoken_lab.tasks import arithmetic, forms
 from helpers.adapters import shelf
 
-COUNT = 200  # of each task
+ANSWERS = Path(__file__).with_name("stored_answers.jsonl.xz")  # of tasks that the lab generates
 
 
 @cache
 def stored(model: str) -> str:
     """The folder of a datastore in a model's tokens."""
     tokenizer = load_tokenizer(model)
-    examples = [*islice(arithmetic.examples("train", 1), COUNT), *islice(forms.code_examples("train", 1), COUNT)]
-    texts = [doc.exchange(example.prompt, example.response) for example in examples]
+    texts = [doc.exchange(each["prompt"], each["response"]) for each in read_records(ANSWERS, ("prompt", "response"))]
     out = Path(tempfile.mkdtemp(dir=shelf())) / "store"
     entries = max(tokenizer.get_vocab().values()) + 1
     manifest = Manifest(entries, vocabulary_fingerprint(tokenizer), model)

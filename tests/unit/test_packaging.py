@@ -12,21 +12,44 @@ tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_file_beside_the_code_is_declared_as_package_data() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+@pytest.mark.parametrize(
+    ("place", "package", "kinds"),
+    [
+        (".", "foretoken", {".c", ".h", ".inc", ".jsonl", ".safetensors", ".typed"}),
+        ("lab", "foretoken_lab", {".jsonl"}),
+    ],
+)
+def test_every_file_beside_the_code_is_declared_as_package_data(place: str, package: str, kinds: set[str]) -> None:
+    declared = tomllib.loads((ROOT / place / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     carried = {
         file
-        for package, patterns in declared.items()
+        for each, patterns in declared.items()
         for pattern in patterns
-        for file in (ROOT / "src" / package.replace(".", "/")).glob(pattern)
+        for file in (ROOT / place / "src" / each.replace(".", "/")).glob(pattern)
     }
     beside = {
         file
-        for file in (ROOT / "src" / "foretoken").rglob("*")
+        for file in (ROOT / place / "src" / package).rglob("*")
         if file.is_file() and file.suffix not in (".py", ".pyc", ".md") and "__pycache__" not in file.parts
     }
-    assert {file.suffix for file in beside} >= {".c", ".h", ".inc", ".jsonl", ".safetensors", ".typed"}
+    assert {file.suffix for file in beside} >= kinds
     assert beside - carried == set()
+
+
+def test_the_wheel_holds_no_lab() -> None:
+    """Packages are found below src alone, where there is nothing but foretoken."""
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"] == {
+        "find": {"where": ["src"]}
+    }
+    assert [each.name for each in (ROOT / "src").iterdir() if each.is_dir() and each.suffix != ".egg-info"] == [
+        "foretoken"
+    ]
+
+
+def test_the_lab_is_of_the_same_version() -> None:
+    product, lab = (tomllib.loads((ROOT / place / "pyproject.toml").read_text())["project"] for place in (".", "lab"))
+    assert lab["version"] == product["version"]
+    assert f"foretoken=={product['version']}" in lab["dependencies"]
 
 
 def test_the_wheel_stays_small() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "benchmarks").glob("*.py"))
+LAB = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted([*(LAB / "benchmarks").glob("*.py"), *(LAB / "src" / "foretoken_lab" / "peers").glob("[a-z]*.py")])
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -16,7 +17,7 @@ def test_what_it_imports_is_there(script: Path) -> None:
     missing = [
         f"{node.module}.{each.name}"
         for node in ast.walk(ast.parse(script.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "foretoken"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("foretoken", "foretoken_lab")
         for each in node.names
         if not _is_there(str(node.module), each.name)
     ]
@@ -25,7 +26,7 @@ def test_what_it_imports_is_there(script: Path) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_the_page_says_what_it_is_for(script: Path) -> None:
-    assert f"`{script.name}`" in (script.parent / "README.md").read_text(encoding="utf-8")
+    assert f"`{script.name}`" in (LAB / "README.md").read_text(encoding="utf-8")
 
 
 def _is_there(module: str, name: str) -> bool:

@@ -1,56 +1,21 @@
-"""What a run has found, as sheets: rows of text under headings, for a terminal, Markdown and HTML alike.
+"""What a run has found, as tables (table.py).
 
-Headings are whole words, which may stand below each other but are never cut. Nothing is pooled alone: behind every
-figure over all prompts stands the same by category.
+Nothing is pooled alone: after every figure over all prompts comes the same by category.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from foretoken.bench.harness import BASELINE
 from foretoken.bench.suite import Column, Section
 from foretoken.bench.summary import SLOWDOWN, share_of_time
+from foretoken.bench.table import DASH, Cell, Sheet, megabytes, milliseconds, number
 
-DASH = "–"
 MAX_DEPTH = 16  # positions of a draft that are shown
 FEW = 20  # observations: a share of fewer says little
 _EXACT = ("same text", "same stream")  # under "same law" the draws are others, so other tokens are no fault
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A value as it is printed.
-
-    Attributes:
-        bad: a slowdown or a failure.
-        doubtful: the repeats lie on both sides of what would be good, or too little was observed.
-    """
-
-    text: str
-    bad: bool = False
-    doubtful: bool = False
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table.
-
-    Attributes:
-        title: above it.
-        meaning: a sentence or two on how to read it.
-        heads: of the columns.
-        rows: as many cells each.
-        labels: how many of the first columns hold names.
-    """
-
-    title: str
-    meaning: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    labels: int = 1
 
 
 def sheets(
@@ -353,22 +318,6 @@ def spread(figures: Mapping[str, Any], name: str = "speedup") -> str:
     if not ends or figures["num_repeats"] < 2 or figures.get("method") == BASELINE:
         return DASH
     return f"{ends[0]:.2f}–{ends[1]:.2f}"
-
-
-def number(value: float | None, form: str = "{:.2f}") -> Cell:
-    """A number, or a dash where it is not known."""
-    return Cell(DASH if value is None else form.format(value))
-
-
-def milliseconds(found: Mapping[str, float] | None, name: str) -> Cell:
-    """One of the quantiles of something in seconds."""
-    value = None if found is None else 1e3 * found[name]
-    return number(value, "{:.0f}" if value is not None and value >= 100 else "{:.1f}")
-
-
-def megabytes(value: float | None) -> Cell:
-    """Bytes as 10^6 of them."""
-    return number(None if value is None else value / 1e6, "{:.1f}")
 
 
 def _accepted(result: Mapping[str, Any]) -> Cell:

@@ -1,14 +1,13 @@
 """A suite: recipes that are compared on prompts, as data, and what is looked at beside the common table.
 
-The suites lie in ``foretoken_lab/suites/``, one file each, and are listed here. ``foretoken bench --suite NAME``
-runs one:
-plain decoding first, every method on the same prompts in interleaved order, decoding apart from reading the prompt.
+Suites are entry points of the group ``foretoken.suites``; foretoken-lab has some. ``foretoken bench --suite NAME``
+runs one: plain decoding first, every method on the same prompts in interleaved order, decoding apart from the
+prompt.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,21 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from foretoken.bench.harness import Method
+from foretoken.core import extensions
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.data.prompts import BUNDLED_SUITE, Prompt, read_prompts
 from foretoken.options.sampling import SamplingParams
-
-SUITES = (
-    "entropy_adaptive",
-    "exits",
-    "judge",
-    "reflective",
-    "rules",
-    "self_speculation",
-    "sparse",
-    "sprinter",
-    "state_space",
-)
 
 
 @dataclass(frozen=True)
@@ -136,13 +124,20 @@ def find_suite(name: str) -> Suite:
     Raises:
         ConfigError: there is no such suite; the message names the nearest.
     """
-    if name not in SUITES:
-        raise ConfigError(
-            f"unknown suite '{name}': {nearest(name, SUITES).rstrip('.')}; "
-            f"or name a file of prompts, for example ./{name}.jsonl"
+    found = extensions.loaded(extensions.SUITES, name)
+    if found is None:
+        known = suites()
+        remedy = (
+            nearest(name, known).rstrip(".") if known else f"named suites come with foretoken-lab; {extensions.GET_LAB}"
         )
-    suite: Suite = importlib.import_module(f"foretoken_lab.suites.{name}").SUITE
+        raise ConfigError(f"unknown suite '{name}': {remedy}; or name a file of prompts, for example ./{name}.jsonl")
+    suite: Suite = found
     return suite
+
+
+def suites() -> list[str]:
+    """The names of all suites."""
+    return list(extensions.declared(extensions.SUITES))
 
 
 def is_file(suite: str) -> bool:

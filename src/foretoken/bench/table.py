@@ -1,36 +1,73 @@
-"""The benchmark as tables for a terminal. Slowdowns and failures are printed like everything else, in red."""
+"""A table of text, written for a terminal, as Markdown, or (``page.html``) as HTML.
+
+Headings are whole words, which may stand below each other but are never cut. Slowdowns and failures are written like
+everything else, and marked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from foretoken.bench.sheets import Cell, Sheet, sheets
-from foretoken.bench.suite import Column, Section
-
-_NAME = 11  # columns that a name may be folded to
+DASH = "–"
+_NAME = 11  # columns that a name may be folded to in a terminal
 
 
-def tables(
-    results: Sequence[dict[str, Any]], title: str, columns: Sequence[Column] = (), sections: Sequence[Section] = ()
-) -> RenderableType:
-    """Everything that a run has found; see :func:`foretoken.bench.sheets.sheets`."""
-    parts: list[RenderableType] = [Text(title, style="bold")]
-    for sheet in sheets(results, columns, sections):
-        parts += [Text(), sheet_table(sheet)]
-        if sheet.meaning:
-            parts.append(Text(sheet.meaning, style="dim"))
-    parts += [_error_line(result, error) for result in results for error in result["errors"]]
-    return Group(*parts)
+@dataclass(frozen=True)
+class Cell:
+    """A value as it is printed.
+
+    Attributes:
+        bad: a slowdown or a failure.
+        doubtful: the repeats lie on both sides of what would be good, or too little was observed.
+    """
+
+    text: str
+    bad: bool = False
+    doubtful: bool = False
 
 
-def sheet_table(sheet: Sheet) -> Table:
-    """Narrow enough for 80 columns: long names fold, figures do not, and headings wrap between words only."""
+@dataclass(frozen=True)
+class Sheet:
+    """A table.
+
+    Attributes:
+        title: above it.
+        meaning: a sentence or two on how to read it.
+        heads: of the columns.
+        rows: as many cells each.
+        labels: how many of the first columns hold names.
+    """
+
+    title: str
+    meaning: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    labels: int = 1
+
+
+def number(value: float | None, form: str = "{:.2f}") -> Cell:
+    """A number, or a dash where it is not known."""
+    return Cell(DASH if value is None else form.format(value))
+
+
+def milliseconds(found: Mapping[str, float] | None, name: str) -> Cell:
+    """One of the quantiles of something in seconds."""
+    value = None if found is None else 1e3 * found[name]
+    return number(value, "{:.0f}" if value is not None and value >= 100 else "{:.1f}")
+
+
+def megabytes(value: float | None) -> Cell:
+    """Bytes as 10^6 of them."""
+    return number(None if value is None else value / 1e6, "{:.1f}")
+
+
+def terminal_table(sheet: Sheet) -> Table:
+    """For a terminal of 80 columns: long names fold, figures do not, and headings wrap between words only."""
     table = Table(
         title=sheet.title,
         title_style="bold",
@@ -64,5 +101,20 @@ def _text(cell: Cell) -> Text:
     return Text(cell.text, style="bold red" if cell.bad else "yellow" if cell.doubtful else "")
 
 
-def _error_line(result: dict[str, Any], error: dict[str, str]) -> Text:
-    return Text(f"{result['method']}: prompt {error['prompt']} failed: {error['error']}", style="red")
+def markdown_table(sheet: Sheet) -> str:
+    """As Markdown: bold is bad, (?) is doubtful."""
+    rule = ["---" if place < sheet.labels else "---:" for place in range(len(sheet.heads))]
+    rows = [[escaped(head) for head in sheet.heads], rule, *([_marked(cell) for cell in row] for row in sheet.rows)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _marked(cell: Cell) -> str:
+    text = escaped(cell.text)
+    return f"**{text}**" if cell.bad else f"{text} (?)" if cell.doubtful else text
+
+
+def escaped(text: str) -> str:
+    """Text in one line of Markdown, its marks as they are."""
+    for mark in "\\`*_|<>":
+        text = text.replace(mark, f"\\{mark}")
+    return " ".join(text.split())

@@ -21,20 +21,19 @@ from foretoken.cli import methods, zoo
 from foretoken.cli.learn import calibrate, datastore, train
 from foretoken.cli.prove import bench, certify
 from foretoken.cli.run import batch, chat, generate, rag, serve
-from foretoken.cli.shared import renamed
 from foretoken.cli.shared.console import OutputClosed, emit, note, prepare_output, silence_libraries
+from foretoken.cli.shared.extended import ExtendedGroup
 from foretoken.cli.shared.given import check_given
 from foretoken.cli.shared.options import HELP_NAMES, name_values
 from foretoken.cli.shared.outputs import json_in_a_file
 from foretoken.core.errors import ConfigError, ForetokenError
-from foretoken_lab.cli import analyze, analyze_scaling, analyze_tradeoff, bench_serve, bench_verify
-from foretoken_lab.cli.eval import eval_command
 
 INTERRUPTED = 130
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
     name="foretoken",
+    cls=ExtendedGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": HELP_NAMES},
@@ -42,14 +41,8 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("methods")(methods.methods)
-bench.app.command("verify")(bench_verify.verify)
-bench.app.command("serve")(bench_serve.serve)
 app.add_typer(bench.app, name="bench")
-app.command("eval")(eval_command)
 app.command("certify")(certify.certify)
-analyze.app.command("scaling")(analyze_scaling.scaling)
-analyze.app.command("tradeoff")(analyze_tradeoff.tradeoff)
-app.add_typer(analyze.app, name="analyze")
 app.add_typer(train.app, name="train")
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(datastore.app, name="datastore")
@@ -116,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 1
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of the command-line parser
-            return _usage_error(error, arguments)
+            return _usage_error(error)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             note(f"error: {error.filename!s:.60}…: no file has a name of this length")
             return 2
@@ -134,13 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _usage_error(error: Exception, arguments: Sequence[str]) -> int:
+def _usage_error(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     message = error.format_message().replace("Value error, ", "")  # type: ignore[attr-defined]  # pydantic's words
-    remedy = None if context is None else renamed.remedy(context.command_path, arguments)
-    if remedy is not None:
-        note(f"error: {remedy}")
-    elif message:  # empty where the help was printed instead
+    if message:  # empty where the help was printed instead
         note(f"error: {message[:1].lower()}{message[1:].rstrip('.')}")
         if context is not None:
             note(f"see: {context.command_path} --help")

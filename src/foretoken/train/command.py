@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import Enum
 from inspect import get_annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,7 +59,7 @@ class Text(Common):
     corpus: Annotated[
         list[str] | None,
         Option(
-            "FILE or FILE=SHARE: your own text, or stored outputs; 'generated': tasks, no file. Repeatable.",
+            "FILE or FILE=SHARE: your own text, or stored outputs; 'generated': the lab's tasks, no file. Repeatable.",
             metavar="FILE",
         ),
     ] = None
@@ -71,11 +72,9 @@ class Text(Common):
         Raises:
             ConfigError, InputError: a file or the folder is missing, or both are given.
         """
-        from foretoken.data.corpora import check_one_text, data_root
         from foretoken.train import sources
 
-        check_one_text(self.data, self.corpus)
-        return sources.parse_all(self.corpus) if self.corpus else default(data_root(self.data))
+        return sources.chosen(self.data, self.corpus, default)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +121,28 @@ class Loop(Text):
             "checkpoint_every": self.checkpoint_every or CHECKPOINT_SECONDS,
             "rate": self.rate,
         }
+
+
+class When(str, Enum):
+    """When to compile: ``auto`` is where there is a GPU, since that is where it pays."""
+
+    auto = "auto"
+    on = "on"
+    off = "off"
+
+    def holds(self, device: str) -> bool:
+        """Whether to compile for a device."""
+        return device != "cpu" if self is When.auto else self is When.on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiling(Loop):
+    """The option of commands that train whole models."""
+
+    compiled: Annotated[
+        When,
+        Option("Compile the layers first, half a minute; auto: only where there is a GPU.", name="compile"),
+    ] = When.auto
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +204,12 @@ class Command:
     config: type[Common]
     run: Callable[[Any, Session], dict[str, Any]]
     say: Callable[[dict[str, Any], Path], list[str]]
+
+
+def shown_loss(record: dict[str, Any]) -> str:
+    """The held-out loss of a run, for a person."""
+    loss = record["held_out_loss"]
+    return "unknown (no document was held out of a corpus this small)" if loss is None else f"{loss} a token"
 
 
 def options(config: type[Common]) -> Iterator[Declared]:

@@ -34,7 +34,6 @@ from foretoken.train.mixture import Encode, Mixture, Source
 from foretoken.train.objectives import NextToken, Objective
 from foretoken.train.outputs import Outputs
 from foretoken.train.rendering import encoder
-from foretoken.train.tokenizer import train_tokenizer
 from foretoken.train.trainer import Bounds, Schedule
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ RECORD = "training.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one model of the zoo is made.
+    """How one model is made.
 
     Attributes:
         name: of the recipe and of the model.
@@ -56,7 +55,7 @@ class Recipe:
         block: tokens of a training block.
         schedule: batch and rates.
         bounds: when to stop unless the command says otherwise.
-        tokenizer: a zoo name or folder whose tokenizer is taken; None: learn one of ``vocabulary`` entries.
+        tokenizer: a zoo name or folder whose tokenizer is taken, or what learns one from the sources.
         start: a zoo name or folder whose weights are taken as far as ``adopt`` says; None: random.
         adopt: puts the weights of ``start`` into the new model.
         teacher: a zoo name or folder that the objective measures against.
@@ -75,8 +74,7 @@ class Recipe:
     block: int = 512
     schedule: Schedule = field(default_factory=Schedule)
     bounds: Bounds = field(default_factory=lambda: Bounds(minutes=30))
-    tokenizer: str | None = "zoo:base"
-    vocabulary: int = 8192
+    tokenizer: str | Callable[[Sequence[Source]], PreTrainedTokenizerBase] = "zoo:base"
     start: str | None = None
     adopt: Callable[[nn.Module, nn.Module], None] | None = None
     teacher: str | None = None
@@ -127,7 +125,11 @@ def run(
     with disk_trouble(out):
         claim = claim_of(recipe, sources, seed)
         refuse_another(work, claim)
-        tokenizer = load_tokenizer(recipe.tokenizer) if recipe.tokenizer else _learnt(recipe, sources, work, claim)
+        if isinstance(recipe.tokenizer, str):
+            tokenizer = load_tokenizer(recipe.tokenizer)
+        else:
+            write_claim(work, claim)
+            tokenizer = _learnt(recipe.tokenizer, sources, work)
         torch.manual_seed(seed)
         model = build(recipe, tokenizer)
         teacher = load_network(recipe.teacher, dtype="float32") if recipe.teacher else None
@@ -255,12 +257,13 @@ def disk_trouble(out: Path) -> Iterator[None]:
         ) from None
 
 
-def _learnt(recipe: Recipe, sources: Sequence[Source], work: Path, claim: dict[str, Any]) -> PreTrainedTokenizerBase:
+def _learnt(
+    learn: Callable[[Sequence[Source]], PreTrainedTokenizerBase], sources: Sequence[Source], work: Path
+) -> PreTrainedTokenizerBase:
     """The tokenizer that this run learns, or has learnt."""
-    write_claim(work, claim)
     kept = work / "tokenizer"
     if not kept.exists():
-        tokenizer = train_tokenizer(sources, recipe.vocabulary)
+        tokenizer = learn(sources)
         part = work / "tokenizer.part"
         _save_tokenizer(tokenizer, part)
         os.replace(part, kept)
@@ -310,12 +313,17 @@ def claim_of(recipe: Recipe, sources: Sequence[Source], seed: int) -> dict[str, 
         "description": recipe.description,
         "seed": seed,
         "block": recipe.block,
-        "tokenizer": recipe.tokenizer,
+        "tokenizer": _named(recipe.tokenizer),
         "start": recipe.start,
         "teacher": recipe.teacher,
         "own words": [recipe.own_words, recipe.on_policy],
         "sources": [[s.name, s.share, [[path.name, path.stat().st_size] for path in s.files]] for s in sources],
     }
+
+
+def _named(tokenizer: object) -> str | None:
+    """The name of a tokenizer that is taken; None: it is learnt."""
+    return tokenizer if isinstance(tokenizer, str) else None
 
 
 def refuse_another(work: Path, claim: dict[str, Any]) -> None:
@@ -345,7 +353,7 @@ def _settings(recipe: Recipe, model: nn.Module, bounds: Bounds) -> dict[str, Any
         "start": recipe.start,
         "teacher": recipe.teacher,
         "teacher_fingerprint": fingerprint_of(source_of(recipe.teacher)) if recipe.teacher else None,
-        "tokenizer": recipe.tokenizer,
+        "tokenizer": _named(recipe.tokenizer),
         "own_words": recipe.own_words,
         "on_policy": recipe.on_policy,
         "block": recipe.block,

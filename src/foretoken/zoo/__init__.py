@@ -29,7 +29,7 @@ MODELS = {
     "long": "base continued to 16,384 positions (YaRN), with keys and sentences to find far back",
 }
 
-# bundled weights that lie in the folder of an older name, under which results and records know them
+# weights that lie in a folder of another name, under which results and records know them
 _FOLDERS = {"moe": "moe-tasks", "hybrid": "hybrid-tasks", "long": "long-tasks"}
 
 # what drafts where no draft is named, and for which: zoo:draft has base's words, zoo:diffusion the tokens of all
@@ -83,9 +83,6 @@ def find(name: str) -> Model:
         ConfigError: there is no such model; the message offers the nearest name.
     """
     short = name.removeprefix(PREFIX)
-    for now, before in _FOLDERS.items():
-        if short == before:
-            raise ConfigError(f"unknown zoo model '{short}': it is called '{now}' now")
     if short not in MODELS:
         raise ConfigError(f"unknown zoo model '{short}': {nearest(short, MODELS)}")
     for folder, bundled in ((_HERE / _FOLDERS.get(short, short), True), (home() / short, False)):

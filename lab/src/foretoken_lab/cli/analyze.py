@@ -37,6 +37,8 @@ from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_writable
 from foretoken.data.prompts import Prompt, limit_per_category
 from foretoken.options.sampling import SamplingParams
+from foretoken_lab.cli.analyze_scaling import scaling
+from foretoken_lab.cli.analyze_tradeoff import tradeoff
 
 if TYPE_CHECKING:
     from foretoken_lab.studies.acceptance.study import Setting
@@ -357,3 +359,7 @@ def _points(rate: float) -> str:
 def _name(setting: Setting) -> str:
     drafts = "1 draft" if setting.num_drafts == 1 else f"{setting.num_drafts} drafts"
     return f"T={setting.temperature:g}, top_p={setting.top_p:g}, {drafts}"
+
+
+app.command("scaling")(scaling)
+app.command("tradeoff")(tradeoff)

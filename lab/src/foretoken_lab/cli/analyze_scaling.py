@@ -26,7 +26,7 @@ from foretoken.cli.shared.outputs import check_pictures, write_json, write_text
 from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_numbers
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_folder, check_writable
-from foretoken.data.corpora import check_one_text
+from foretoken.data.folder import check_one_text
 from foretoken.data.prompts import limit_per_category
 from foretoken.train.command import WIDEST
 
@@ -137,7 +137,7 @@ def scaling(
     import torch
 
     from foretoken.core.provenance import provenance
-    from foretoken.data.corpora import data_root
+    from foretoken.data.folder import data_root
     from foretoken.engine.llm import LLM
     from foretoken.models.fingerprint import fingerprint_of
     from foretoken.train import sources

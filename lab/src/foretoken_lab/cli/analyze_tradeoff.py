@@ -38,8 +38,8 @@ from foretoken.cli.shared.options import (
 from foretoken.cli.shared.outputs import check_outputs, check_pictures, write_json, write_text
 from foretoken.cli.shared.settings import (
     DEFAULT_MODEL,
-    parse_knobs,
     parse_numbers,
+    parse_setting,
     parse_settings,
     speculative_config,
     split_settings,
@@ -184,7 +184,7 @@ def tradeoff(
     alone = exact["model"] if exact["method"] == "draft_model" else None
     points = make_points(
         default_rules() if rules is None else _parse_rules(rules),
-        parse_knobs(knobs or []),
+        _parse_knobs(knobs or []),
         [] if budget is None else parse_numbers(budget, "--budget", float),
         draft=alone is not None,
         own=lambda rule, drafter, fixed: _own_config(
@@ -280,6 +280,25 @@ def _own_config(
             raise ConfigError(reason) from None
         note(f"{rule} left out: {reason}")
         return None
+
+
+def _parse_knobs(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
+    """``RULE.OPTION=A,B,…`` as rule -> option -> values, in the order given."""
+    knobs: dict[str, dict[str, list[Any]]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        rule, dot, key = name.strip().partition(".")
+        if not equals or not dot or not rule or not key:
+            raise ConfigError(f"--knob '{text}': write RULE.OPTION=A,B,…, for example typical.epsilon=0.05,0.1,0.3")
+        parsed = [parse_setting(f"{key}={value.strip()}", "--knob")[1] for value in values.split(",")]
+        if "" in parsed:
+            raise ConfigError(f"--knob '{text}': write values with commas between them, for example {name}=0.1,0.3")
+        if len(set(map(str, parsed))) < len(parsed):
+            raise ConfigError(f"--knob '{text}' names a value twice: keep one")
+        if key in knobs.setdefault(rule, {}):
+            raise ConfigError(f"--knob gives '{name}' twice: put all values into one")
+        knobs[rule][key] = parsed
+    return knobs
 
 
 def _parse_rules(text: str) -> dict[str, dict[str, Any]]:

@@ -129,14 +129,14 @@ def _endpoint(text: str, model: str, key: str | None) -> Any:
 def _print(results: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    from foretoken.bench.table import sheet_table
+    from foretoken.bench.table import terminal_table
     from foretoken_lab.timing.serving import sheet
 
     # a file or a pipe has no width: wide enough then for every column
     console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
     table = sheet(results)
     with console.capture() as capture:
-        console.print(sheet_table(table))
+        console.print(terminal_table(table))
         console.print(table.meaning, style="dim")
     emit(capture.get(), end="")
     for each in results:

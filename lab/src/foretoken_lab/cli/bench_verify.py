@@ -269,7 +269,7 @@ def _text(target: LanguageModel, count: int) -> list[int]:
 def _print_tables(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
     from rich.console import Console
 
-    from foretoken.bench.table import sheet_table
+    from foretoken.bench.table import terminal_table
     from foretoken_lab.timing.verification import sheets
 
     title = f"{facts['model']} {facts['dtype']}, {facts['threads']} threads, {facts['cpu']}"
@@ -281,6 +281,6 @@ def _print_tables(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
         console.print(title, style="bold")
         for sheet in sheets(results):
             console.print()
-            console.print(sheet_table(sheet))
+            console.print(terminal_table(sheet))
             console.print(sheet.meaning, style="dim")
     emit(capture.get(), end="")

@@ -235,7 +235,11 @@ def kept_gguf(model: str, dtype: str) -> Path:
     key = hashlib.sha256(Path(gguf.__file__).read_bytes())
     key.update(f"{fingerprint(source)} {llama_cpp.__version__}".encode())
     name = f"gguf/{source.name}-{dtype}-{key.hexdigest()[:16]}"
-    (found,) = folder_made_once(name, lambda place: export_gguf(model, dtype, place / "model.gguf")).glob("*.gguf")
+
+    def make(place: Path) -> None:
+        export_gguf(model, dtype, place / "model.gguf")
+
+    (found,) = folder_made_once(name, make).glob("*.gguf")
     return found
 
 
@@ -381,7 +385,7 @@ def llama_cpp_family(
     Args:
         asked: whether an engine of this name is wanted.
     """
-    common = {"context": context, "threads": threads, "flash": flash}
+    common: dict[str, Any] = {"context": context, "threads": threads, "flash": flash}
     family: list[Any] = []
     if asked("llama.cpp"):
         family.append(LlamaCppDirect("llama.cpp", llama_cpp, open_llama(llama_cpp, target, **common), end_ids))

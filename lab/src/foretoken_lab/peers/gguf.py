@@ -24,7 +24,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 
-INSTALL = "pip install 'foretoken[bench]'"
+INSTALL = "pip install 'foretoken-lab[peers]'"
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",

@@ -1,7 +1,8 @@
 r"""llama.cpp's own server on the weights that ours serves, for ``foretoken bench serve``.
 
-    python benchmarks/llama_server.py --model grown:base:100m --port 8090 &
-    python benchmarks/llama_server.py --model grown:base:100m --port 8092 --draft zoo:draft -- --spec-draft-n-max 4 &
+    python -m foretoken_lab.peers.llama_server --model grown:base:100m --port 8090 &
+    python -m foretoken_lab.peers.llama_server --model grown:base:100m --port 8092 --draft zoo:draft \\
+        -- --spec-draft-n-max 4 &
     foretoken serve grown:base:100m --no-prefix-caching --threads 2 --port 8091 &
     foretoken bench serve --url ours=http://127.0.0.1:8091 --url llama.cpp=http://127.0.0.1:8090
 
@@ -22,9 +23,8 @@ import os
 import shlex
 import shutil
 
-import adapters
-
 from foretoken.core.errors import ConfigError
+from foretoken_lab.peers import adapters
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """Our engine, transformers and llama.cpp on the same weights and the same prompts, in one run.
 
-    python benchmarks/peers.py --limit 2 --repeats 1
-    python benchmarks/peers.py --suite spec_bench.jsonl.gz --limit 10 --json peers.json
-    python benchmarks/peers.py --model grown:base:100m --dtype int8 --engines none,draft_model,llama.cpp* --minutes 4
+    python -m foretoken_lab.peers.peers --limit 2 --repeats 1
+    python -m foretoken_lab.peers.peers --suite spec_bench.jsonl.gz --limit 10 --json peers.json
+    python -m foretoken_lab.peers.peers --model grown:base:100m --dtype int8 --minutes 4 \\
+        --engines none,draft_model,llama.cpp*
 
 Greedy, one prompt at a time, until the model ends its turn. For every prompt and repeat all engines run one after the
 other, and the order rotates, so that a slow minute of the machine slows all of them alike. The prompt is the same
@@ -32,18 +33,17 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import adapters
-import comparison
 import torch
-from comparison import BASELINE, Call
 from rich.console import Console
-from versions import Quiet, command, versions
 
 from foretoken import LLM
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.core.files import check_writable, write_whole
 from foretoken.core.provenance import provenance
 from foretoken.data.prompts import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
+from foretoken_lab.peers import adapters, comparison
+from foretoken_lab.peers.comparison import BASELINE, Call
+from foretoken_lab.peers.versions import Quiet, command, versions
 
 _WARM_UP_PROMPTS = 2
 WHOLE, TIME_UP, INTERRUPTED = "whole", "time up", "interrupted"  # how a measurement ended
@@ -95,7 +95,7 @@ def main() -> int:
             num_prompts=len(prompts),
             llama_flash_attention=options.llama_flash,
         )
-        facts["command"] = command("peers.py")
+        facts["command"] = command("-m foretoken_lab.peers.peers")
         facts["share_of_processors_used_by_others"] = others
         facts["versions"] |= versions()
         document = {
@@ -277,12 +277,12 @@ def _margins(options: argparse.Namespace, calls: Sequence[Call], ids_of: Sequenc
         return {}
     model = adapters.load_transformers(options.model, "float32")
     known: dict[tuple[int, int, int, int], float] = {}
-    for key in set().union(*wanted.values()):
-        prompt, place, theirs, ours = key
+    for key in {each for keys in wanted.values() for each in keys}:
+        prompt, place, theirs, expected = key
         ids = [*ids_of[prompt], *reference[prompt][:place]]
         with torch.inference_mode():
             logits_V = model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1]
-        known[key] = abs(float(logits_V[theirs] - logits_V[ours]))
+        known[key] = abs(float(logits_V[theirs] - logits_V[expected]))
     return {name: comparison.spread(known[key] for key in keys) for name, keys in wanted.items()}
 
 

@@ -7,17 +7,19 @@ passages, and one country in four of the factbook is left out.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
-from foretoken.data.documents import END
-from foretoken.train import sources as s
+from foretoken.train.distil import special_ids
 from foretoken.train.mixture import Source
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe, copy_all
 from foretoken.train.trainer import Bounds, Schedule
+from foretoken_lab.recipes import sources as s
+from foretoken_lab.recipes.tokenizer import train_tokenizer
 
 
 def shape(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -34,16 +36,6 @@ def shape(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
         **special_ids(tokenizer),
-    }
-
-
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What a configuration says about the tokenizer; generation stops at the end of the text or of the turn."""
-    ends = [tokenizer.eos_token_id, tokenizer.get_vocab().get(END)]  # a tokenizer that is not the zoo's has no END
-    return {
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": [end for end in ends if end is not None] or None,
     }
 
 
@@ -77,6 +69,6 @@ RECIPE = Recipe(
     block=512,
     schedule=Schedule(batch=16, micro_batch=8, rates=Rates(muon=2e-3, adamw=2e-3, decay=0.6)),
     bounds=Bounds(minutes=120),
-    tokenizer=None,
+    tokenizer=partial(train_tokenizer, size=8192),
     adopt=copy_all,
 )

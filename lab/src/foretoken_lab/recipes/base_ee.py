@@ -14,11 +14,11 @@ from torch import nn
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
 from foretoken.forward import anatomy
-from foretoken.train.early_exits import EarlyExits
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe
 from foretoken.train.trainer import Bounds, Schedule
 from foretoken_lab.recipes import base
+from foretoken_lab.recipes.early_exits import EarlyExits
 
 GROWTH = 2
 

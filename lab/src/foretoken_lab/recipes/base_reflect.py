@@ -1,7 +1,8 @@
 """``base-reflect``: a target that was taught to reflect: it reads a draft again and says what should stand there.
 
 Half of what it reads are answers of tasks with a draft in them, a prompt to reflect, and the answer put right
-(:mod:`foretoken.train.reflections`); the other half is the mixture of ``base-tasks``, so that the first reading stays.
+(:mod:`foretoken_lab.recipes.reflections`); the other half is the mixture of ``base-tasks``, so that the first reading
+stays.
 All weights are trained: it is another target, with an accuracy of its own.
 
     foretoken train base --recipe base-reflect --from stage-2 --data DATA --out reflect
@@ -23,9 +24,9 @@ from transformers import PreTrainedTokenizerBase
 
 from foretoken.train.mixture import Encode, Source
 from foretoken.train.recipe import scaled
-from foretoken.train.reflections import Counted, Reflections, reflections
 from foretoken.train.trainer import Bounds
 from foretoken_lab.recipes import base_tasks, base_tasks_2
+from foretoken_lab.recipes.reflections import Counted, Reflections, reflections
 
 DRAFT = "zoo:draft"
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from foretoken.data import documents as doc
-from foretoken.train import sources as s
 from foretoken.train.mixture import Source
-from foretoken.train.objectives import AnswersFirst
 from foretoken.train.trainer import Bounds
 from foretoken_lab.recipes import base_tasks
+from foretoken_lab.recipes import sources as s
+from foretoken_lab.recipes.objectives import AnswersFirst
 
 
 def mixture(root: Path) -> list[Source]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from foretoken.train import sources as s
 from foretoken.train.mixture import Source
 from foretoken.train.trainer import Bounds
 from foretoken_lab.recipes import base_tasks_2
+from foretoken_lab.recipes import sources as s
 
 
 def mixture(root: Path) -> list[Source]:

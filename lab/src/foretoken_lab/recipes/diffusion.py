@@ -5,15 +5,16 @@ from __future__ import annotations
 from transformers import ModernBertConfig, PreTrainedTokenizerBase
 
 from foretoken.core.errors import ModelError
-from foretoken.train.objectives import MaskedDiffusion
+from foretoken.train.distil import special_ids
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe
 from foretoken.train.trainer import Bounds, Schedule
 from foretoken_lab.recipes import base
+from foretoken_lab.recipes.objectives import MaskedDiffusion
 
 
 def _config(tokenizer: PreTrainedTokenizerBase) -> ModernBertConfig:
-    ids = base.special_ids(tokenizer)
+    ids = special_ids(tokenizer)
     return ModernBertConfig(
         vocab_size=len(tokenizer),
         hidden_size=192,

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from transformers import BambaConfig, PreTrainedTokenizerBase
 
 from foretoken.forward import anatomy
-from foretoken.train import sources as s
 from foretoken.train.mixture import Source
 from foretoken.train.objectives import Distil
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe
-from foretoken.train.ssd import CHUNK, faster_scan, initialise
 from foretoken.train.trainer import Bounds, Schedule
 from foretoken_lab.recipes import base
+from foretoken_lab.recipes import sources as s
+from foretoken_lab.recipes.ssd import CHUNK, faster_scan, initialise
 
 
 def mixture(root: Path) -> list[Source]:

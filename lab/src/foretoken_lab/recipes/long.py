@@ -15,13 +15,13 @@ from pathlib import Path
 
 from transformers import LlamaConfig, PreTrainedTokenizerBase
 
-from foretoken.train import sources as s
 from foretoken.train.mixture import Source
-from foretoken.train.objectives import SkippedPositions
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe, copy_all
 from foretoken.train.trainer import Bounds, Schedule
 from foretoken_lab.recipes import base, base_tasks_2
+from foretoken_lab.recipes import sources as s
+from foretoken_lab.recipes.objectives import SkippedPositions
 
 LONGEST = 16_384
 

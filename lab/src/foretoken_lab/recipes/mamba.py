@@ -10,14 +10,14 @@ from pathlib import Path
 
 from transformers import Mamba2Config, PreTrainedTokenizerBase
 
-from foretoken.train import sources as s
+from foretoken.train.distil import special_ids
 from foretoken.train.mixture import Source
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe
-from foretoken.train.ssd import CHUNK, faster_scan, initialise
 from foretoken.train.trainer import Bounds, Schedule
-from foretoken_lab.recipes.base import special_ids
+from foretoken_lab.recipes import sources as s
 from foretoken_lab.recipes.base_tasks_2 import answers_first
+from foretoken_lab.recipes.ssd import CHUNK, faster_scan, initialise
 
 
 def mixture(root: Path) -> list[Source]:

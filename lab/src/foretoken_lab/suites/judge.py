@@ -27,8 +27,8 @@ from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.judge.train import quality, without_head
 from foretoken.models.load import load
 from foretoken.testing import Random, Scripted, Texts
+from foretoken.train.rendering import question_ids
 from foretoken_lab.suites import accuracy
-from foretoken_lab.tasks.evaluate import prompt_ids
 
 TASKS = ("profiles", "code", "arithmetic", "json")
 QUESTIONS = 40  # of each task, without --limit
@@ -86,7 +86,7 @@ def study(run: Run) -> list[Section]:
         for row in accuracy.rows_of(label, reference if engine is plain else questions.ask(engine), reference)
     ]
     answers = {
-        tuple(prompt_ids(plain, answer.example)): answer.token_ids
+        tuple(question_ids(plain, answer.example.prompt)): answer.token_ids
         for report in reference.values()
         for answer in report.answers
     }

@@ -34,10 +34,10 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.methods.reflective.probe import reflected
 from foretoken.methods.reflective.verifier import ReflectiveVerifier
+from foretoken.train.rendering import question_ids
 from foretoken_lab.suites import accuracy
 from foretoken_lab.suites.judge import WrongFact, digits
 from foretoken_lab.suites.second_reading import judgement
-from foretoken_lab.tasks.evaluate import prompt_ids
 
 TASKS = ("profiles", "json", "code", "arithmetic")
 QUESTIONS = 40  # of each task, without --limit
@@ -124,7 +124,7 @@ def study(run: Run) -> list[Section]:
         rows += accuracy.rows_of(f"tolerance={tolerance}", questions.ask(plain.with_method(config)), reference)
     labelled = LABELLED * len(TASKS) * (run.limit or QUESTIONS)
     answers = {
-        tuple(prompt_ids(plain, answer.example)): answer.token_ids
+        tuple(question_ids(plain, answer.example.prompt)): answer.token_ids
         for report in reference.values()
         for answer in report.answers
     }

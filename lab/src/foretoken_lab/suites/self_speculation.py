@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.bench.suite import Column, Suite
-from foretoken.data.corpora import data_root
+from foretoken.data.folder import data_root
 from foretoken.data.prompts import Prompt
 from foretoken.data.readers import read_records
 

@@ -1,9 +1,8 @@
 """Worded arithmetic with worked steps: one, two or three steps, whole numbers from 2 to 999.
 
-A problem is written once, as text with places for words and numbers
-(:mod:`foretoken_lab.tasks.arithmetic_problems`). The
-equations in its solution are at the same time what is computed: ``{a} + {b} = {x}`` says that x is the sum of a and b.
-So no solution can disagree with its answer. Numbers are drawn until every equation holds in whole numbers.
+A problem is written once, as text with places for words and numbers (``arithmetic.json``). The equations in its
+solution are at the same time what is computed: ``{a} + {b} = {x}`` says that x is the sum of a and b. So no solution
+can disagree with its answer. Numbers are drawn until every equation holds in whole numbers.
 
 Notation: ``{a}`` to ``{d}`` are drawn numbers, ``{w}`` to ``{z}`` results, ``[one|two]`` a choice of wording, the other
 names are words, each the same at every place: ``{Name}``, ``{Other}``, ``{Third}`` (people), ``{he}`` (of Name),
@@ -12,27 +11,21 @@ names are words, each the same at every place: ``{Name}``, ``{Other}``, ``{Third
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from random import Random
 
 from foretoken.core.errors import ConfigError
-from foretoken_lab.tasks.arithmetic_problems import (
-    BOXES,
-    COLOURS,
-    DAYS,
-    HE,
-    MEN,
-    ONE_STEP,
-    SHE,
-    THINGS,
-    THREE_STEPS,
-    TWO_STEPS,
-    VEHICLES,
-    WOMEN,
-)
 from foretoken_lab.tasks.example import Example, Split, only, prompt_hash
 
+_TEXTS = json.loads(Path(__file__).with_name("arithmetic.json").read_text(encoding="utf-8"))
+HE, SHE, MEN, WOMEN = (_TEXTS[name] for name in ("he", "she", "men", "women"))
+THINGS, BOXES, VEHICLES = (_TEXTS[name] for name in ("things", "boxes", "vehicles"))
+COLOURS, DAYS = (_TEXTS[name] for name in ("colours", "days"))
+# (the problem, then its steps in order; the result of the last is asked)
+ONE_STEP, TWO_STEPS, THREE_STEPS = (_TEXTS[name] for name in ("one_step", "two_steps", "three_steps"))
 CATEGORIES = {"one_step": ONE_STEP, "two_steps": TWO_STEPS, "three_steps": THREE_STEPS}
 SMALLEST, LARGEST = 2, 999  # no 0 and 1: "1 marbles"
 _PEOPLE = [(name, HE) for name in MEN] + [(name, SHE) for name in WOMEN]

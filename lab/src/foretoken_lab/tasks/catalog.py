@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.data.corpora import ENVIRONMENT, data_root
+from foretoken.data.folder import ENVIRONMENT, data_root
 from foretoken_lab.tasks import arithmetic, forms, keys, passages, profiles, scoring, summaries
 from foretoken_lab.tasks.example import Example
 

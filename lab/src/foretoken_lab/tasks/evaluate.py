@@ -27,6 +27,7 @@ from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import chunks
 from foretoken.options.sampling import SamplingParams
+from foretoken.train.rendering import question_ids
 from foretoken_lab.tasks.catalog import Task
 from foretoken_lab.tasks.example import Example
 
@@ -159,7 +160,7 @@ def evaluate(
         InputError: no example fits the model's context.
         ConfigError: params do not fit the recipe.
     """
-    prompts = [prompt_ids(llm, example) for example in examples]
+    prompts = [question_ids(llm, example.prompt) for example in examples]
     room = llm.target.max_length - params.max_tokens
     asked = [index for index, ids in enumerate(prompts) if len(ids) <= room]
     if not asked:
@@ -216,18 +217,6 @@ def negative_log_likelihood(target: LanguageModel, prompt_ids: Sequence[int], ou
             logp_MV = torch.log_softmax(output.logits_MV.float(), dim=-1)
             total -= float(logp_MV.gather(1, expected_M1).sum())
     return total
-
-
-def prompt_ids(llm: LLM, example: Example) -> list[int]:
-    """What the model reads: the question, through its chat template if it has one."""
-    return question_ids(llm, example.prompt)
-
-
-def question_ids(llm: LLM, question: str) -> list[int]:
-    """The same for a question that belongs to no task."""
-    if llm.is_chat_model:
-        return llm.chat_prompt([{"role": "user", "content": question}])["prompt_token_ids"]
-    return list(llm.tokenizer(question)["input_ids"])
 
 
 def _flops(llm: LLM) -> float | None:

@@ -7,27 +7,41 @@ function only if its syntax tree equals the expected one. Nothing that a model w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretoken_lab.tasks.example import Example, Split, only, prompt_hash
-from foretoken_lab.tasks.forms_words import (
-    BOOLEAN_FIELDS,
-    BOOLEAN_FORMS,
-    CALLS,
-    CODE_REQUESTS,
-    FUNCTIONS,
-    GREETINGS,
-    INTEGER_FIELDS,
-    INTEGER_FORMS,
-    LIST_FIELDS,
-    LIST_FORMS,
-    PARAMETERS,
-    REQUESTS,
-    STRING_FIELDS,
-    STRING_FORMS,
+
+
+class Function(NamedTuple):
+    """A function to ask for: names to choose from, parameters, what it does, and its lines.
+
+    ``{n}`` stands for a small number and ``{w}`` for a word, drawn for each request; parameters are ``{p}``, ``{q}``,
+    ``{r}``, named from the group that ``parameters`` gives.
+    """
+
+    names: str
+    parameters: str
+    does: Sequence[str]
+    body: str
+
+
+_TEXTS = json.loads(Path(__file__).with_name("forms.json").read_text(encoding="utf-8"))
+# fields of a JSON object by the kind of their value, and how a description names them
+STRING_FIELDS, INTEGER_FIELDS, BOOLEAN_FIELDS, LIST_FIELDS = (
+    _TEXTS[f"{kind}_fields"] for kind in ("string", "integer", "boolean", "list")
 )
+STRING_FORMS, INTEGER_FORMS, BOOLEAN_FORMS, LIST_FORMS = (
+    _TEXTS[f"{kind}_forms"] for kind in ("string", "integer", "boolean", "list")
+)
+REQUESTS, CODE_REQUESTS, GREETINGS = (_TEXTS[name] for name in ("requests", "code_requests", "greetings"))
+# groups of parameter names: as many names as the function has parameters
+PARAMETERS = {group: [tuple(names) for names in each] for group, each in _TEXTS["parameters"].items()}
+# arguments that tell functions of a group apart; what a function raises at does not count
+CALLS = {group: tuple(map(tuple, each)) for group, each in _TEXTS["calls"].items()}
+FUNCTIONS = [Function(**each) for each in _TEXTS["functions"]]
 
 SMALLEST_OBJECT, LARGEST_OBJECT = 2, 5  # fields
 

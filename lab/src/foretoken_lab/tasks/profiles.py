@@ -4,7 +4,7 @@ All names are put together from syllables, so that nothing can be remembered: th
 three to seven sentences about one thing, or about two of the same kind, where the other one is there to be confused
 with. Every value occurs once in a passage, so that a question has one answer and the answer one place.
 
-Notation of :mod:`foretoken_lab.tasks.profiles_facts`: ``{It}``, ``{it}``, ``{Its}``, ``{its}`` are the thing's name or
+Notation of ``profiles.json``: ``{It}``, ``{it}``, ``{Its}``, ``{its}`` are the thing's name or
 pronoun, ``{name}`` its name, ``{v}`` the value of the fact.
 """
 
@@ -12,14 +12,35 @@ pronoun, ``{name}`` its name, ``{v}`` the value of the fact.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from foretoken_lab.tasks.example import Example, Split, only, prompt_hash
-from foretoken_lab.tasks.profiles_facts import KINDS, WORDS, Fact, Kind
 
+
+class Fact(NamedTuple):
+    """One property: what kind of value it has, how a passage may state it, and how it may be asked for."""
+
+    value: str
+    sentences: Sequence[str]
+    questions: Sequence[str]
+
+
+class Kind(NamedTuple):
+    """A kind of thing: how it is named, and its properties. The first property opens a passage."""
+
+    name: str
+    facts: Sequence[Fact]
+
+
+_TEXTS = json.loads(Path(__file__).with_name("profiles.json").read_text(encoding="utf-8"))
+WORDS = _TEXTS["words"]  # values that are drawn from a list; the other kinds of values are made up below
+KINDS = [Kind(each["name"], [Fact(**fact) for fact in each["facts"]]) for each in _TEXTS["kinds"]]
 CATEGORIES = ("one_thing", "two_things")
 
 # chosen so that no common rude word can be put together

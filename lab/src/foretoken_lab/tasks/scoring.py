@@ -10,18 +10,13 @@ from __future__ import annotations
 import ast
 import json
 import re
-import string
 import warnings
 from collections import Counter
-from fractions import Fraction
 
+from foretoken.data.answers import final_number, normalise
 from foretoken_lab.tasks.example import Example
 
-_NUMBER = re.compile(r"(?<![\w.])-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|(?<!\w)-?\$?\.\d+")
-_SAID = re.compile(r"answer is", re.IGNORECASE)
 _CODE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_KEEP = str.maketrans("", "", string.punctuation)
 
 
 def score_number(output: str, example: Example) -> dict[str, float]:
@@ -69,24 +64,6 @@ def score_code(output: str, example: Example) -> dict[str, float]:
     }
 
 
-def final_number(text: str) -> Fraction | None:
-    """The number that a worked answer ends in: the first after ``####``, else after "answer is", else the last one.
-
-    None if there is no such number; after a ``####`` nothing else counts.
-    """
-    if "####" in text:
-        return _number(_NUMBER.search(text.rpartition("####")[2]))
-    said = list(_SAID.finditer(text))
-    if said and (match := _NUMBER.search(text, said[-1].end())):
-        return _number(match)
-    return _number(next(reversed(list(_NUMBER.finditer(text))), None))
-
-
-def normalise(text: str) -> str:
-    """SQuAD's normal form: lower case, no punctuation, no articles, single spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_KEEP)).split())
-
-
 def token_f1(output: str, answer: str) -> float:
     """Harmonic mean of precision and recall over the words of the normal forms; two empty texts agree."""
     found, expected = normalise(output).split(), normalise(answer).split()
@@ -94,14 +71,6 @@ def token_f1(output: str, answer: str) -> float:
         return float(found == expected)
     shared = sum((Counter(found) & Counter(expected)).values())
     return 2.0 * shared / (len(found) + len(expected))
-
-
-def holds(output: str, answer: str) -> bool:
-    """Whether the words of the answer's normal form stand in a row in the output's, with at most as many beside."""
-    found, wanted = normalise(output).split(), normalise(answer).split()
-    starts = range(len(found) - len(wanted) + 1)
-    inside = any(found[start : start + len(wanted)] == wanted for start in starts)
-    return bool(wanted) and inside and len(found) <= 2 * len(wanted)
 
 
 def parse_code(text: str) -> ast.Module | None:
@@ -116,10 +85,6 @@ def parse_code(text: str) -> ast.Module | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return tree if tree.body else None  # an empty block is valid Python, but no answer
-
-
-def _number(match: re.Match[str] | None) -> Fraction | None:
-    return None if match is None else Fraction(match[0].replace("$", "").replace(",", ""))
 
 
 def _signatures(tree: ast.Module) -> set[tuple[str, str]]:

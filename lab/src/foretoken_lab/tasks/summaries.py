@@ -76,6 +76,6 @@ def _scorer() -> Any:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         raise ConfigError(
-            "task 'qmsum' needs the package rouge-score: pip install 'foretoken[eval]', or leave the task out"
+            "task 'qmsum' needs the package rouge-score: pip install rouge-score, or leave the task out"
         ) from None
     return RougeScorer(list(MEASURES), use_stemmer=True)

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from foretoken.bench.fields import quantiles
-from foretoken.bench.sheets import DASH, Cell, Sheet, milliseconds, number
+from foretoken.bench.table import DASH, Cell, Sheet, milliseconds, number
 from foretoken.core.errors import ConfigError
 
 

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.bench.sheets import DASH, Cell, Sheet, number
 from foretoken.bench.summary import SLOWDOWN
+from foretoken.bench.table import DASH, Cell, Sheet, number
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Plan
 from foretoken.core.tree import TokenTree

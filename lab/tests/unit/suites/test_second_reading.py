@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from foretoken.core.tree import TokenTree
+from foretoken.data.questions import find_questions
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.methods.judge.labels import Marked
@@ -101,9 +102,12 @@ def test_areas_have_intervals_over_questions_and_widen_where_questions_are_few()
 
 
 def test_held_out_questions_are_those_of_every_evaluation():
-    how = Mining(tasks=("code", "json"), count=7, held_out=True)
-    asked = [walk.example.prompt for walk in _questions(base(), load("zoo:draft", device="cpu"), how)]
-    expected = {name: [each.prompt for each in catalog.find(name).examples(4, Setting())] for name in how.tasks}
-    assert asked == [expected[("code", "json")[number % 2]][number // 2] for number in range(7)]
-    trained = [walk.example.prompt for walk in _questions(base(), load("zoo:draft", device="cpu"), Mining(count=8))]
+    names = ("code", "json")
+    draft, tasks = load("zoo:draft", device="cpu"), [find_questions(name) for name in names]
+    how = Mining(tasks=names, count=7, held_out=True)
+    asked = [walk.question.prompt for walk in _questions(base(), draft, how, tasks)]
+    expected = {name: [each.prompt for each in catalog.find(name).examples(4, Setting())] for name in names}
+    assert asked == [expected[names[number % 2]][number // 2] for number in range(7)]
+    how = Mining(tasks=names, count=8)
+    trained = [walk.question.prompt for walk in _questions(base(), draft, how, tasks)]
     assert not set(asked) & set(trained)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import itertools
 import json
 import pkgutil
@@ -16,10 +17,11 @@ from transformers import AutoTokenizer
 
 from foretoken import catalog, zoo
 from foretoken.bench.harness import Method, Plan, measure
-from foretoken.bench.suite import SUITES, Column, Section, find_suite
+from foretoken.bench.page import terminal_page
+from foretoken.bench.suite import Column, Section, find_suite
+from foretoken.bench.suite import suites as named_suites
 from foretoken.bench.summary import summarise
-from foretoken.bench.table import tables
-from foretoken.cli.shared.settings import parse_methods
+from foretoken.cli.prove.methods import parse_methods
 from foretoken.core.errors import ConfigError
 from foretoken.core.metrics import Emitted, Metrics
 from foretoken.data.prompts import Prompt
@@ -34,16 +36,18 @@ from foretoken_lab.suites.sprinter import Rates, Step
 from foretoken_lab.tasks.evaluate import Answer
 from foretoken_lab.tasks.example import Example
 
+_FILES = list(pkgutil.iter_modules(suites.__path__))
+
 
 def test_every_file_is_listed_under_its_own_name():
-    files = {module.name for module in pkgutil.iter_modules(suites.__path__)}
-    assert set(SUITES) == files
-    for name in SUITES:
+    modules = {each.name: importlib.import_module(f"{suites.__name__}.{each.name}") for each in _FILES}
+    assert set(named_suites()) == {name for name, module in modules.items() if hasattr(module, "SUITE")}
+    for name in named_suites():
         assert find_suite(name).name == name
         assert find_suite(name).question.endswith("?")
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", named_suites())
 def test_recipes_are_what_the_command_line_takes_and_plain_decoding_comes_first(name):
     suite = find_suite(name)
     rows = parse_methods(",".join(suite.methods), [], target=suite.model, draft_model=suite.draft_model)
@@ -182,7 +186,7 @@ def test_tables_show_categories_apart_and_a_suite_s_own_columns_and_sections():
     section = Section("own", "own", [Column("name", lambda row: row["name"])], [{"name": "planted"}])
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(tables(results, "title", columns, [section]))
+        console.print(terminal_page(results, "title", columns, [section]))
     text = capture.get()
     decoding = text[text.index("decoding, apart") : text.index("planted")]
     assert decoding.count("0.200") == 6  # two methods, each pooled and in both categories

@@ -10,7 +10,7 @@ import pytest
 
 from foretoken.core.errors import ConfigError
 from foretoken_lab.tasks import arithmetic
-from foretoken_lab.tasks.arithmetic_problems import ONE_STEP, THREE_STEPS, TWO_STEPS
+from foretoken_lab.tasks.arithmetic import ONE_STEP, THREE_STEPS, TWO_STEPS
 
 EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 COMPUTE = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b}

@@ -14,7 +14,7 @@ from foretoken.core.errors import ForetokenError
 from foretoken_lab.tasks import behaviour, calls, forms
 from foretoken_lab.tasks.behaviour import behaves
 from foretoken_lab.tasks.example import Example
-from foretoken_lab.tasks.forms_words import FUNCTIONS, PARAMETERS
+from foretoken_lab.tasks.forms import FUNCTIONS, PARAMETERS
 
 ADD = Example(
     id="add", prompt="", answer="```python\ndef add(a, b):\n    return a + b\n```", response="", category="",

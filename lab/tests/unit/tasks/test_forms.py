@@ -10,7 +10,7 @@ from itertools import islice, pairwise
 import pytest
 
 from foretoken_lab.tasks import forms
-from foretoken_lab.tasks.forms_words import FUNCTIONS, GREETINGS, PARAMETERS
+from foretoken_lab.tasks.forms import FUNCTIONS, GREETINGS, PARAMETERS
 from foretoken_lab.tasks.scoring import score_code, score_json
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from foretoken_lab.tasks import profiles
 from foretoken_lab.tasks.example import split_of
-from foretoken_lab.tasks.profiles_facts import KINDS
+from foretoken_lab.tasks.profiles import KINDS
 
 NAME = r"(?:[Tt]he )?[A-Z]\w+(?: (?:of |and )?[A-Z]\w+)*(?:'s)?|its?|his|her?|she"
 PRONOUNS = {"the", "it", "its", "he", "his", "she", "her"}

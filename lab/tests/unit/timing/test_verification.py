@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from foretoken.bench.table import sheet_table
+from foretoken.bench.table import terminal_table
 from foretoken.core.errors import ConfigError
 from foretoken.forward import attention
 from foretoken.forward.batch import PackedBatch
@@ -128,5 +128,5 @@ def test_tables_compare_with_the_first_plan_of_each_setting_and_fit_80_columns()
     assert [row[0].text for row in work.rows] == ["200", "", "4096", "", "8192"]
     for sheet in (times, work):
         buffer = io.StringIO()
-        Console(file=buffer, width=80).print(sheet_table(sheet))
+        Console(file=buffer, width=80).print(terminal_table(sheet))
         assert max(map(len, buffer.getvalue().splitlines())) <= 80

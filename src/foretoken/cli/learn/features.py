@@ -43,7 +43,7 @@ def features(
         typer.Option(
             "--corpus",
             metavar="FILE",
-            help="FILE or FILE=SHARE: your own text, or 'generated': tasks. Repeatable.",
+            help="FILE or FILE=SHARE: your own text, or 'generated': the lab's tasks. Repeatable.",
         ),
     ] = None,
     layers: Annotated[
@@ -78,9 +78,9 @@ def features(
 ) -> None:
     """Run a target over text and keep its hidden states and logits.
 
-    Text comes from the zoo's training mixture, or from files of yours: JSON Lines with messages, prompt + response, or
-    text; or plain text. After a stop the same command goes on behind the last complete shard; more --tokens or --max-gb
-    extend what is there. docs/features.md describes the folder.
+    Text comes from files of yours: JSON Lines with messages, prompt + response, or text; or plain text. Without
+    --corpus it is the zoo's training mixture, which foretoken-lab has. After a stop the same command goes on after the
+    last complete shard; more --tokens or --max-gb extend what is there. docs/features.md describes the folder.
     """
     depths = _depths(layers)
     kept = _top_logits(top_logits)
@@ -157,13 +157,12 @@ def _top_logits(value: str) -> int | Literal["all"]:
 
 def _sources(corpus: list[str] | None, data: Path | None) -> list[Source]:
     """Where the text comes from, known to be there before a model is loaded for it."""
-    from foretoken.data.corpora import check_one_text, data_root
+    from foretoken.data.folder import check_one_text
     from foretoken.train import sources
-    from foretoken_lab.recipes import find
 
-    check_one_text(data, corpus)
     if not corpus:
-        return find("base").sources(data_root(data))
+        return sources.chosen(data, corpus, sources.mixture("base"))
+    check_one_text(data, corpus)
     own = [sources.parse(entry) for entry in corpus]
     for path in (path for source in own for path in source.files):
         check_readable(path, "--corpus")

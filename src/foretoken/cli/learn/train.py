@@ -8,52 +8,57 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from foretoken import catalog
 from foretoken.cli.learn import features
 from foretoken.cli.learn.training import counting, found_device, progress, terminating
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers
+from foretoken.cli.shared.extended import ExtendedGroup, command_of_function
 from foretoken.cli.shared.flags import parameter_of
 from foretoken.cli.shared.options import name_values
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_folder
 from foretoken.train.command import Command, Session, options
 
-_ZOO = ("foretoken.train.zoo_commands:BASE", "foretoken.train.zoo_commands:DRAFT")  # of no method
+_DRAFT = "foretoken.train.draft_command:COMMAND"  # of no entry of the catalogue
 _LEFT_BY_A_RUN = ("run/claim.json", "training.json", "config.json")
 
 
-class Group(TyperGroup):
-    """The group, whose commands are collected when somebody first looks for them."""
+class Group(ExtendedGroup):
+    """The group; commands of methods are collected when one is first looked for."""
 
+    path = "train."
     _collected = False
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """All of them."""
         self._collect()
         return super().list_commands(ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """One of them."""
         self._collect()
         return super().get_command(ctx, cmd_name)
+
+    def command_of(self, name: str, declared: Any) -> Any:
+        """The command that a Command describes."""
+        epilog = f"Example: {declared.example}"
+        return command_of_function(name, _function(declared), help=declared.help, epilog=epilog)
 
     def _collect(self) -> None:
         if self._collected:
             return
         self._collected = True
-        made = typer.Typer()
-        made.callback()(lambda: None)  # a group even if there is one command
         for command in commands():
-            made.command(command.name, help=command.help, epilog=f"Example: {command.example}")(_function(command))
-        for name, each in typer.main.get_group(made).commands.items():
-            name_values(each)
-            self.commands.setdefault(name, each)
+            made = self.command_of(command.name, command)
+            name_values(made)
+            self.commands.setdefault(command.name, made)
 
 
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
-    help="Train the zoo's models, and small learned parts for a target of yours.",
+    help="Train small learned parts for a target of yours: drafts, heads, adapters, judges.",
     epilog="Example: foretoken train draft --target ./my-model --corpus chats.jsonl --out my-draft --minutes 30",
 )
 app.command(
@@ -62,9 +67,9 @@ app.command(
 
 
 def commands() -> Iterator[Command]:
-    """Those of the zoo, then what the catalogue's entries name; imported when a command of this group is asked for."""
+    """``draft``, then what the catalogue's entries name; imported when a command of this group is looked for."""
     named = (entry.training for entry in catalog.entries() if entry.training is not None)
-    for place in (*_ZOO, *dict.fromkeys(named)):
+    for place in (_DRAFT, *dict.fromkeys(named)):
         found: Command = catalog.imported(place)
         yield found
 

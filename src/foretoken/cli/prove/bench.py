@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.bench.harness import Method, Plan, Records, measure
-from foretoken.bench.suite import SUITES, Column, Run, Section, find_suite, fingerprint, is_file, read_suite
+from foretoken.bench.suite import Column, Run, Section, find_suite, fingerprint, is_file, read_suite, suites
+from foretoken.cli.prove.methods import check_draft_is_used, parse_methods
 from foretoken.cli.shared.console import emit, emit_json, note, progress_bar, status_line
+from foretoken.cli.shared.extended import ExtendedGroup
 from foretoken.cli.shared.given import check_alone, typed
 from foretoken.cli.shared.options import (
     Device,
@@ -39,7 +41,8 @@ from foretoken.cli.shared.options import (
     temperature_option,
 )
 from foretoken.cli.shared.outputs import check_outputs, check_pictures, write_json, write_text
-from foretoken.cli.shared.settings import DEFAULT_MODEL, check_draft_is_used, parse_methods, parse_numbers
+from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_numbers
+from foretoken.core import extensions
 from foretoken.core.errors import ConfigError
 from foretoken.data.prompts import Prompt, filled_up, limit_per_category
 from foretoken.options.sampling import SamplingParams
@@ -49,7 +52,14 @@ _FILE_WIDTH = 120
 _DEFAULT_METHODS = "draft_model,ngram,suffix,suffix_first"
 _MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
 
-app = typer.Typer(rich_markup_mode="rich")
+
+class Group(ExtendedGroup):
+    """``foretoken bench``, with commands of other distributions."""
+
+    path = "bench."
+
+
+app = typer.Typer(cls=Group, rich_markup_mode="rich")
 
 
 @app.callback(invoke_without_command=True)
@@ -376,12 +386,14 @@ def _answers(records: Records, rows: Sequence[Method], llm: Any) -> list[dict[st
 
 
 def _print_suites(*, as_json: bool) -> None:
-    questions = {name: find_suite(name).question for name in SUITES}
+    questions = {name: find_suite(name).question for name in suites()}
     if as_json:
         emit_json({"suites": [{"name": name, "question": question} for name, question in questions.items()]})
         return
     for name, question in questions.items():
         emit(f"{name:<18}{question}")
+    if not questions:
+        note(f"named suites come with foretoken-lab; {extensions.GET_LAB}")
 
 
 def _facts(
@@ -437,13 +449,13 @@ def _print_tables(
 ) -> None:
     from rich.console import Console
 
+    from foretoken.bench.page import terminal_page
     from foretoken.bench.sheets import in_words
-    from foretoken.bench.table import tables
 
     # a file or a pipe has no width: wide enough then for every column
     console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
     with console.capture() as capture:
-        console.print(tables(results, in_words(facts), columns, sections))
+        console.print(terminal_page(results, in_words(facts), columns, sections))
     emit(capture.get(), end="")
     if facts["interrupted"]:
         emit("interrupted: only what every method had finished is counted")
@@ -460,10 +472,10 @@ def _write(
 
         write_text(path, csv_lines(results, facts))
     if (path := files["--markdown"]) is not None:
-        from foretoken.bench.markdown import markdown_page
+        from foretoken.bench.page import markdown_page
 
         write_text(path, markdown_page(results, facts, columns, sections))
     if (path := files["--report"]) is not None:
-        from foretoken.bench.report import html_report
+        from foretoken.bench.page import html_page
 
-        write_text(path, html_report(results, facts, record["samples"], columns, sections))
+        write_text(path, html_page(results, facts, record["samples"], columns, sections))

@@ -1,4 +1,4 @@
-"""From what was typed to a ``speculative_config``: ``--set`` values, draft models, and the methods of a benchmark."""
+"""From what was typed to a ``speculative_config``: ``--set`` values and draft models."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foretoken import catalog, zoo
-from foretoken.bench.harness import BASELINE, Method
-from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_name
 
 DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "suffix"
 DEFAULT_DRAFT = zoo.DRAFT
-_KEY = re.compile(r"[A-Za-z_]\w*")
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 
 
@@ -64,7 +62,7 @@ def speculative_config(
     Raises:
         ConfigError: unknown method, contradictory options, or a draft model that is missing or not wanted.
     """
-    entry = _find_method(method)
+    entry = find_method(method)
     config: dict[str, Any] = {"method": method, **settings}
     if "method" in settings:
         raise ConfigError("--set method=...: use --method")
@@ -112,78 +110,12 @@ def parse_numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[An
     return values
 
 
-def parse_knobs(texts: Sequence[str]) -> dict[str, dict[str, list[Any]]]:
-    """``RULE.OPTION=A,B,…`` as rule -> option -> values, in the order given."""
-    knobs: dict[str, dict[str, list[Any]]] = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        rule, dot, key = name.strip().partition(".")
-        if not equals or not dot or not rule or not key:
-            raise ConfigError(f"--knob '{text}': write RULE.OPTION=A,B,…, for example typical.epsilon=0.05,0.1,0.3")
-        parsed = [parse_setting(f"{key}={value.strip()}", "--knob")[1] for value in values.split(",")]
-        if "" in parsed:
-            raise ConfigError(f"--knob '{text}': write values with commas between them, for example {name}=0.1,0.3")
-        if len(set(map(str, parsed))) < len(parsed):
-            raise ConfigError(f"--knob '{text}' names a value twice: keep one")
-        if key in knobs.setdefault(rule, {}):
-            raise ConfigError(f"--knob gives '{name}' twice: put all values into one")
-        knobs[rule][key] = parsed
-    return knobs
+def find_method(name: str) -> catalog.Entry:
+    """The drafter of this name.
 
-
-def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: str | None = None) -> list[Method]:
-    """The methods of a benchmark, the baseline first.
-
-    ``ngram,draft_model+num_speculative_tokens=4`` names two methods, the second with an option of its own; ``sets``
-    holds ``METHOD.key=value`` for every entry of that method that does not say otherwise.
+    Raises:
+        ConfigError: there is none, or it is a verifier or a plan; the message says how those are given.
     """
-    shared = _parse_method_sets(sets)
-    pieces = [piece.strip() for piece in text.split(",")]
-    if not all(pieces):
-        raise ConfigError(f"--methods '{text}': write names with commas between them, for example ngram,suffix")
-    parsed: list[tuple[str, str, dict[str, Any]]] = []
-    for piece in pieces:
-        name, *own = split_settings(piece)
-        parsed.append((piece, name, parse_settings(own, f"--methods {name}+")))
-    names = {name for _, name, _ in parsed}
-    for name in shared:
-        if name not in names:
-            raise ConfigError(f"--set {name}.…: '{name}' is not among --methods; {nearest(name, names)}")
-    methods = [Method(BASELINE, {"method": BASELINE})]
-    for label, name, own_settings in parsed:
-        if label == BASELINE:
-            continue  # always there, always first
-        wants = _find_method(name).load().declared.draft_model
-        settings = {**shared.get(name, {}), **own_settings}
-        # a draft of the method's own wins over the one for all
-        draft = draft_model if wants and "model" not in settings else None
-        config = speculative_config(name, settings, target=target, draft_model=draft)
-        if any(config == other.config for other in methods):
-            raise ConfigError(f"--methods names '{label}' twice: keep one")
-        methods.append(Method(label, config))
-    return methods
-
-
-def check_draft_is_used(draft_model: str | None, methods: Sequence[Method]) -> None:
-    """Refuse a draft model that was asked for and that no method takes."""
-    if draft_model is not None and not any(method.config.get("model") for method in methods):
-        raise ConfigError("--draft-model does not go with any of --methods: leave it out, or add draft_model")
-
-
-def _parse_method_sets(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
-    shared: dict[str, dict[str, Any]] = {}
-    for text in sets:
-        name, dot, setting = text.partition(".")
-        if not dot or not _KEY.fullmatch(name) or "=" not in setting:
-            raise ConfigError(f"--set '{text}': write METHOD.key=value, for example ngram.num_speculative_tokens=4")
-        key, value = parse_setting(setting)
-        if key in shared.setdefault(name, {}):
-            raise ConfigError(f"--set gives '{name}.{key}' twice: keep one")
-        shared[name][key] = value
-    return shared
-
-
-def _find_method(name: str) -> catalog.Entry:
     kinds = {entry.kind for entry in catalog.entries() if entry.name == name}  # one name may be both
     if kinds == {"verifier"}:
         raise ConfigError(f"'{name}' is a verifier, not a method: write --method NAME --set verifier={name}")

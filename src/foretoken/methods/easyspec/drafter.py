@@ -41,7 +41,7 @@ class EasySpecDrafter(ModelDrafter):
              lossless verifier that knows the kind, as `draft_model`. Which rows are fuzzy depends on where drafts
              begin, so of a seed `match` alone keeps the text of plain decoding.
     Differs: the groups are computed one after the other in one place, so this is the method's arithmetic and not its
-             speed: benchmarks/easyspec.py says what devices would make of it. Calibration reads accepted tokens and
+             speed: lab/benchmarks/easyspec.py says what devices would make of it. Calibration reads accepted tokens and
              root in the pass that reads them anyway. Trees and their law are `draft_model`'s.
     """
 

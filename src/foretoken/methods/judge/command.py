@@ -22,9 +22,10 @@ class Config(Common):
     tasks: Annotated[
         str | None,
         Option(
-            f"Tasks to mine labels from; default: {DEFAULT_TASKS}, or none with --triples.",
+            f"Tasks of foretoken-lab to mine labels from, or files of your questions with their answers; default: "
+            f"{DEFAULT_TASKS}, or none with --triples.",
             name="task",
-            metavar="A,B,…",
+            metavar="NAME|FILE,…",
             says_default=False,
         ),
     ] = None
@@ -108,8 +109,9 @@ COMMAND = Command(
     Train a judge: it reads the target's last hidden state of a draft's token and says whether the token is fine.
 
     Target and draft stay as they are. Labels are mined from tasks whose answers can be checked: a draft token is put
-    into the target's answer, the target continues, and the token is fine if the answer is still right. Or they come
-    from annotations (--triples). Measured on held-out questions: ROC AUC, and the shares of fine and of bad tokens that
+    into the target's answer, the target continues, and the token is fine if the answer is still right. The tasks are
+    those of foretoken-lab, or your own: JSON Lines with question and answer (a number, or words). Or labels come from
+    annotations (--triples). Measured on held-out questions: ROC AUC, and the shares of fine and of bad tokens that
     pass the threshold.
     """,
     example="foretoken train judge --target zoo:base --draft-model zoo:draft --out my-judge",

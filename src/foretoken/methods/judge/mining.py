@@ -8,10 +8,9 @@
 Paper: AutoJudge, arXiv:2504.20039, Algorithm 1: mismatches between draft and target are tried from left to right, and a
 token is not fine if the final answer changes.
 Differs: only questions that the target answers rightly are mined: what a wrong answer survives says nothing about right
-and wrong. What is still right: a number; a function that gives the same (foretoken_lab/tasks/behaviour.py); in words
-what holds the
-right answer and no more words beside than that has; an object of the same value that says no key twice. And no answer
-is that takes half as many tokens again as the target's own. Beside the draft's favourite its next choices are tried;
+and wrong. What is still right is the question's own to say (data/questions.py): the same number; in words what holds
+the right answer and at most as many words beside it. An answer of more than half as many tokens again as the target's
+own never is. Beside the draft's favourite its next choices are tried;
 they do not stay in the text. End tokens and other special tokens are not tried, since a judge never accepts them on its
 own. Tokens that draft and target agree on are labelled, too (fine). Into every answer ``STRANGERS`` random tokens of
 the vocabulary are put, and labelled bad without being tried: a judge that has only seen a draft's plausible mistakes
@@ -20,7 +19,6 @@ lets nonsense pass.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +28,9 @@ from typing import Any
 
 import torch
 
-from foretoken.core.errors import ConfigError, ForetokenError, nearest
+from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.core.tree import ROOT, TokenTree
+from foretoken.data.questions import Question, QuestionSet, find_questions
 from foretoken.engine.llm import LLM
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
@@ -40,13 +39,7 @@ from foretoken.methods.judge.store import Found, Store
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import prefill
 from foretoken.options.sampling import SamplingParams
-from foretoken.train.sources import TASKS
-from foretoken_lab.tasks import catalog
-from foretoken_lab.tasks.behaviour import behaves
-from foretoken_lab.tasks.catalog import Setting, Task
-from foretoken_lab.tasks.evaluate import prompt_ids
-from foretoken_lab.tasks.example import Example
-from foretoken_lab.tasks.scoring import holds, score_json
+from foretoken.train.rendering import question_ids
 
 ABREAST = 64  # questions in work at a time
 CHOICES = 4  # of the draft in a place: what it may draft at temperature 1 or for a tree
@@ -63,7 +56,7 @@ class Mining:
     """How labels are mined.
 
     Attributes:
-        tasks: names of generated tasks (train/sources.py); their training halves are asked, in turns.
+        tasks: names of question sets, or files of questions (data/questions.py), which are asked in turns.
         count: questions to ask.
         seconds: stop after so long; None: never. Questions in work then count as far as they were walked.
         seed: of the questions.
@@ -71,7 +64,7 @@ class Mining:
         held_out: ask the halves that no model was trained on instead, the same ones as every evaluation: for measuring.
     """
 
-    tasks: tuple[str, ...] = ("profiles", "code", "arithmetic", "json")
+    tasks: tuple[str, ...]
     count: int = 1000
     seconds: float | None = None
     seed: int = 0
@@ -80,11 +73,10 @@ class Mining:
 
     def __post_init__(self) -> None:
         """Refuse tasks that are not there."""
-        if not self.tasks:
-            raise ConfigError(f"--task: name at least one of {', '.join(TASKS)}")
+        if not any(self.tasks):
+            raise ConfigError("--task: name at least one, or a file of questions with answers")
         for name in self.tasks:
-            if name not in TASKS:
-                raise ConfigError(f"--task {name}: {nearest(name, TASKS)}")
+            find_questions(name)
 
 
 @dataclass(frozen=True)
@@ -120,7 +112,8 @@ def mine(
     ends = time.monotonic() + (how.seconds if how.seconds is not None else float("inf"))
     known = {} if store is None else {tuple(each.prompt): each for each in store.found}
     old = list[Found]()
-    waiting, active, done = _questions(llm, draft, how), list[_Walk](), list[_Walk]()
+    asked = [find_questions(name) for name in how.tasks]
+    waiting, active, done = _questions(llm, draft, how, asked), list[_Walk](), list[_Walk]()
     picks = _Picks(draft, how.choices)
     while time.monotonic() < ends:
         while len(active) < ABREAST and (walk := next(waiting, None)) is not None:
@@ -151,32 +144,32 @@ def mine(
     every = [*old, *(walk.found(llm.target.vocab_size) for walk in (*done, *active) if walk.started)]
     return Mined(
         [each.marked for each in every if each.marked is not None],
-        {name: sum(each.task == name for each in every) for name in how.tasks},
-        {name: sum(each.task == name and each.right for each in every) for name in how.tasks},
+        {task.name: sum(each.task == task.name for each in every) for task in asked},
+        {task.name: sum(each.task == task.name and each.right for each in every) for task in asked},
     )
 
 
-def _questions(llm: LLM, draft: LanguageModel, how: Mining) -> Iterator[_Walk]:
+def _questions(llm: LLM, draft: LanguageModel, how: Mining, tasks: Sequence[QuestionSet]) -> Iterator[_Walk]:
     """The questions that fit, tasks in turns; no prompt twice."""
-    readers = [(catalog.find(name), _examples(name, how)) for name in how.tasks]
+    readers = [(task, _asked(task, how)) for task in tasks]
     special = llm.target.special_ids  # what a judge may not let stand, the ends among them
     longest = min(llm.target.max_length, draft.max_length)
     known: set[str] = set()
     for number in range(how.count):
-        task, examples = readers[number % len(readers)]
-        example = next((each for each in islice(examples, _MOST_DRAWS) if each.prompt not in known), None)
-        if example is None:  # this task has no other questions
+        task, questions = readers[number % len(readers)]
+        question = next((each for each in islice(questions, _MOST_DRAWS) if each.prompt not in known), None)
+        if question is None:  # this task has no other questions
             continue
-        known.add(example.prompt)
-        prompt = prompt_ids(llm, example)
+        known.add(question.prompt)
+        prompt = question_ids(llm, question.prompt)
         if len(prompt) + task.max_tokens < longest:
-            yield _Walk(task, example, prompt, llm.tokenizer, special)
+            yield _Walk(task, question, prompt, llm.tokenizer, special)
 
 
-def _examples(name: str, how: Mining) -> Iterator[Example]:
+def _asked(questions: QuestionSet, how: Mining) -> Iterator[Question]:
     if how.held_out:
-        return iter(catalog.find(name).examples(-(-how.count // len(how.tasks)), Setting()))
-    return TASKS[name](_SEED + how.seed)
+        return iter(questions.held_out(-(-how.count // len(how.tasks))))
+    return iter(questions.training(_SEED + how.seed))
 
 
 @dataclass
@@ -195,8 +188,8 @@ class _Walk:
         started, right, over: it was answered; rightly; nothing is left to be tried.
     """
 
-    task: Task
-    example: Example
+    task: QuestionSet
+    question: Question
     prompt: list[int]
     tokenizer: Any
     special: frozenset[int]
@@ -224,10 +217,10 @@ class _Walk:
             answer.pop()
         said = self.tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
         if self.pick is None:
-            self.started, self.right = True, self.task.score(said, self.example)["correct"] == 1.0
+            self.started, self.right = True, self.question.right(said)
             self.over, self.longest = not self.right, LONGER * len(answer)
         else:
-            fine = len(answer) <= self.longest and _still_right(self.task, said, self.example)
+            fine = len(answer) <= self.longest and self.question.still_right(said)
             if not fine or self.tried > 1:
                 self.beside.append((self.place, self.pick, fine))
                 return
@@ -259,7 +252,7 @@ class _Walk:
     def _marked(self, vocabulary: int) -> Marked:
         """The labels so far, with random tokens beside them."""
         kept = self.text[: self.place]
-        rng = Random(self.example.prompt)
+        rng = Random(self.question.prompt)
         beside = [(place, token, (self.task.name, fine)) for place, token, fine in self.beside]
         for place in rng.sample(range(len(kept)), min(STRANGERS, len(kept))):
             stranger = rng.randrange(vocabulary)
@@ -269,28 +262,6 @@ class _Walk:
         parents = [*range(ROOT, len(kept) - 1), *(place + ROOT for place, _, _ in beside)]
         said: list[Label | None] = [None if token in self.special else (self.task.name, True) for token in kept]
         return Marked(self.prompt, TokenTree(tokens, parents), [*said, *(label for *_, label in beside)])
-
-
-def _still_right(task: Task, said: str, example: Example) -> bool:
-    """By the task's checker; also a function that does the same, and in words an answer that holds the right one."""
-    scores = task.score(said, example)
-    if scores["correct"] == 1.0:
-        return task.score is not score_json or not _says_twice(said)
-    if example.calls:
-        return behaves(said, example)
-    return "f1" in scores and any(holds(said, answer) for answer in (example.answer, *example.alternatives))
-
-
-def _says_twice(text: str) -> bool:
-    """Whether an object of a JSON text has a key twice: its reader takes the last, and the text is no better for it."""
-    found = False
-
-    def look(pairs: list[tuple[str, Any]]) -> None:
-        nonlocal found
-        found |= len(dict(pairs)) < len(pairs)
-
-    json.loads(text, object_pairs_hook=look)
-    return found
 
 
 class _Picks:

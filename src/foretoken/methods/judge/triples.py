@@ -23,7 +23,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.data.readers import read_placed_records
 from foretoken.engine.llm import LLM
 from foretoken.methods.judge.labels import Marked
-from foretoken_lab.tasks.evaluate import question_ids
+from foretoken.train.rendering import question_ids
 
 TAILS = ("mask", "negative")
 _FIELDS = ("question", "correct", "wrong", "error")

@@ -55,9 +55,9 @@ from foretoken.train.recipe import (
 )
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
+from foretoken.train.sources import mixture
 from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.trainer import Blocks, Bounds, Schedule
-from foretoken_lab.recipes.base import mixture
 
 OWN_WORDS = 0.5
 RATE = 3e-3
@@ -82,7 +82,7 @@ def recipe(target: str, exit_layer: int, own_words: float = OWN_WORDS) -> Recipe
         name="kangaroo",
         description=f"adapter of {target} after {exit_layer} layers",
         config=lambda tokenizer: load_config(target),
-        sources=mixture,
+        sources=mixture("base"),
         schedule=Schedule(batch=4, micro_batch=4, rates=Rates(muon=None, adamw=RATE, warmup=0.05, decay=0.95)),
         bounds=Bounds(minutes=30),
         tokenizer=target,

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,7 +38,6 @@ from foretoken.methods.longspec.network import LEVELS, LongSpec, config_for
 from foretoken.methods.longspec.noisy import noisy_forward
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is, load_config
-from foretoken.train import sources as s
 from foretoken.train import trainer
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
@@ -55,8 +54,8 @@ from foretoken.train.recipe import (
 )
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
+from foretoken.train.sources import mixture
 from foretoken.train.trainer import Blocks, Bounds, Schedule
-from foretoken_lab.recipes import base
 
 OWN_WORDS = 0.5
 ANCHORS = 4  # first positions of a block, which are not moved: they are attention sinks
@@ -92,16 +91,6 @@ STAGES = (
 )
 
 
-def mixture(root: Path) -> list[Source]:
-    """Return the training text: half is long or asks for facts far back, half is as for the zoo's other heads."""
-    return [
-        s.hidden_keys(0.2, root),
-        s.recall(0.1, root),
-        s.corpus("qmsum", 0.2, root),
-        *(replace(source, share=source.share * 0.5) for source in base.mixture(root)),
-    ]
-
-
 def recipe(target: str, own_words: float = OWN_WORDS) -> Recipe:
     """Return the recipe of a training run, apart from the head's shape.
 
@@ -114,7 +103,7 @@ def recipe(target: str, own_words: float = OWN_WORDS) -> Recipe:
         name="longspec",
         description=f"LongSpec head of {target}",
         config=lambda tokenizer: load_config(target),
-        sources=mixture,
+        sources=mixture("longspec"),
         block=STAGES[0].block,
         schedule=Schedule(rates=Rates(muon=None, adamw=1e-3, warmup=0.03, decay=0.8)),
         bounds=Bounds(minutes=30),

@@ -37,10 +37,10 @@ def run(config: Config, session: Session) -> dict[str, Any]:
     from foretoken.methods.sprinter import train as training
     from foretoken.methods.sprinter.labels import Collecting
     from foretoken.train.recipe import add_to_record
-    from foretoken_lab.recipes.base import mixture
+    from foretoken.train.sources import mixture
 
     prompts = session.prompts(config.suite)
-    text = config.sources(mixture)
+    text = config.sources(mixture("base"))
     how = Collecting(
         count=config.examples,
         steps=config.steps,

@@ -18,8 +18,8 @@ from foretoken.train.feature_heads.objective import HeadObjective, Unrolled
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.optimiser import Rates
 from foretoken.train.recipe import Recipe
+from foretoken.train.sources import mixture
 from foretoken.train.trainer import Bounds, Schedule
-from foretoken_lab.recipes.base import mixture
 
 STEPS = 4
 BLOCK = 256  # tokens; what drafting needs is near, and attention is unrolled S times
@@ -124,7 +124,7 @@ def recipe_for(method: str, description: str, target: str, own_words: float, rat
         name=method,
         description=description,
         config=lambda tokenizer: load_config(target),
-        sources=mixture,
+        sources=mixture("base"),
         block=BLOCK,
         schedule=Schedule(batch=4, micro_batch=4, rates=rates),
         bounds=Bounds(minutes=30),

@@ -320,8 +320,10 @@ def test_what_stops_a_run_leaves_nothing(folder: Path) -> None:
         run(folder, "mine.jsonl")
     with pytest.raises(ConfigError, match="there is nothing to train on"):
         run(folder, "none", triples=None)
+    (folder / "questions.jsonl").write_text('{"question": "What is 1 + 1?", "answer": 2}\n')
+    mining = Mining(tasks=(str(folder / "questions.jsonl"),))
     with pytest.raises(ConfigError, match="--draft-model is needed for --task"):
-        training.run(str(folder / "target"), None, folder / "none", Mining())
+        training.run(str(folder / "target"), None, folder / "none", mining)
     with pytest.raises(MismatchError, match="has another vocabulary"):
-        training.run(str(folder / "target"), "zoo:draft", folder / "none", Mining())
+        training.run(str(folder / "target"), "zoo:draft", folder / "none", mining)
     assert not (folder / "none").exists()

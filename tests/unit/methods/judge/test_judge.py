@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from foretoken.cli.main import main
-from foretoken.cli.shared.settings import parse_methods
+from foretoken.cli.prove.methods import parse_methods
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.metrics import Metrics

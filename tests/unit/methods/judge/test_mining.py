@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
 from foretoken.core.tree import TokenTree
+from foretoken.data.questions import QuestionSet, checked
 from foretoken.engine.llm import LLM
 from foretoken.methods.judge import mining as judge_mining
 from foretoken.methods.judge.labels import Marked, read_states
@@ -23,8 +22,6 @@ from foretoken.methods.judge.mining import RANDOM, STRANGERS, Mined, Mining, min
 from foretoken.methods.judge.store import Store
 from foretoken.methods.judge.triples import read_triples
 from foretoken.models.load import load
-from foretoken_lab.tasks import catalog, scoring
-from foretoken_lab.tasks.example import Example
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
@@ -89,12 +86,11 @@ def plant(
     prompts: Sequence[str] = ("Q",),
 ) -> None:
     """A task, and a draft that would say ``picks`` of a text, one more than the text has: "this" or "this|next"."""
-    examples = [Example(id=prompt, prompt=prompt, answer="7", response="7", category="planted") for prompt in prompts]
-    task = catalog.Task(
-        name="planted", description="", source=lambda setting: [], score=scoring.score_number, max_tokens=max_tokens
+    questions = [checked(prompt, "7") for prompt in prompts]
+    task = QuestionSet(
+        name="planted", max_tokens=max_tokens, training=lambda seed: iter(questions), held_out=lambda count: questions
     )
-    monkeypatch.setitem(catalog.TASKS, "planted", task)
-    monkeypatch.setitem(judge_mining.TASKS, "planted", lambda seed: iter(examples))
+    monkeypatch.setattr(judge_mining, "find_questions", {"planted": task}.__getitem__)
 
     class Picks:
         def __init__(self, model: Any, choices: int) -> None: ...
@@ -198,34 +194,6 @@ def test_questions_that_are_answered_wrongly_are_left_out(monkeypatch: pytest.Mo
         assert (found.questions, found.asked, found.right) == ([], {"planted": 1}, {"planted": 0})
 
 
-def test_an_answer_in_words_is_still_right_if_it_holds_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, lambda text: ["it"] * (len(text) + 1))
-    task = catalog.TASKS["planted"]
-    example = Example(id="Q", prompt="Q", answer="Ada Lovelace", response="", category="planted", alternatives=("Ada",))
-    words = replace(task, score=scoring.score_span)
-    right = ("Ada Lovelace", "the Ada Lovelace", "It was Ada Lovelace.", "ada!", "it's Ada")
-    wrong = ("Ada of Lovelace said so", "Lovelace", "not in any way Ada at all", "")
-    assert [judge_mining._still_right(words, said, example) for said in right] == [True] * len(right)
-    assert [judge_mining._still_right(words, said, example) for said in wrong] == [False] * len(wrong)
-    assert not judge_mining._still_right(task, "8 7 9", replace(example, answer="7"))  # numbers: as the checker says
-
-
-def test_other_code_is_still_right_if_it_does_the_same_and_an_object_that_says_a_key_twice_is_not() -> None:
-    code = next(each for each in judge_mining.TASKS["code"](1) if "return a + b\n" in each.answer)
-    other = code.answer.replace("a + b", "b + a")
-    assert catalog.find("code").score(other, code)["correct"] == 0.0
-    assert judge_mining._still_right(catalog.find("code"), other, code)
-    assert not judge_mining._still_right(catalog.find("code"), code.answer.replace("a + b", "a - b"), code)
-    example = Example(id="j", prompt="", answer='{"a": 1, "b": {"c": 2}}', response="", category="")
-    for said, right in (
-        ('{"b": {"c": 2}, "a": 1}', True),
-        ('{"a": 1, "a": 1, "b": {"c": 2}}', False),
-        ('{"a": 1, "b": {"c": 3, "c": 2}}', False),
-        ('{"a": 1}', False),
-    ):
-        assert judge_mining._still_right(catalog.find("json"), said, example) == right
-
-
 def test_nothing_is_tried_where_an_answer_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda text: ["the", "sum", "is", "8", "9"][: len(text) + 1], max_tokens=4)
     target = Target()
@@ -287,56 +255,7 @@ def test_no_time_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mined(seconds=0.0).questions == []
 
 
-def test_unknown_tasks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--task cod: did you mean 'code'\?"):
-        Mining(tasks=("profiles", "cod"))
-    with pytest.raises(ConfigError, match="--task : "):
-        Mining(tasks=("",))
-
-
 # ---------------------------------------------------------------------- the real pair
-
-
-def test_on_the_bundled_pair_every_label_can_be_checked_again() -> None:
-    target = load("zoo:base", device="cpu")
-    llm = LLM.from_target(target, max_num_seqs=judge_mining.ABREAST, enable_prefix_caching=True)
-    seen: list[int] = []
-    names = ("code", "keys")
-    found = mine(llm, load("zoo:draft", device="cpu"), Mining(tasks=names, count=6), seen.append)
-    assert seen[-1] == 6
-    examples = {
-        tuple(llm.chat_prompt([{"role": "user", "content": each.prompt}])["prompt_token_ids"]): (name, each)
-        for name in names
-        for each in islice(judge_mining.TASKS[name](1000), 20)
-    }
-    assert 0 < len(found.questions) == sum(found.right.values())
-    plain = LLM.from_target(target, max_num_seqs=judge_mining.ABREAST)  # without what the run reuses
-    tried: list[tuple[int, list[int], bool]] = []
-    for number, question in enumerate(found.questions):
-        for node, label in enumerate(question.labels):
-            inside = node in question.tree.parents  # of the text: not tried by itself
-            if label is not None and label[0] != RANDOM and not inside:
-                tried.append((number, [question.tree.tokens[each] for each in question.tree.path_to(node)], label[1]))
-    asked = [(number, [], True) for number in range(len(found.questions))] + tried
-    tasks = [catalog.find(examples[tuple(each.prompt)][0]) for each in found.questions]
-    outputs = plain.generate(
-        [{"prompt_token_ids": [*found.questions[number].prompt, *begun]} for number, begun, _ in asked],
-        [greedy(tasks[number].max_tokens - len(begun)) for number, begun, _ in asked],
-    )
-    answers = [[*begun, *output.token_ids] for (_, begun, _), output in zip(asked, outputs, strict=True)]
-    for (number, _, fine), answer in zip(asked, answers, strict=True):
-        _, example = examples[tuple(found.questions[number].prompt)]
-        said = llm.tokenizer.decode(answer, skip_special_tokens=True).strip()
-        short = len(answer) - 1 <= judge_mining.LONGER * (len(answers[number]) - 1)  # without the token that ends it
-        assert (short and judge_mining._still_right(tasks[number], said, example)) == fine, said
-    assert sum(not fine for *_, fine in tried) > 20
-    assert sum(fine for *_, fine in tried) > 5
-
-
-def greedy(most: int) -> Any:
-    from foretoken.options.sampling import SamplingParams
-
-    return SamplingParams(temperature=0.0, max_tokens=most)
 
 
 @pytest.mark.parametrize("family", ["llama", "exaone4"])  # the fused decoder and the library's layers

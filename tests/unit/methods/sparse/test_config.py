@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from foretoken.bench.fields import metrics_fields
+from foretoken.cli.prove.methods import parse_methods
 from foretoken.cli.run.answers import statistics
-from foretoken.cli.shared.settings import parse_methods, parse_settings
+from foretoken.cli.shared.settings import parse_settings
 from foretoken.core.errors import ConfigError
 from foretoken.engine.compose import settings_of
 from foretoken.engine.llm import LLM

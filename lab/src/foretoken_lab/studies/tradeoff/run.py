@@ -16,9 +16,10 @@ from foretoken.core.metrics import Metrics
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.sampling import SamplingParams
+from foretoken.train.rendering import question_ids
 from foretoken_lab.studies.tradeoff.points import EXACT, Point
 from foretoken_lab.tasks.catalog import Task
-from foretoken_lab.tasks.evaluate import Answer, evaluate, prompt_ids
+from foretoken_lab.tasks.evaluate import Answer, evaluate
 from foretoken_lab.tasks.example import Example
 
 _BLOCK = 5  # questions of one point before the next point's turn, for each request that runs at a time
@@ -76,7 +77,7 @@ def fitting(questions: Questions, llm: LLM, max_length: int) -> Questions:
         InputError: none fits.
     """
     room = max_length - questions.params.max_tokens
-    kept = [example for example in questions.examples if len(prompt_ids(llm, example)) <= room]
+    kept = [example for example in questions.examples if len(question_ids(llm, example.prompt)) <= room]
     if not kept:
         raise InputError(
             f"task '{questions.task.name}': no question fits a context of {max_length} tokens together with an answer "

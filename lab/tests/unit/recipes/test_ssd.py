@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.mamba2 import modeling_mamba2
 
-from foretoken.train import ssd
-from foretoken.train.ssd import chunk_scan, faster_scan, initialise
+from foretoken_lab.recipes import ssd
+from foretoken_lab.recipes.ssd import chunk_scan, faster_scan, initialise
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 
 HEADS, WIDTH, STATES = 4, 3, 5

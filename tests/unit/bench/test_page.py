@@ -10,12 +10,10 @@ import pytest
 from rich.console import Console
 
 from foretoken.bench.harness import Method, Records, Sample
-from foretoken.bench.markdown import markdown_page
-from foretoken.bench.report import html_report
+from foretoken.bench.page import html_page, markdown_page, terminal_page
 from foretoken.bench.sheets import sheets
 from foretoken.bench.spreadsheet import csv_lines
 from foretoken.bench.summary import summarise
-from foretoken.bench.table import tables
 from foretoken.core.metrics import Emitted, Metrics
 from foretoken.data.prompts import Prompt
 
@@ -44,7 +42,7 @@ def results():
 
 def test_the_table_shows_slowdowns_and_failures_in_red_within_80_columns(results):
     buffer = io.StringIO()
-    Console(file=buffer, width=80, force_terminal=True, color_system="standard").print(tables(results, "title"))
+    Console(file=buffer, width=80, force_terminal=True, color_system="standard").print(terminal_page(results, "title"))
     lines = buffer.getvalue().splitlines()
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     assert max(map(len, plain)) <= 80
@@ -57,7 +55,7 @@ def test_the_table_shows_slowdowns_and_failures_in_red_within_80_columns(results
 
 
 def test_the_report_is_one_self_contained_file(results):
-    page = html_report(results, PROVENANCE)
+    page = html_page(results, PROVENANCE)
     assert page.count("<svg") == 2 * 4  # speed-up, waiting, acceptance, time; for wide and for narrow screens
     assert page.count('<figure class="wide"') == page.count('<figure class="narrow"') == 4
     assert "<script" not in page
@@ -74,7 +72,7 @@ def test_a_long_name_is_folded_between_its_settings(results):
     for result in results:
         if result["method"] == "fast":
             result["method"] = "draft_model+num_speculative_tokens=4+tree=topk"
-    page = html_report(results, PROVENANCE)
+    page = html_page(results, PROVENANCE)
     assert "<wbr>+num_speculative_tokens=4<wbr>+tree=topk" in page
     pictures = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
     names = {text for svg in pictures for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)}
@@ -88,7 +86,7 @@ def test_no_heading_is_cut_within_a_word_at_80_columns(results):
     for result in results:
         result["method"] = labels.get(result["method"], result["method"])
     buffer = io.StringIO()
-    Console(file=buffer, width=80).print(tables(results, "title"))
+    Console(file=buffer, width=80).print(terminal_page(results, "title"))
     text = buffer.getvalue()
     assert max(map(len, text.splitlines())) <= 80
     words = set(re.findall(r"[\w-]+", text))
@@ -117,7 +115,7 @@ def test_one_repeat_has_no_spread(results):
             assert {row[place].text for row in sheet.rows} == {"–"}
     for row in csv.DictReader(io.StringIO(csv_lines(results, PROVENANCE))):
         assert row["speedup_lowest"] == row["speedup_highest"] == ""
-    assert "measured once" in html_report(results, PROVENANCE)
+    assert "measured once" in html_page(results, PROVENANCE)
 
 
 def test_a_line_of_values_for_every_method_and_category(results):
@@ -145,10 +143,10 @@ def test_several_settings_are_one_table_and_one_picture(results):
     grid = [{**result, "batch_size": size, "prompt_tokens": None} for size in (1, 8) for result in results]
     (sheet,) = sheets(grid)
     assert [row[0].text for row in sheet.rows] == ["1", "", "", "8", "", ""]
-    page = html_report(grid, {**PROVENANCE, "batch_size": [1, 8]})
+    page = html_page(grid, {**PROVENANCE, "batch_size": [1, 8]})
     assert page.count("<svg") == 2
     buffer = io.StringIO()
-    Console(file=buffer, width=80).print(tables(grid, "title"))
+    Console(file=buffer, width=80).print(terminal_page(grid, "title"))
     assert max(map(len, buffer.getvalue().splitlines())) <= 80
 
 

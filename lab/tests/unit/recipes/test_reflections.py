@@ -12,10 +12,10 @@ from foretoken.core.errors import ConfigError
 from foretoken.data import documents as doc
 from foretoken.data.reflection import BACK, INSTRUCTION, PREFIX
 from foretoken.models.load import load_tokenizer
-from foretoken.train import reflections as module
-from foretoken.train.objectives import AnswersFirst
-from foretoken.train.reflections import LONGEST, Counted, Reflections, reflections
 from foretoken_lab.recipes import find
+from foretoken_lab.recipes import reflections as module
+from foretoken_lab.recipes.objectives import AnswersFirst
+from foretoken_lab.recipes.reflections import LONGEST, Counted, Reflections, reflections
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 
 TASKS = ("arithmetic", "profiles", "json", "code")
@@ -157,7 +157,7 @@ def test_what_does_not_count_has_no_weight_and_no_gradient():
 
 
 def test_the_recipe_reads_half_reflections_and_keeps_the_mixture(tmp_path, monkeypatch):
-    monkeypatch.setattr("foretoken.train.sources.corpus_files", lambda name, root: [tmp_path / name])
+    monkeypatch.setattr("foretoken_lab.recipes.sources.corpus_files", lambda name, root: [tmp_path / name])
     sources = find("base-reflect").sources(tmp_path)
     reflected = [source for source in sources if source.name.startswith("reflect_")]
     assert sum(source.share for source in reflected) == pytest.approx(0.5)

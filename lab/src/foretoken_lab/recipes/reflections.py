@@ -28,9 +28,10 @@ from foretoken.data.reflection import BACK, INSTRUCTION, PREFIX
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
 from foretoken.train.mixture import Source
-from foretoken.train.objectives import AnswersFirst, weighted_loss
+from foretoken.train.objectives import weighted_loss
 from foretoken.train.rendering import encoder
-from foretoken.train.sources import TASKS
+from foretoken_lab.recipes.objectives import AnswersFirst
+from foretoken_lab.tasks.training import TASKS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

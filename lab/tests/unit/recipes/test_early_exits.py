@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from foretoken.train.early_exits import EarlyExits
 from foretoken.train.objectives import distance
+from foretoken_lab.recipes.early_exits import EarlyExits
 
 LAYERS = 4
 

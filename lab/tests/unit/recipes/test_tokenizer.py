@@ -10,7 +10,7 @@ from foretoken.core.errors import InputError
 from foretoken.data import documents as doc
 from foretoken.train.mixture import Source
 from foretoken.train.rendering import has_markers
-from foretoken.train.tokenizer import CHAT_TEMPLATE, SPECIAL, train_tokenizer
+from foretoken_lab.recipes.tokenizer import CHAT_TEMPLATE, SPECIAL, train_tokenizer
 
 TEXT = "The year 1984 was followed by the year 1985, and 12345 people counted from 1984 to 1985. "
 DOCUMENTS = [doc.text(TEXT * 5), doc.exchange("How many people counted?", "12345 people counted.")] * 10

@@ -14,11 +14,13 @@ import pytest
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.data import readers
-from foretoken.data.corpora import CORPORA, ENVIRONMENT, corpus_files, data_root
-from foretoken.train import sources as train_sources
+from foretoken.data.folder import ENVIRONMENT
 from foretoken.train.mixture import Source
 from foretoken_lab import recipes
+from foretoken_lab.recipes import sources as train_sources
+from foretoken_lab.recipes.corpora import CORPORA, corpus_files
 from foretoken_lab.tasks.example import prompt_hash
+from foretoken_lab.tasks.training import TASKS
 
 FORBIDDEN = ("rag_wiki/squad_passages*", "eval/*")  # what is asked in evaluations is not trained on
 
@@ -26,7 +28,7 @@ FORBIDDEN = ("rag_wiki/squad_passages*", "eval/*")  # what is asked in evaluatio
 @pytest.fixture(scope="module")
 def root() -> Path:
     named = os.environ.get(ENVIRONMENT)
-    found = Path(named) if named else Path(__file__).resolve().parents[4] / "shared" / "data"
+    found = Path(named) if named else Path(__file__).resolve().parents[5] / "shared" / "data"
     if not found.is_dir():
         pytest.skip(f"the folder of the corpora is not here: {ENVIRONMENT} is not set, and there is no {found}")
     return found
@@ -77,7 +79,7 @@ def test_every_recipe_reads_only_what_may_be_given_away(name, root, monkeypatch)
     for source in sources:
         # reflections are on tasks; the others are pieces of two of them
         pieces = ("sums", "problems", "readings", "retellings")
-        generated = source.name.removeprefix("reflect_") in (*train_sources.TASKS, *pieces)
+        generated = source.name.removeprefix("reflect_") in (*TASKS, *pieces)
         assert source.files or generated, f"{source.name} does not say what it reads"
     assert opened_by(sources, monkeypatch) <= declared
 
@@ -133,16 +135,6 @@ def test_the_unseen_countries_are_left_out(made_up, monkeypatch):
     assert countries() == set(range(60)) - unseen
     monkeypatch.setattr(train_sources, "read_country", lambda identity: True)
     assert countries() == set(range(60))  # the rule is what leaves them out
-
-
-def test_the_data_folder_is_named_or_found(tmp_path, monkeypatch):
-    monkeypatch.delenv(ENVIRONMENT, raising=False)
-    with pytest.raises(ConfigError, match=f"--data DIR, or set {ENVIRONMENT}"):
-        data_root(None)
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
-    assert data_root(None) == tmp_path
-    with pytest.raises(ConfigError, match="there is no such folder"):
-        data_root(tmp_path / "none")
 
 
 def test_unknown_and_missing_corpora(tmp_path):

@@ -1,7 +1,6 @@
-"""The benchmark as one HTML file: a picture for every comparison, the tables, answers side by side, and the provenance.
+"""Pictures of a benchmark, as inline SVG, each drawn twice: for wide and for narrow screens.
 
-Self-contained: pictures are inline SVG, each drawn twice, for wide and for narrow screens; no script, no network. Needs
-matplotlib (extra ``report``).
+Needs matplotlib (extra ``report``).
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretoken.bench.harness import BASELINE
-from foretoken.bench.sheets import FEW, MAX_DEPTH, Cell, Sheet, groups_of, in_words, settings_of, sheets
-from foretoken.bench.suite import Column, Section
+from foretoken.bench.sheets import FEW, MAX_DEPTH, groups_of, settings_of
 from foretoken.bench.summary import SLOWDOWN
 
 # Okabe and Ito: told apart by most colour-blind readers, and in grey
@@ -29,83 +27,29 @@ _WAITS = {
 _LETTERS = 100  # of a wide picture's legend side by side
 _LONG, _LONG_IN_LEGEND = 18, 36  # letters of a method's name beside its bar and in a legend, then it is folded
 _WIDE, _NARROW = 9.0, 4.4  # inches: letters of 10 points are read on a desk's screen, and on a telephone's
-_STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 68rem; padding: 2rem 1.25rem 4rem; background: #fff; color: #1c2430;
-       font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 1.7rem; margin: 0 0 .3rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 2.6rem 0 .3rem; } h3 { font-size: 1rem; margin: 1.6rem 0 .3rem; }
-p { margin: .3rem 0 .8rem; max-width: 46rem; } .muted { color: #5b6675; }
-.lead { font-size: 1.1rem; } figure { margin: 0 0 .6rem; } svg { width: 100%; height: auto; display: block; }
-.narrow { display: none; }
-@media (max-width: 40rem) { .wide { display: none; } .narrow { display: block; } body { padding: 1.2rem .9rem 3rem; } }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; margin: .6rem 0; }
-th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid #e3e7ec; white-space: nowrap; }
-th { font-weight: 600; border-bottom: 2px solid #c9d1da; white-space: normal; vertical-align: bottom; min-width: 4rem; }
-th.name, td.name { text-align: left; }
-tr.begins td { border-top: 2px solid #e3e7ec; }
-.bad { color: #b3261e; font-weight: 600; } .doubtful { color: #8a6100; }
-.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(17rem, 100%), 1fr)); gap: .8rem; }
-.answer { border: 1px solid #e3e7ec; border-radius: 6px; padding: .6rem .8rem; min-width: 0; }
-.answer h4 { margin: 0 0 .4rem; font-size: .85rem; color: #5b6675; overflow-wrap: anywhere; }
-.answer div, .asked { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .92rem; }
-.asked { border-left: 3px solid #c9d1da; padding-left: .8rem; max-height: 12rem; overflow-y: auto; }
-mark { background: #d9ecdf; color: inherit; border-bottom: 2px solid #009E73; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; font-size: .9rem; }
-dt { color: #5b6675; } dd { margin: 0; overflow-wrap: anywhere; }
-@media (max-width: 40rem) {
-  table { font-size: .82rem; } th, td { padding: .3rem .35rem; }
-  td.name:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 6.8rem; max-width: 8rem; }
-}
-@media (max-width: 40rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; } }
-code { background: #f3f5f8; padding: .1em .35em; border-radius: 4px; font-size: .9em; }
-"""
 
 
-def html_report(
-    results: Sequence[dict[str, Any]],
-    provenance: dict[str, Any],
-    samples: Sequence[Mapping[str, Any]] = (),
-    columns: Sequence[Column] = (),
-    sections: Sequence[Section] = (),
-) -> str:
-    """The whole report as HTML.
+class Picture(NamedTuple):
+    """What stands above a table.
 
-    Args:
-        results: what :func:`foretoken.bench.summary.summarise` returned, of one setting after the other.
-        provenance: what :func:`foretoken.core.provenance.provenance` returned.
-        samples: what :func:`foretoken.bench.samples.side_by_side` returned.
-        columns, sections: a suite's own; see :func:`foretoken.bench.sheets.sheets`.
+    Attributes:
+        heading: in place of the table's title.
+        sentence: how to read the picture.
+        figures: HTML.
     """
-    pictures = _pictures(results)
-    parts = []
-    for sheet in sheets(results, columns, sections):
-        heading, sentence, picture = pictures.pop(sheet.title, (_capital(sheet.title), "", ""))
-        shown = "".join(_paragraph(text) for text in (sentence, sheet.meaning))
-        parts.append(
-            f"<section><h2>{escape(heading)}</h2>{shown}{picture}{_table(sheet)}{_errors(sheet, results)}</section>"
-        )
-    if samples:
-        parts.append(_side_by_side(samples))
-    parts.append(_provenance_section(provenance))
-    title = f"foretoken bench: {provenance['model']}"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n{_lead(results, provenance)}\n" + "\n".join(parts) + "\n</body></html>\n"
-    )
+
+    heading: str
+    sentence: str
+    figures: str
 
 
-def _pictures(results: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str, str]]:
-    """By the title of the sheet that a picture belongs to: heading, a sentence, and the picture."""
+def pictures(results: Sequence[dict[str, Any]]) -> dict[str, Picture]:
+    """By the title of the sheet that a picture belongs to."""
     methods = [result for result in results if result["method"] != BASELINE]
-    found: dict[str, tuple[str, str, str]] = {}
+    found: dict[str, Picture] = {}
     if len(settings_of(results)) > 1:
         if methods:
-            found["by batch size and prompt length"] = (
+            found["by batch size and prompt length"] = Picture(
                 "Speed-up by batch size and prompt length",
                 "A line for every method and length; above the broken line it pays. Whiskers are the lowest and the "
                 "highest repeat.",
@@ -115,7 +59,7 @@ def _pictures(results: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str, st
     num_groups = len(groups_of(results[0])) if results else 0
     num_bars = num_groups * len(methods)
     if methods:
-        found["speed-up by category, and decoding, apart from reading the prompt"] = (
+        found["speed-up by category, and decoding, apart from reading the prompt"] = Picture(
             "Speed-up by method and category",
             "Tokens per second over plain decoding in the same run: above the line a method pays, below it costs. "
             "Bars are medians over the repeats, whiskers the lowest and the highest; hatched bars are slowdowns.",
@@ -128,7 +72,7 @@ def _pictures(results: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str, st
             ),
         )
     if any(result.get("latency") for result in results):
-        found["what a reader waits for, milliseconds"] = (
+        found["what a reader waits for, milliseconds"] = Picture(
             "What a reader waits for",
             "Bars are medians, the marks 99th percentiles. Between tokens the bar is the mean.",
             _picture(
@@ -141,7 +85,7 @@ def _pictures(results: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str, st
             ),
         )
     if any(method["acceptance_by_position"] for method in methods):
-        found["acceptance by position in the draft"] = (
+        found["acceptance by position in the draft"] = Picture(
             "Acceptance by position",
             "A line that falls slowly says that longer drafts are worth trying; a hollow mark stands on fewer than "
             f"{FEW} observations.",
@@ -150,119 +94,12 @@ def _pictures(results: Sequence[dict[str, Any]]) -> dict[str, tuple[str, str, st
     shown = _picture("time", "time by method", _draw_time, results, lambda wide: 1.0 + 0.4 * len(results))
     if any(result.get("memory") for result in results):
         shown += _picture("memory", "memory by method", _draw_memory, results, lambda wide: 1.0 + 0.4 * len(results))
-    found["where time and memory go"] = (
+    found["where time and memory go"] = Picture(
         "Where the time goes",
         "Milliseconds per generated token: the shorter the bar, the faster; plain decoding has nothing to draft.",
         shown,
     )
     return found
-
-
-def _lead(results: Sequence[dict[str, Any]], provenance: dict[str, Any]) -> str:
-    measured = [result for result in results if result["method"] != BASELINE and result["speedup"] is not None]
-    lead = "Only plain decoding was measured."
-    if measured:
-        best = max(measured, key=lambda result: result["speedup"])
-        where = "" if len(settings_of(results)) < 2 else f", at batch {best['batch_size']}"
-        lead = f"Fastest: <strong>{escape(best['method'])}</strong>, {best['speedup']:.2f} times plain decoding{where}."
-        if best["speedup"] < 1:
-            lead = f"Nothing was faster than plain decoding; {escape(best['method'])} came to {best['speedup']:.2f}x."
-        if best["num_repeats"] < 2:
-            lead += " It was measured once: nothing says how far another run would be from that."
-    cut = '<p class="bad">Interrupted: only complete rounds are counted.</p>' if provenance["interrupted"] else ""
-    return f'<p class="lead">{lead}</p>{cut}<p class="muted">{escape(in_words(provenance))}.</p>'
-
-
-def _side_by_side(samples: Sequence[Mapping[str, Any]]) -> str:
-    parts = []
-    for sample in samples:
-        answers = "".join(
-            f'<div class="answer"><h4>{escape(answer["method"])}</h4><div>{_marked(answer)}</div></div>'
-            for answer in sample["answers"]
-        )
-        parts.append(
-            f'<h3>{escape(sample["category"])}</h3><p class="asked muted">{escape(sample["text"])}</p>'
-            f'<div class="answers">{answers}</div>'
-        )
-    return (
-        "<section><h2>Answers side by side</h2><p>The first prompt of each category. <mark>Marked</mark> is what the "
-        f"draft wrote and the target accepted; the rest is the target's own.</p>{''.join(parts)}</section>"
-    )
-
-
-def _marked(answer: Mapping[str, Any]) -> str:
-    if answer["error"] is not None:
-        return f'<span class="bad">failed: {escape(answer["error"])}</span>'
-    text = "".join(
-        f"<mark>{escape(piece['text'])}</mark>" if piece["drafted"] else escape(piece["text"])
-        for piece in answer["pieces"]
-    )
-    return text + (" …" if answer["cut"] else "")
-
-
-def _provenance_section(provenance: dict[str, Any]) -> str:
-    items = []
-    for key, value in provenance.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{name.replace('_', ' ')} {part}" for name, part in value.items())
-        if isinstance(value, list):
-            value = ", ".join(map(str, value))
-        shown = f"<code>{escape(str(value))}</code>" if key == "command" else escape(str(value))
-        items.append(f"<dt>{escape(key.replace('_', ' '))}</dt><dd>{shown}</dd>")
-    return f"<section><h2>Provenance</h2><p>What it takes to run this again.</p><dl>{''.join(items)}</dl></section>"
-
-
-def _errors(sheet: Sheet, results: Sequence[dict[str, Any]]) -> str:
-    if "failed" not in sheet.heads:
-        return ""
-    return "".join(
-        f'<p class="bad">{escape(result["method"])}: prompt {escape(error["prompt"])} failed: '
-        f"{escape(error['error'])}</p>"
-        for result in results
-        for error in result["errors"]
-    )
-
-
-def _table(sheet: Sheet) -> str:
-    names = range(sheet.labels)
-    head = "".join(f"<th{_name(place in names)}>{_unbroken(text)}</th>" for place, text in enumerate(sheet.heads))
-    body = "".join(
-        f"<tr{_begins(sheet, row)}>"
-        + "".join(f"<td{_name(place in names)}>{_cell(cell)}</td>" for place, cell in enumerate(row))
-        + "</tr>"
-        for row in sheet.rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _unbroken(head: str) -> str:
-    """Words of a heading may stand below each other, but are not parted at a hyphen."""
-    return escape(head).replace("-", "&#8209;")
-
-
-def _name(named: bool) -> str:
-    return ' class="name"' if named else ""
-
-
-def _begins(sheet: Sheet, row: Sequence[Cell]) -> str:
-    return ' class="begins"' if sheet.labels > 1 and row[0].text else ""
-
-
-def _cell(cell: Cell) -> str:
-    kind = "bad" if cell.bad else "doubtful" if cell.doubtful else ""
-    text = escape(cell.text).replace("+", "<wbr>+")  # where a method's name may be broken
-    return f'<span class="{kind}">{text}</span>' if kind else text
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>" if text else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-# ---------------------------------------------------------------------- the pictures
 
 
 def _picture(

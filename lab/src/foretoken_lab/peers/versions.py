@@ -32,9 +32,14 @@ def versions() -> dict[str, Any]:
 
 
 def command(script: str) -> str:
-    """The command line, with absolute paths cut to their last part: the rest is of no use on another machine."""
+    """The command line, with absolute paths cut to their last part: the rest is of no use on another machine.
+
+    Args:
+        script: a file of ``lab/benchmarks``, or ``-m`` and a module.
+    """
+    called = script.split() if script.startswith("-m ") else [f"lab/benchmarks/{script}"]
     arguments = [Path(each).name if Path(each).is_absolute() else each for each in sys.argv[1:]]
-    return shlex.join(["python", f"benchmarks/{script}", *arguments])
+    return shlex.join(["python", *called, *arguments])
 
 
 class Quiet:

@@ -1,20 +1,15 @@
 """The public corpora that the bundled models are trained on and judged by: one explicit table.
 
-A corpus is a set of files under one data folder. The folder is not part of the package: it is named with ``--data``,
-or by ``FORETOKEN_DATA``. What a licence does not let into weights that are given away says so here, and a test holds
-every recipe of a bundled model to it.
+A corpus is a set of files under one data folder (``foretoken.data.folder``). What a licence does not let into weights
+that are given away says so here, and a test holds every recipe of a bundled model to it.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from foretoken.core.errors import ConfigError, InputError, nearest
-
-ENVIRONMENT = "FORETOKEN_DATA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +60,6 @@ CORPORA = {
         ("codealpaca2k_noncommercial/train.jsonl.gz",), "CC BY-NC 4.0", "sahil280114/codealpaca", bundled=False
     ),
 }
-
-
-def data_root(explicit: Path | None = None) -> Path:
-    """The data folder: the one named, else ``FORETOKEN_DATA``.
-
-    Raises:
-        ConfigError: neither is given, or what is given is no folder.
-    """
-    value = os.environ.get(ENVIRONMENT)
-    named = explicit or (Path(value) if value else None)
-    if named is None:
-        raise ConfigError(
-            f"this needs the folder of the corpora: name it with --data DIR, or set {ENVIRONMENT}; training can do "
-            "with text of yours (--corpus FILE) or with tasks that are generated (--corpus generated)"
-        )
-    if not named.is_dir():
-        given = f"{ENVIRONMENT}={named}" if explicit is None else f"--data {named}"
-        raise ConfigError(f"{given}: there is no such folder")
-    return named
-
-
-def check_one_text(data: Path | None, corpus: Sequence[str] | None) -> None:
-    """Refuse a data folder that would not be looked at, because files are named.
-
-    Raises:
-        ConfigError: both are given.
-    """
-    if data is not None and corpus:
-        raise ConfigError(
-            f"--data {data} and --corpus {corpus[0]}: the folder's mixture is read, or your files are: keep one"
-        )
 
 
 def corpus_files(name: str, root: Path) -> list[Path]:

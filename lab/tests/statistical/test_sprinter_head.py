@@ -10,7 +10,7 @@ from foretoken.methods.sprinter.labels import Collecting, collect, prompts_of
 from foretoken.methods.sprinter.network import SprinterHead
 from foretoken.methods.sprinter.train import baselines, by_source
 from foretoken.models.load import load
-from foretoken.train.sources import task
+from foretoken_lab.recipes.sources import task
 
 TASKS = ("arithmetic", "profiles", "json", "code")
 FEWEST = 20  # of the rarer label, for an area to mean something

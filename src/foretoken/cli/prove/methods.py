@@ -1,0 +1,65 @@
+"""From what was typed as ``--methods`` to the rows of a benchmark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from foretoken.bench.harness import BASELINE, Method
+from foretoken.cli.shared.settings import find_method, parse_setting, parse_settings, speculative_config, split_settings
+from foretoken.core.errors import ConfigError, nearest
+
+_KEY = re.compile(r"[A-Za-z_]\w*")
+
+
+def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: str | None = None) -> list[Method]:
+    """The methods of a benchmark, the baseline first.
+
+    ``ngram,draft_model+num_speculative_tokens=4`` names two methods, the second with an option of its own; ``sets``
+    holds ``METHOD.key=value`` for every entry of that method that does not say otherwise.
+    """
+    shared = _parse_method_sets(sets)
+    pieces = [piece.strip() for piece in text.split(",")]
+    if not all(pieces):
+        raise ConfigError(f"--methods '{text}': write names with commas between them, for example ngram,suffix")
+    parsed: list[tuple[str, str, dict[str, Any]]] = []
+    for piece in pieces:
+        name, *own = split_settings(piece)
+        parsed.append((piece, name, parse_settings(own, f"--methods {name}+")))
+    names = {name for _, name, _ in parsed}
+    for name in shared:
+        if name not in names:
+            raise ConfigError(f"--set {name}.…: '{name}' is not among --methods; {nearest(name, names)}")
+    methods = [Method(BASELINE, {"method": BASELINE})]
+    for label, name, own_settings in parsed:
+        if label == BASELINE:
+            continue  # always there, always first
+        wants = find_method(name).load().declared.draft_model
+        settings = {**shared.get(name, {}), **own_settings}
+        # a draft of the method's own wins over the one for all
+        draft = draft_model if wants and "model" not in settings else None
+        config = speculative_config(name, settings, target=target, draft_model=draft)
+        if any(config == other.config for other in methods):
+            raise ConfigError(f"--methods names '{label}' twice: keep one")
+        methods.append(Method(label, config))
+    return methods
+
+
+def check_draft_is_used(draft_model: str | None, methods: Sequence[Method]) -> None:
+    """Refuse a draft model that was asked for and that no method takes."""
+    if draft_model is not None and not any(method.config.get("model") for method in methods):
+        raise ConfigError("--draft-model does not go with any of --methods: leave it out, or add draft_model")
+
+
+def _parse_method_sets(sets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    shared: dict[str, dict[str, Any]] = {}
+    for text in sets:
+        name, dot, setting = text.partition(".")
+        if not dot or not _KEY.fullmatch(name) or "=" not in setting:
+            raise ConfigError(f"--set '{text}': write METHOD.key=value, for example ngram.num_speculative_tokens=4")
+        key, value = parse_setting(setting)
+        if key in shared.setdefault(name, {}):
+            raise ConfigError(f"--set gives '{name}.{key}' twice: keep one")
+        shared[name][key] = value
+    return shared

@@ -1,0 +1,36 @@
+"""What another distribution adds to Foretoken: entry points by group and name, imported when they are used.
+
+    foretoken.commands   "analyze", "train.base"   a typer application, a function, or a Command of train/command.py
+    foretoken.suites     "rules"                   a Suite (bench/suite.py), for ``foretoken bench --suite``
+    foretoken.tasks      "arithmetic"              a QuestionSet (data/questions.py), for ``foretoken train judge``
+    foretoken.corpora    "generated"               share -> Source (train/mixture.py), for ``--corpus NAME``
+    foretoken.mixtures   "base"                    folder of the corpora -> list of Source, for ``--data DIR``
+
+The distribution ``foretoken-lab`` (``lab/`` in the repository) declares some of each in its pyproject.toml.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+COMMANDS = "foretoken.commands"
+SUITES = "foretoken.suites"
+TASKS = "foretoken.tasks"
+CORPORA = "foretoken.corpora"
+MIXTURES = "foretoken.mixtures"
+
+GET_LAB = "install it with: pip install foretoken-lab (in a clone of the repository: pip install ./lab)"
+
+
+@cache
+def declared(group: str) -> dict[str, EntryPoint]:
+    """The entry points of a group by name, in alphabetical order; empty where no distribution declares any."""
+    return {each.name: each for each in sorted(entry_points(group=group), key=lambda each: each.name)}
+
+
+def loaded(group: str, name: str) -> Any | None:
+    """What an entry point names, imported; None where none has this name."""
+    found = declared(group).get(name)
+    return None if found is None else found.load()

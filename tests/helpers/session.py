@@ -1,0 +1,66 @@
+"""Shared set-up: a share of the cores, no hub, the same examples every time, and a reason for what cannot run here."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the library is imported; tests of the hub unset it
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+import torch
+from hypothesis import settings
+
+gc.disable()  # until the tests are collected: modules and tests stay, so walks over them find nothing
+
+
+def _num_threads() -> int:
+    """Two at most, and no more than there are cores for all workers: threads that wait for each other at every layer
+    are many times slower where they take turns. Tests that are about threads say how many."""
+    if "MUTANT_UNDER_TEST" in os.environ:  # forks inherit no threads: one that waited for a second would look killed
+        return 1
+    if "OMP_NUM_THREADS" in os.environ:
+        return int(os.environ["OMP_NUM_THREADS"])
+    return max(1, min(2, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+
+
+torch.set_num_threads(_num_threads())
+
+# a change must not fail, or pass, by the luck of its draw; --hypothesis-profile=default looks for new examples
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """What is there now is walked over no more: a third of the collection's time, and some at every test."""
+    gc.freeze()
+    gc.enable()
+
+
+_CACHED = type(functools.cache(len))
+_give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None  # only glibc has it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_a_file_caches_goes_with_it(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A recipe keeps room for eight requests: the recipes of one file took 3 GB, and those of a whole worker 8."""
+    yield
+    for thing in vars(request.module).values():
+        if isinstance(thing, _CACHED) and thing.__module__ == request.module.__name__:
+            thing.cache_clear()
+    gc.collect()
+    if _give_back is not None:
+        _give_back(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="no CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
