@@ -66,7 +66,8 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> Non
     before = out.read_bytes().count(b"\n")
     done = run(str(file), "--out", str(out))
     assert done.returncode == 1, done.stderr  # one request has a mistake
-    assert f"{20 - before} answered now, {before} before" in done.stderr
+    assert f"{19 - before} answered now, {before} before, 1 left with an error" in done.stderr
+    assert "the first: r17: unknown field 'temperatur_e'" in done.stderr
     found = answers(out)
     assert set(found) == {f"r{number}" for number in range(20)}
     assert found["r17"]["response"]["status_code"] == 400
@@ -76,9 +77,33 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> Non
     for number in (0, 7, 19):
         (wanted,) = llm.generate([WORDS[number % 5]], SamplingParams(max_tokens=6 + number))
         assert found[f"r{number}"]["response"]["body"]["choices"][0]["text"] == wanted.text
+    kept = out.read_text().splitlines()
     again = run(str(file), "--out", str(out))
-    assert again.returncode == 0
-    assert "0 answered now, 20 before" in again.stderr
+    assert again.returncode == 1  # what got an error is asked again
+    assert "0 answered now, 19 before, 1 left with an error" in again.stderr
+    del asked[17]["body"]["temperatur_e"]
+    last = run(str(write(file, asked)), "--out", str(out))
+    assert (last.returncode, "1 answered now, 19 before, 0 left" in last.stderr) == (0, True)
+    assert answers(out)["r17"]["response"]["status_code"] == 200
+    assert out.read_text().splitlines()[:-1] == [line for line in kept if '"custom_id": "r17"' not in line]
+    nothing = run(str(file), "--out", str(out))
+    assert (nothing.returncode, "0 answered now, 20 before, 0 left" in nothing.stderr) == (0, True)
+
+
+def test_a_wrong_model_is_an_error_until_it_is_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "asked.jsonl", tmp_path / "out.jsonl"
+    command = ["batch", *PLACE, "--model", "zoo:draft", "--method", "none", str(file), "--out", str(out)]
+    for _ in range(2):
+        write(file, [request(number, model="gpt-4") for number in range(3)])
+        assert main(command) == 1
+        said = capsys.readouterr().err
+        assert "0 answered now, 0 before, 3 left with an error" in said
+        assert "the model 'gpt-4' is not served here; there is 'zoo:draft'" in said
+        assert len(answers(out)) == 3
+    write(file, [request(0, model="zoo:draft"), request(1, model="gpt-4")])  # r2 is not asked any more
+    assert main(command) == 1
+    assert {name: each["response"]["status_code"] for name, each in answers(out).items()} == {"r0": 200, "r1": 404}
+    assert "1 answered now, 0 before, 1 left with an error" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -107,8 +132,9 @@ def test_mistakes_are_named_before_a_model_is_loaded(
 def test_answers_of_something_else_are_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = write(tmp_path / "asked.jsonl", [request(1)]), tmp_path / "out.jsonl"
     for text, says in (
-        ('{"custom_id": "other"}\n', "answers 'other', which"),
+        ('{"custom_id": "other", "response": {"status_code": 200}}\n', "answers 'other', which"),
         ("a diary\n", "line 1 is no answer"),
+        ('{"custom_id": "r1"}\n', "line 1 is no answer"),
         ("a diary without an end", "ends in something that is no answer"),
     ):
         out.write_text(text)

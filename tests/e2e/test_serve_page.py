@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.options.sampling import SamplingParams
+from foretoken.serve import app
 from helpers.serving import served
 from helpers.zoo_llms import base, with_config
 
@@ -17,26 +18,49 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 
 
-def test_a_question_is_answered_with_the_drafters_words_coloured(tmp_path: Path) -> None:
+QUESTION = "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?"
+SHOW_BOX = b"<script>setInterval(() => document.title = at('text').value, 50);</script>"
+SEND = b"<script>setTimeout(() => at('ask').requestSubmit(), 1000);</script>"  # as somebody who presses the button
+
+
+def visited(tmp_path: Path, address: str) -> str:
+    """The page as it stands after 20 s of the browser's time."""
     assert CHROMIUM is not None
-    question = "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?"
-    (wanted,) = base().chat([{"role": "user", "content": question}], SamplingParams(max_tokens=200))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    done = subprocess.run(
+        [*command, "--virtual-time-budget=20000", "--dump-dom", address],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "</html>" in done.stdout, done.stderr
+    return done.stdout
+
+
+def test_a_link_fills_the_box_and_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_PAGE", app._PAGE.replace(b"</body>", SHOW_BOX + b"</body>"))
+    with served(with_config({"method": "suffix"})) as running:
+        shown = visited(tmp_path, f"{running.url}/#say=Who+is+there%3F")
+        totals = running.loop.totals
+    assert "<title>Who is there?</title>" in shown
+    assert (totals.tokens, totals.prompt_tokens) == (0, 0)
+    assert 'class="user"' not in shown
+
+
+def test_a_question_is_answered_with_the_drafters_words_coloured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_PAGE", app._PAGE.replace(b"</body>", SEND + b"</body>"))
+    (wanted,) = base().chat([{"role": "user", "content": QUESTION}], SamplingParams(max_tokens=200))
     with served(with_config({"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4})) as running:
-        address = f"{running.url}/#say={question.replace(' ', '+')}"
-        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-        done = subprocess.run(
-            [*command, "--virtual-time-budget=20000", "--dump-dom", address],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        shown = visited(tmp_path, f"{running.url}/#say={QUESTION.replace(' ', '+')}")
         accepted = running.loop.totals.accepted_tokens
-    answer = re.search(r'<div class="assistant">(.*?)</div>', done.stdout, flags=re.DOTALL)
-    assert answer is not None, done.stderr
+    answer = re.search(r'<div class="assistant">(.*?)</div>', shown, flags=re.DOTALL)
+    assert answer is not None, shown
     assert re.sub("<[^>]*>", "", answer[1]) == wanted.text
     assert answer[1].count('class="drafted"') > 5
-    assert f"{accepted} of" in done.stdout
-    assert re.search(r'id="per-step">[1-9]\.[0-9]{2}<', done.stdout)
-    assert re.search(r'id="most">[0-9]+<', done.stdout)  # not NaN, when two looks at the numbers come at once
-    assert 'class="error"' not in done.stdout
+    assert f"{accepted} of" in shown
+    assert re.search(r'id="per-step">[1-9]\.[0-9]{2}<', shown)
+    assert re.search(r'id="most">[0-9]+<', shown)  # not NaN, when two looks at the numbers come at once
+    assert 'class="error"' not in shown

@@ -46,10 +46,10 @@ def replicas(server: psutil.Process) -> list[psutil.Process]:
     return [each for each in every if any("ServeReplica" in word for word in each.info["cmdline"] or ())]
 
 
-def start(**environment: str) -> tuple[subprocess.Popen[str], str]:
+def start(*more: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
     """A server with two replicas, and its address."""
     options = ["--ray", "--replicas", "2", "--threads", "1", "--dtype", "float32", "--port", "0"]
-    options += ["--drain-seconds", "100"]  # long answers on a machine that has much else to do
+    options += ["--drain-seconds", "100", *more]  # long answers on a machine that has much else to do
     command = [sys.executable, "-m", "foretoken", "serve", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT | environment)
     assert process.stderr is not None
@@ -106,6 +106,54 @@ def test_a_cluster_of_which_a_node_is_killed(monkeypatch: pytest.MonkeyPatch) ->
         process.stderr.close()
     finally:
         cluster.shutdown()
+
+
+def others_ports(server: psutil.Process) -> set[str]:
+    """Addresses other than loopback at which processes begun since the server listen."""
+    born = server.create_time()
+    ours = {each.pid for each in psutil.process_iter() if each.create_time() >= born}
+    open_ports = [each for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.pid in ours]
+    assert len(open_ports) > 5
+    return {f"{at.laddr.ip}:{at.laddr.port}" for at in open_ports if not at.laddr.ip.endswith(("127.0.0.1", "::1"))}
+
+
+def server_family(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def joins(gcs: str, token: str) -> bool:
+    """Whether somebody with this token becomes a member of the cluster; Ray tries on and on with a wrong one."""
+    command = [sys.executable, "-c", f"import ray; ray.init(address={gcs!r}); print('joined', ray.get(ray.put(1)))"]
+    environment = ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # otherwise it looks for the node at another address
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=90, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return b"joined 1" in done.stdout
+
+
+def test_the_cluster_is_closed_to_others() -> None:
+    """Also where the server itself is for everybody: only its own port is open, and Ray asks for a token."""
+    process, address = start("--host", "0.0.0.0")
+    try:
+        port = address.rsplit(":", 1)[1]
+        assert others_ports(psutil.Process(process.pid)) == {f"0.0.0.0:{port}"}
+        assert ask(f"http://127.0.0.1:{port}")[0] == 200
+        raylet = next(
+            each
+            for each in server_family(process.pid)
+            if each.name() == "raylet" and any(word.startswith("--gcs-address=") for word in each.cmdline())
+        )
+        gcs = next(word for word in raylet.cmdline() if word.startswith("--gcs-address=")).partition("=")[2]
+        token = raylet.environ()["RAY_AUTH_TOKEN"]
+        assert joins(gcs, token)
+        assert not joins(gcs, "another" * 8)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=150) == 0
+        assert process.stderr is not None
+        process.stderr.close()
 
 
 def test_two_replicas_one_of_which_is_killed() -> None:

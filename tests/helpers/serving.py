@@ -15,6 +15,7 @@ import uvicorn
 from foretoken.engine.llm import LLM
 from foretoken.serve.app import create_app
 from foretoken.serve.loop import EngineLoop
+from foretoken.serve.request_head import bounded_config
 from foretoken.serve.server import bind
 from foretoken.serve.service import Limits, Service
 
@@ -75,14 +76,16 @@ def served(
     api_key: str | None = None,
     limits: Limits | None = None,
     origins: Sequence[str] = (),
+    http: str = "auto",
     **options: Any,
 ) -> Iterator[Served]:
     """Serve an LLM on a free port until the block ends."""
     loop = EngineLoop(llm, **options).start()
     service = Service(loop, NAME, limits)
     listening = bind("127.0.0.1", 0)
-    config = uvicorn.Config(
+    config = bounded_config(
         create_app(service, api_key=api_key, origins=origins),
+        http=http,
         lifespan="off",
         log_level="critical",
         timeout_graceful_shutdown=2,

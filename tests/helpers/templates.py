@@ -24,6 +24,18 @@ _THOUGHT = _TURNS.replace("{{- m.content }}", _PAST + "{{- m.content }}")
 MAY_THINK = _THOUGHT + _ANSWER + _OFF + "{% endif %}"
 THINKS = _THOUGHT + _ANSWER + "{{ '<think>\\n' }}{% endif %}"
 
+# as Gemma 2's: no system message, and turns in turn
+IN_TURNS = (
+    """\
+{%- for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}
+{%- endfor %}"""
+    + _TURNS
+    + _ANSWER
+    + "{% endif %}"
+)
+USER_AND_ASSISTANT = _TURNS.replace("in messages %}", "in messages if m.role != 'system' %}") + _ANSWER + "{% endif %}"
+
 
 def templated(template: str) -> LanguageModel:
     """The target with another chat template; weights are shared."""

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from foretoken.methods.judge.head import JudgeHead
 
 from foretoken.cli.main import main
+from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.judge.train import best_without_head
 from foretoken.models.load import load
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

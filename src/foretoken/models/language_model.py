@@ -172,7 +172,7 @@ class LanguageModel:
         self.precision: str = precision_of(model) or str(self.dtype).removeprefix("torch.")  # of its weights
         self.num_parameters, self.weight_bytes = num_parameters(model), weight_bytes(model)  # before they are packed
         self.max_length = _max_length(text, name, max_length)
-        self.end_ids = _end_ids(model, name, self.vocab_size)
+        self.end_ids = _end_ids(model, tokenizer, name, self.vocab_size)
         self.mixers = adopt.mixers(model, name)  # state-space layers; empty where there are none
         self._silent = _check_layers(text, name, type(model).__name__, {mixer.layer for mixer in self.mixers})
         self.sizes = sizes(model)  # before they are packed
@@ -412,30 +412,47 @@ def _rotary_switch(text: Any) -> int | None:
     return min((int(switch) for switch in switches if switch), default=None)
 
 
-def _end_ids(model: Any, name: str, vocab_size: int) -> frozenset[int]:
-    """Tokens that end a generation, from the generation config, else from the model config."""
+def _end_ids(model: Any, tokenizer: Any, name: str, vocab_size: int) -> frozenset[int]:
+    """Return the tokens that end a generation: those of the generation config, else of the model config, and those that
+    the tokenizer names, as vLLM and mlx-lm do: a fine-tuned chat model often names its end of a turn only there.
+    """
+    stated: frozenset[int] = frozenset()
     for config in (getattr(model, "generation_config", None), model.config):
         found = getattr(config, "eos_token_id", None)
-        if found is None:
-            continue
-        ids = found if isinstance(found, (list, tuple)) else [found]
-        if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
-            raise ModelError(
-                f"model '{name}': eos_token_id={found!r:.60} must be a token or a list of tokens: correct it in "
-                "generation_config.json, or in config.json"
-            )
-        known = frozenset(each for each in ids if 0 <= each < vocab_size)
-        if beyond := sorted(set(ids) - known):
-            rest = f"texts end at {sorted(known)}" if known else "no text ends before max_tokens or a stop"
-            log.warning(
-                "model '%s': eos_token_id=%s is beyond its vocabulary of %d: %s",
-                name,
-                ", ".join(map(str, beyond)),
-                vocab_size,
-                rest,
-            )
-        return known
-    return frozenset()
+        if found is not None:
+            stated = _stated_ends(found, name, vocab_size)
+            break
+    named = {getattr(tokenizer, "eos_token_id", None), *getattr(tokenizer, "turn_end_ids", ())} - stated
+    more = sorted(each for each in named if isinstance(each, int) and 0 <= each < vocab_size)
+    if more:
+        log.warning(
+            "model '%s': texts end at %s too, which its tokenizer names and its config does not; ignore_eos or stop "
+            "tokens of your own decide otherwise",
+            name,
+            ", ".join(f"{tokenizer.convert_ids_to_tokens(each)!r} ({each})" for each in more),
+        )
+    return stated.union(more)
+
+
+def _stated_ends(found: Any, name: str, vocab_size: int) -> frozenset[int]:
+    """Return the tokens among ``eos_token_id`` of a config that the model has."""
+    ids = found if isinstance(found, (list, tuple)) else [found]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+        raise ModelError(
+            f"model '{name}': eos_token_id={found!r:.60} must be a token or a list of tokens: correct it in "
+            "generation_config.json, or in config.json"
+        )
+    known = frozenset(each for each in ids if 0 <= each < vocab_size)
+    if beyond := sorted(set(ids) - known):
+        rest = f"texts end at {sorted(known)}" if known else "it ends no text"
+        log.warning(
+            "model '%s': eos_token_id=%s is beyond its vocabulary of %d: %s",
+            name,
+            ", ".join(map(str, beyond)),
+            vocab_size,
+            rest,
+        )
+    return known
 
 
 def check_same_vocabulary(target: LanguageModel, draft: LanguageModel) -> str | None:

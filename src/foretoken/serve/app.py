@@ -6,6 +6,7 @@ import asyncio
 import hmac
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +21,7 @@ from foretoken.serve.chat import Chat
 from foretoken.serve.completions import Completion
 from foretoken.serve.errors import ApiError, api_error, invalid
 from foretoken.serve.metrics import LoopCollector, exposition
+from foretoken.serve.request_head import check_head
 from foretoken.serve.responses import Response as MadeResponse
 from foretoken.serve.schema import ChatRequest, CompletionRequest, Ignored, ResponsesRequest
 from foretoken.serve.service import FINGERPRINT, Service, first_of
@@ -30,8 +32,19 @@ _PAGE = (Path(__file__).parent / "page.html").read_bytes()
 _NOTHING_FROM_ELSEWHERE = {
     "Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 }
-_CODES = {400: "bad request", 401: "no key, or another one", 404: "no such model", 413: "too large"}
-_MORE_CODES = {429: "the queue is full", 500: "the request failed", 503: "shutting down"}
+_CODES = {
+    400: "bad request",
+    401: "no key, or another one",
+    404: "no such model",
+    408: "sent too slowly",
+    413: "too large",
+    414: "the path is too long",
+    429: "the queue is full",
+    431: "too many header fields",
+    500: "the request failed",
+    503: "shutting down",
+}
+_BODY_SECONDS, _BODY_RATE = 30.0, 1000.0  # a body may take so long, and a second more for every so many bytes
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or its events", "content": {"application/json": {}, "text/event-stream": {}}}
 }
@@ -52,7 +65,7 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
         title="Foretoken",
         version=FINGERPRINT.removeprefix("foretoken-"),
         description="An OpenAI-compatible server over speculative decoding.",
-        responses={code: {"description": what, "content": _ERROR} for code, what in (_CODES | _MORE_CODES).items()},
+        responses={code: {"description": what, "content": _ERROR} for code, what in _CODES.items()},
     )
     service.timings.registry.register(LoopCollector(service.loop, service.name))
     app.add_middleware(_Guard, limit=service.limits.body, api_key=api_key)
@@ -173,7 +186,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
 
 
 class _Guard:
-    """Refuses requests without the key, and bodies that are too large, before anything is read of them."""
+    """Refuses requests without the key, and what is too large or comes too slowly, before anything is made of it."""
 
     def __init__(self, app: ASGIApp, *, limit: int, api_key: str | None) -> None:
         self._app = app
@@ -188,6 +201,7 @@ class _Guard:
             scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         try:
+            check_head(scope)
             if self._key is not None and scope["path"].startswith("/v1"):
                 self._check_key(headers)
             length = headers.get(b"content-length", b"0")
@@ -195,13 +209,20 @@ class _Guard:
         except ApiError as error:
             await error.response()(scope, receive, send)
             return
-        read = 0
+        read, whole, began = 0, False, monotonic()
 
         async def bounded() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, whole
+            if whole:
+                return await receive()
+            left = began + _BODY_SECONDS + read / _BODY_RATE - monotonic()
+            try:
+                message = await asyncio.wait_for(receive(), max(left, 0.0))
+            except asyncio.TimeoutError:  # HTTPException is what FastAPI lets through while it reads a body
+                raise HTTPException(408, "the body comes too slowly: send it at once") from None
             read += len(message.get("body", b""))
-            if read > self._limit:  # what FastAPI lets through while it reads a body
+            whole = not message.get("more_body", False)
+            if read > self._limit:
                 raise HTTPException(413, self._too_long)
             return message
 

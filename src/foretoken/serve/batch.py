@@ -3,7 +3,7 @@
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"id": ..., "custom_id": "a", "response": {"status_code": 200, "request_id": ..., "body": {...}}, "error": null}
 
-Answers are appended as they come, in any order; the same command goes on with what has none yet.
+Answers are appended as they come, in any order; the same command goes on with what has none yet, or an error.
 """
 
 from __future__ import annotations
@@ -85,22 +85,26 @@ def _line(raw: bytes, place: str) -> Line:
     return Line(value["custom_id"], value["url"], value["body"])
 
 
-def answered(path: Path) -> set[str]:
-    """The requests that a file of answers has already; an answer that was torn off in the middle is taken away.
+def answered(path: Path) -> dict[str, bool]:
+    """The requests that a file of answers has already: whether each was answered, or got an error.
+
+    An answer that was torn off in the middle is taken away.
 
     Raises:
         InputError: it is something else than a file of answers.
     """
     if not path.is_file():  # a pipe or a device remembers nothing
-        return set()
+        return {}
     raw = path.read_bytes()
     whole = raw[: raw.rfind(b"\n") + 1]
-    found = set()
+    found: dict[str, bool] = {}
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            found.add(json.loads(line)["custom_id"])
+            answer = json.loads(line)
+            custom_id, fine = answer["custom_id"], _is_fine(answer)
         except (ValueError, KeyError, TypeError):
             raise InputError(f"{path}, line {number} is no answer of a batch: give another --out") from None
+        found[custom_id] = fine or found.get(custom_id, False)
     torn = raw[len(whole) :]
     if torn[: len(_BEGINS)] != _BEGINS[: len(torn)]:
         raise InputError(f"{path} ends in something that is no answer of a batch: give another --out")
@@ -108,6 +112,18 @@ def answered(path: Path) -> set[str]:
         with path.open("r+b") as file:
             file.truncate(len(whole))
     return found
+
+
+def forget_errors(path: Path) -> None:
+    """Take the errors out of a file of answers: their requests are asked again."""
+    kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_fine(json.loads(line))]
+    beside = path.with_name(f"{path.name}.tmp")
+    beside.write_bytes(b"".join(kept))
+    os.replace(beside, path)
+
+
+def _is_fine(answer: dict[str, Any]) -> bool:
+    return bool(answer["response"]["status_code"] == 200)
 
 
 class Answering:
@@ -219,13 +235,14 @@ def run_on_ray(
     """
     if not verbose:
         os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # its loggers look there, each time it runs
+    from foretoken.serve.cluster import begin, close_own_cluster
+
+    close_own_cluster()
     try:
         import ray
         import ray.data
     except ImportError as error:
         raise ConfigError(f"--ray needs Ray ({error}): pip install 'foretoken[ray]'") from None
-    from foretoken.serve.cluster import begin
-
     begin(verbose=verbose)
     ray.data.DataContext.get_current().enable_progress_bars = verbose
     items = [{"line": json.dumps({"custom_id": e.custom_id, "url": e.url, "body": e.body})} for e in lines]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -29,6 +30,7 @@ _LOOK = 0.2  # seconds between two looks at whether the replicas have gone
 _GOING = 30.0  # seconds that a replica may take to go, beside what runs
 _TELLING = 3.0  # seconds in which the proxies tell those whose answers were cut off
 _APPLICATION = "foretoken"  # its name in Ray Serve
+_ASKS_TOKEN = (2, 52)  # the first version of Ray that can
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,7 @@ class Replica:
 
         from foretoken.engine.llm import LLM
 
+        _keep_to_loopback()
         torch.set_num_threads(settings.threads)  # Ray has set OMP_NUM_THREADS by its own idea of a core
         self._settings = settings
         llm = LLM(settings.model, speculative_config=settings.config, **settings.options)
@@ -91,6 +94,27 @@ class Replica:
         if loop is not None:
             loop.close()
             loop.llm.close()
+
+
+def _keep_to_loopback() -> None:
+    """On a node that listens on loopback, let this process do so too.
+
+    Ray Serve gives every replica a gRPC server that listens everywhere and unpickles what it is sent.
+    """
+    import grpc.aio
+    import ray
+
+    node = ray.util.get_node_ip_address()
+    if is_loopback(node):
+        for kind in grpc.aio.Server.__subclasses__():
+            for name in ("add_insecure_port", "add_secure_port"):
+                plain = getattr(kind, name)
+
+                def add(server: Any, address: str, *more: Any, plain: Any = plain) -> int:
+                    port: int = plain(server, address.replace("[::]", node), *more)
+                    return port
+
+                setattr(kind, name, add)
 
 
 class _Pushed(threading.Thread):
@@ -133,6 +157,7 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
         ConfigError: Ray is not installed, or the port is taken.
         ForetokenError: the replicas do not come up; the reason is Ray's.
     """
+    close_own_cluster()
     try:
         from ray import serve
         from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -170,29 +195,61 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
     return f"http://{host}:{port}"
 
 
+def close_own_cluster() -> None:
+    """Let a cluster that is begun here listen on loopback only, and ask for a token. Call it before Ray is imported.
+
+    By default Ray opens a dozen ports on every interface, and each of them runs the code that it is sent.
+    """
+    if _given_cluster() is None:
+        # Ray's switch for systems with a firewall that asks: a cluster of one node, which listens on loopback
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
+            # of this run only: Ray's own would be written into the home folder, readable for every user
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def _given_cluster() -> str | None:
+    """The address of a cluster that runs; None: one is to be begun."""
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    return None if address in ("", "local") else address
+
+
 def begin(*, verbose: bool) -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or begin one on this machine.
+    """Join the cluster that ``RAY_ADDRESS`` names, or begin one on this machine, see :func:`close_own_cluster`.
 
     Raises:
+        ConfigError: this Ray cannot ask for a token.
         ForetokenError: it does not come up; the reason is Ray's.
     """
+    close_own_cluster()
     import ray
 
     if not verbose:
         logging.getLogger("ray").setLevel(logging.ERROR)
-    if not ray.is_initialized():
-        os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", proxy.IMPORT_PATH)
-        address = os.environ.get("RAY_ADDRESS")
-        try:
-            ray.init(
-                address=address,
-                include_dashboard=False,
-                log_to_driver=verbose,
-                logging_level="info" if verbose else "error",
-            )
-        except Exception as error:  # Ray's are of no kind of their own
-            where = f"Ray's cluster at RAY_ADDRESS={address} does not answer" if address else None
-            raise ForetokenError(f"{where or 'Ray does not start on this machine'}: {error}") from None
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", proxy.IMPORT_PATH)
+    address = _given_cluster()
+    version = tuple(map(int, ray.__version__.split(".")[:2]))
+    if address is None and version < _ASKS_TOKEN:
+        raise ConfigError(
+            f"Ray {ray.__version__} cannot ask for a token, so that others could run code on a cluster begun here:"
+            " pip install 'foretoken[ray]', or let RAY_ADDRESS name a cluster"
+        )
+    try:
+        # "local" where none is given: otherwise Ray joins whatever it finds running on this machine
+        ray.init(
+            address=address or "local",
+            include_dashboard=False,
+            log_to_driver=verbose,
+            logging_level="info" if verbose else "error",
+        )
+    except Exception as error:  # Ray's are of no kind of their own
+        where = f"Ray's cluster at RAY_ADDRESS={address} does not answer" if address else None
+        raise ForetokenError(f"{where or 'Ray does not start on this machine'}: {error}") from None
+    if address is None and not is_loopback(node := ray.util.get_node_ip_address()):
+        ray.shutdown()
+        raise ForetokenError(f"Ray listens at {node}, not on loopback: it had been imported before it was told to")
 
 
 def run(settings: Replicas, host: str, port: int, *, verbose: bool, ready: Any) -> None:

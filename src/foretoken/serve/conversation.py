@@ -119,7 +119,7 @@ class Conversation:
         tools = [tool.model_dump(exclude_none=True) for tool in choice.tools]
         plain = [_plain(message, place) for place, message in enumerate(messages)]
         if "tools" not in template:
-            plain, tools = _introduced(plain, tools), []
+            plain, tools = _introduced(plain, tools, system=not tools or _takes_system(service.llm.tokenizer)), []
         try:
             self.prompt = service.llm.chat_prompt(
                 plain, tools=tools, chat_template_kwargs=_settings(settings, template) | _effort(*effort, template)
@@ -177,8 +177,24 @@ def _mapping(arguments: str) -> Any:
     return found if isinstance(found, dict) else arguments
 
 
-def _introduced(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same conversation for a template that knows neither tools nor calls nor what comes of them."""
+def _takes_system(tokenizer: Any) -> bool:
+    """Return whether the chat template shows a system message; some refuse it, and some leave it out."""
+    mark = "is this shown?"
+    probe = [{"role": "system", "content": mark}, {"role": "user", "content": "-"}]
+    try:
+        return mark in tokenizer.apply_chat_template(probe, tokenize=False)
+    except Exception:  # a template raises what it likes
+        return False
+
+
+def _introduced(
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, system: bool
+) -> list[dict[str, Any]]:
+    """The same conversation for a template that knows neither tools nor calls nor what comes of them.
+
+    Args:
+        system: whether it takes a system message; without one, the tools are described in the first user's.
+    """
     found: list[dict[str, Any]] = []
     for message in messages:
         content = message["content"]
@@ -189,16 +205,22 @@ def _introduced(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any
             else:
                 found.append({"role": "user", "content": content, "of_tools": True})
             continue
+        if message["role"] == "user" and found and found[-1].get("of_tools"):
+            found[-1]["content"] += "\n\n" + content
+            continue
         calls = [_written(call["function"]) for call in message.get("tool_calls", ())]
         content = "\n".join([*([content] if content else []), *calls])
         found.append({**{k: v for k, v in message.items() if k != "tool_calls"}, "content": content})
     if tools:
         lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
         words = _TOOLS.format(tools=lines, begin=OPEN, end=CLOSE)
+        first = next((place for place, message in enumerate(found) if message["role"] == "user"), None)
         if found and found[0]["role"] == "system":
             found[0] = {**found[0], "content": f"{found[0]['content']}\n\n{words}"}
+        elif system or first is None:
+            found.insert(0, {"role": "system" if system else "user", "content": words})
         else:
-            found.insert(0, {"role": "system", "content": words})
+            found[first] = {**found[first], "content": f"{words}\n\n{found[first]['content']}"}
     return [{key: value for key, value in message.items() if key != "of_tools"} for message in found]
 
 

@@ -1,7 +1,8 @@
 """Errors as OpenAI's API has them: ``{"error": {message, type, param, code}}`` and a status.
 
 400 a mistake in the request    401 no or another key    404 no such model or path    405 another method is meant
-413 too large                   429 the queue is full    500 the request failed       503 shutting down, or dead
+408 sent too slowly             413 too large            414 the path is too long     429 the queue is full
+431 too many header fields      500 the request failed   503 shutting down, or dead
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _OTHERWISE = {
     "extra_body": "write its fields beside the others",
     "max_completion_tokens": "write max_tokens, or max_output_tokens in /v1/responses",
 }
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
-_MORE_TYPES = {405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+_TYPES = dict.fromkeys((400, 405, 408, 413, 414, 431), "invalid_request_error")
+_TYPES |= {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
@@ -74,7 +75,7 @@ class ApiError(Exception):
         message, param = (
             each and each.encode("utf-8", "backslashreplace").decode() for each in (str(self), self.param)
         )
-        kind = (_TYPES | _MORE_TYPES).get(self.status, "server_error")
+        kind = _TYPES.get(self.status, "server_error")
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> Response:

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from foretoken.core.errors import ConfigError
 from foretoken.serve.loop import EngineLoop
+from foretoken.serve.request_head import bounded_config
 
 log = logging.getLogger(__name__)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -49,7 +50,7 @@ def serve(app: FastAPI, loop: EngineLoop, listening: socket.socket, *, drain_sec
         drain_seconds: that running requests may take after the first SIGTERM or SIGINT; a second one ends them, a third
             one does not wait for their readers.
     """
-    config = uvicorn.Config(
+    config = bounded_config(
         app,
         lifespan="off",
         access_log=False,

@@ -12,7 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretoken.engine.text.grammars import LAYOUT
+from foretoken.core.errors import ConfigError
+from foretoken.engine.text.grammars import LAYOUT, refuse_contradictions
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import Tool
 from foretoken.serve.tools import CLOSE, OPEN
@@ -81,7 +82,13 @@ class ToolChoice:
         rules.append("one: " + " | ".join(f"one_{index}" for index in range(len(self._callable))))
         for index, tool in enumerate(self._callable):
             head = f'{{"name": {json.dumps(tool.function.name)}, "arguments": '
-            rules.append(f'one_{index}: {json.dumps(head)} {_json(_arguments(tool))} "}}"')
+            arguments = _arguments(tool)
+            try:
+                refuse_contradictions(arguments)
+            except ConfigError as error:
+                why = str(error).removeprefix("structured_outputs.json: ")
+                raise ApiError(400, f"parameters of the tool '{tool.function.name}': {why}", param="tools") from None
+            rules.append(f'one_{index}: {json.dumps(head)} {_json(arguments)} "}}"')
         return "\n".join(rules) + "\n"
 
 

@@ -106,9 +106,34 @@ def test_a_shorter_context_may_be_asked(saved: Path) -> None:
     assert load(saved, device="cpu", max_length=64).max_length == 64
 
 
+def edit_json(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | changes))
+
+
 def test_every_end_token_of_the_generation_config_counts(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     assert load(folder, device="cpu").end_ids == {2, 7}
+
+
+@pytest.mark.parametrize("where", ["config.json", "generation_config.json"])
+def test_an_end_token_that_only_the_tokenizer_names_counts(
+    folder: Path, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if where == "config.json":
+        (folder / "generation_config.json").unlink()
+    edit_json(folder / where, eos_token_id=7)
+    assert load(folder, device="cpu").end_ids == {2, 7}
+    assert "texts end at '</s>' (2) too, which its tokenizer names" in caplog.text
+    caplog.clear()
+    edit_json(folder / where, eos_token_id=[2, 7])
+    assert load(folder, device="cpu").end_ids == {2, 7}
+    assert not caplog.records
+
+
+def test_an_end_token_of_the_tokenizer_beyond_the_vocabulary_is_none(folder: Path) -> None:
+    edit_json(folder / "tokenizer_config.json", eos_token="<beyond>")
+    assert load(folder, device="cpu").end_ids == {2}
 
 
 @pytest.mark.parametrize("end", ["2", [2.0], True, {"id": 2}, [[2]]], ids=str)
@@ -121,7 +146,7 @@ def test_end_tokens_that_are_no_numbers_are_refused(folder: Path, end: Any) -> N
     ("end", "kept", "words"),
     [
         ([2, VOCAB_SIZE], {2}, f"eos_token_id={VOCAB_SIZE} is beyond its vocabulary of {VOCAB_SIZE}: texts end at [2]"),
-        ([-1, 10**9], set(), "no text ends before max_tokens or a stop"),
+        ([-1, 10**9], {2}, "it ends no text"),
     ],
 )
 def test_end_tokens_beyond_the_vocabulary_are_named(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
@@ -9,8 +10,73 @@ from typing import Any
 
 import pytest
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.serve import cluster
+
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+VARIABLES = ("RAY_ADDRESS", LOOPBACK, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of Ray's as they are before the command; what it sets is gone behind a test."""
+    for name in (*VARIABLES, "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, *, version: str = "2.60.0", node: str = "127.0.0.1") -> list[Any]:
+    """Ray, which only notes what it is told to begin."""
+    calls: list[Any] = []
+
+    def init(**options: Any) -> None:
+        calls.append((options["address"], {name: os.environ[name] for name in VARIABLES if name in os.environ}))
+
+    ray = ModuleType("ray")
+    ray.__dict__.update(is_initialized=lambda: False, init=init, __version__=version)
+    ray.__dict__.update(util=SimpleNamespace(get_node_ip_address=lambda: node), shutdown=lambda: calls.append("ended"))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    return calls
+
+
+@pytest.mark.parametrize("address", [None, "", "local"])
+def test_a_cluster_begun_here_is_closed_to_others(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    calls = stand_in(monkeypatch)
+    cluster.begin(verbose=True)
+    ((where, told),) = calls
+    assert where == "local"  # and none that runs on this machine already
+    assert told[LOOPBACK] == "0"
+    assert told["RAY_AUTH_MODE"] == "token"
+    assert len(told["RAY_AUTH_TOKEN"]) == 64
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    cluster.begin(verbose=True)
+    assert calls[1][1]["RAY_AUTH_TOKEN"] != told["RAY_AUTH_TOKEN"]
+
+
+def test_a_token_that_is_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/etc/token")
+    calls = stand_in(monkeypatch)
+    cluster.begin(verbose=True)
+    assert "RAY_AUTH_TOKEN" not in calls[0][1]
+
+
+def test_a_given_cluster_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    calls = stand_in(monkeypatch, version="2.40.0", node="10.0.0.2")
+    cluster.begin(verbose=True)
+    assert calls == [("10.0.0.1:6379", {"RAY_ADDRESS": "10.0.0.1:6379"})]
+
+
+def test_a_cluster_that_would_be_open_is_not_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = stand_in(monkeypatch, node="192.0.2.2")
+    with pytest.raises(ForetokenError, match=r"Ray listens at 192\.0\.2\.2"):
+        cluster.begin(verbose=True)
+    assert calls[-1] == "ended"
+    stand_in(monkeypatch, version="2.51.3")
+    with pytest.raises(ConfigError, match=r"Ray 2\.51\.3 cannot ask for a token"):
+        cluster.begin(verbose=True)
 
 
 @pytest.mark.parametrize(
@@ -27,9 +93,8 @@ def test_a_cluster_that_does_not_come_up_is_an_error_and_no_bug(
         raise Exception("the node timed out")  # as bare as Ray's
 
     ray = ModuleType("ray")
-    ray.__dict__.update(is_initialized=lambda: False, init=init)
+    ray.__dict__.update(is_initialized=lambda: False, init=init, __version__="2.60.0")
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if address:
         monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ForetokenError, match=told):

@@ -14,7 +14,7 @@ from foretoken.core.errors import InputError
 from foretoken.options.sampling import SamplingParams
 from foretoken.serve.conversation import _introduced
 from helpers.serving import NAME, Served, served
-from helpers.templates import TOOLS, templated
+from helpers.templates import IN_TURNS, TOOLS, USER_AND_ASSISTANT, templated
 from helpers.zoo_llms import base, with_config
 
 QUESTION = [{"role": "user", "content": "How warm is it in Oslo?"}]
@@ -122,7 +122,7 @@ def test_auto_and_none_answer_with_text(client: openai.OpenAI) -> None:
     for tool in (WEATHER, strict):
         answer = client.chat.completions.create(**asked(tools=[tool])).choices[0].message
         # the prompt tells of the tool; a grammar that waits for a call leaves text as it is
-        said = base().chat(_introduced(list(QUESTION), [tool]), SamplingParams(max_tokens=90))[0].text
+        said = base().chat(_introduced(list(QUESTION), [tool], system=True), SamplingParams(max_tokens=90))[0].text
         assert answer.tool_calls is None
         assert answer.content == said != plain
 
@@ -207,6 +207,54 @@ def test_a_template_that_knows_tools_is_given_them(monkeypatch: pytest.MonkeyPat
     assert "You may call functions" not in text
 
 
+@pytest.mark.parametrize("template", [IN_TURNS, USER_AND_ASSISTANT], ids=["refuses", "leaves-out"])
+def test_tools_without_a_system_role_are_described_in_the_first_users_message(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = with_config({"method": "suffix"}, target=templated(template))
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "Noon."},
+        {"role": "user", "content": "Are you sure?"},
+    ]
+    prompts, make = list[str](), llm.chat_prompt
+
+    def noted(*given: Any, **more: Any) -> dict[str, list[int]]:
+        found = make(*given, **more)
+        prompts.append(llm.tokenizer.decode(found["prompt_token_ids"]))
+        return found
+
+    monkeypatch.setattr(llm, "chat_prompt", noted)
+    with served(llm) as running:
+        for sent in (QUESTION, messages):
+            fields = asked(tools=[CLOCK], tool_choice="required", parallel_tool_calls=False) | {"messages": sent}
+            status, answer, _ = running.send("/v1/chat/completions", fields)
+            assert status == 200, answer
+            assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "clock"
+        status, answer, _ = running.send("/v1/chat/completions", asked() | {"messages": QUESTION})
+        assert status == 200, answer
+        ask = {"model": NAME, "input": QUESTION[0]["content"], "max_output_tokens": 4}
+        tool = {"type": "function", **CLOCK["function"]}
+        assert running.send("/v1/responses", {**ask, "tools": [tool]})[0] == 200
+    for prompt in (*prompts[:2], prompts[3]):
+        first = prompt.index("<|user|>")
+        described = prompt.index('"name": "clock"')
+        assert first < described < prompt.index(QUESTION[0]["content"]) < prompt.index("<|assistant|>")
+        assert "<|system|>" not in prompt
+    assert "Noon.\n</tool_response>\n\nAre you sure?" in prompts[1]
+    assert "clock" not in prompts[2]
+
+
 def test_the_library_refuses_tools_that_a_template_does_not_know() -> None:
     with pytest.raises(InputError, match="knows no tools"):
         base().chat_prompt(QUESTION, tools=[CLOCK])
+
+
+def test_parameters_that_contradict_themselves_are_named_with_their_tool(server: Served) -> None:
+    parameters = {"properties": {"a": {"type": "integer"}}, "patternProperties": {"^a": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "odd", "parameters": {"type": "object", **parameters}}}
+    status, answer, _ = server.send("/v1/chat/completions", asked(tools=[CLOCK, tool], tool_choice="required"))
+    assert (status, answer["error"]["param"]) == (400, "tools")
+    assert "parameters of the tool 'odd': the property 'a' contradicts" in answer["error"]["message"]

@@ -60,7 +60,8 @@ def batch(
 ) -> int:
     """Answer a file of requests, one answer a line, each written as soon as it is done.
 
-    If the command is stopped or killed, the same command goes on with the requests that have no answer yet.
+    If the command is stopped or killed, or a request gets an error, the same command goes on with the requests that
+    have no answer yet. It exits with 1 while there are errors.
 
     [bold]Examples[/bold]
 
@@ -81,8 +82,8 @@ def batch(
     lines = batches.read(file)
     place = check_writable(out or file.with_suffix(".answers.jsonl"), "--out")
     known = batches.answered(place)
-    left = [line for line in lines if line.custom_id not in known]
-    strangers = known - {line.custom_id for line in lines}
+    left = [line for line in lines if not known.get(line.custom_id)]
+    strangers = {each for each, fine in known.items() if fine} - {line.custom_id for line in lines}
     if strangers:
         raise InputError(f"{place} answers '{min(strangers)}', which {file} does not ask: give another --out")
     options: dict[str, Any] = {
@@ -90,19 +91,21 @@ def batch(
         "max_num_seqs": engine.max_num_seqs,
         "enable_prefix_caching": True,
     }
-    called, failed = name or model, 0
+    called, errors = name or model, list[str]()
     llm = load_model(model, config, verbose=verbose, **options) if left and not on_ray else None
+    if not all(known.values()):
+        batches.forget_errors(place)
     with place.open("ab", buffering=0) as answers, progress_bar("requests", len(left)) as advance:
 
         def write(answer: dict[str, Any]) -> None:
-            nonlocal failed
             line = (json.dumps(answer, ensure_ascii=False) + "\n").encode()
             try:
                 while line:  # a disk that fills up takes a part
                     line = line[answers.write(line) :]
             except OSError as error:
                 raise ForetokenError(f"{place}: cannot be written ({error.strerror or error})") from None
-            failed += answer["response"]["status_code"] != 200
+            if answer["response"]["status_code"] != 200:
+                errors.append(f"{answer['custom_id']}: {answer['response']['body']['error']['message']}")
             if advance is not None:
                 advance()
 
@@ -121,5 +124,8 @@ def batch(
                 write(answer)
         elif llm is not None:
             batches.run(llm, called, left, write)
-    note(f"{len(left)} answered now, {len(lines) - len(left)} before, {failed} of them now with an error: {place}")
-    return int(bool(failed))
+    fine = len(left) - len(errors)
+    note(f"{fine} answered now, {len(lines) - len(left)} before, {len(errors)} left with an error: {place}")
+    if errors:
+        note(f"the same command tries those again; the first: {errors[0]}")
+    return int(bool(errors))

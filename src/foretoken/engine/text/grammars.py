@@ -7,15 +7,19 @@ one token only, that is drafted and verified like any other draft, never jumped 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from foretoken.core.constraint import Constraint
 from foretoken.core.errors import ConfigError, NothingFits
+from foretoken.engine.text.json_keys import JsonKeys, TokenBytes
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.sampling import StructuredOutputs
 
@@ -34,6 +38,7 @@ class Grammars:
     def __init__(self, target: LanguageModel) -> None:
         self._target = target
         self._tokenizer: Any = None
+        self._bytes: TokenBytes | None = None
         self._lock = threading.Lock()
 
     def constraint(self, wanted: StructuredOutputs, stop_ids: frozenset[int]) -> Grammar:
@@ -57,7 +62,21 @@ class Grammars:
             if kind == "grammar" and "::=" in str(wanted.grammar):  # vLLM and llama.cpp take these
                 why = f"rules are written in Lark's form here, 'start: \"yes\" | \"no\"', not with '::='; {why}"
             raise ConfigError(f"structured_outputs.{kind}: {why[:_LONGEST]}")
-        return Grammar(matcher, stop_ids, self._target.vocab_size, self._target.device)
+        keys = None
+        if kind in ("json", "json_object"):
+            keys = _Keys(
+                JsonKeys(b"" if wanted.reasoning is None else b"</think>", optional=wanted.reasoning == "optional"),
+                self._token_bytes(),
+                free="patternProperties" not in grammar,
+            )
+        return Grammar(matcher, stop_ids, self._target.vocab_size, self._target.device, keys)
+
+    def _token_bytes(self) -> TokenBytes:
+        tokenizer = self._vocabulary()
+        with self._lock:
+            if self._bytes is None:
+                self._bytes = TokenBytes([tokenizer.decode_bytes([each]) for each in range(self._target.vocab_size)])
+        return self._bytes
 
     def _vocabulary(self) -> Any:
         with self._lock:
@@ -75,6 +94,21 @@ class Grammars:
         return self._tokenizer
 
 
+@dataclass(slots=True)
+class _Keys:
+    """What keeps a JSON text from giving a key twice.
+
+    Attributes:
+        read: the committed text.
+        tokens: the vocabulary.
+        free: whether keys are of any text, so that there is always another one.
+    """
+
+    read: JsonKeys
+    tokens: TokenBytes
+    free: bool
+
+
 class Grammar(Constraint):
     """One request's place in a grammar.
 
@@ -86,14 +120,23 @@ class Grammar(Constraint):
         stop_ids: see :meth:`Grammars.constraint`.
         vocab_size: V.
         device: of the masks.
+        keys: of a JSON text; None: the text is of another kind.
     """
 
-    def __init__(self, matcher: Any, stop_ids: frozenset[int], vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        matcher: Any,
+        stop_ids: frozenset[int],
+        vocab_size: int,
+        device: torch.device,
+        keys: _Keys | None = None,
+    ) -> None:
         self._matcher = matcher
         self._stop_ids = stop_ids
         self._stops = torch.tensor(sorted(stop_ids), dtype=torch.int64)
         self._vocab_size = vocab_size
         self._device = device
+        self._keys = keys
         self._lost = False
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
@@ -111,13 +154,43 @@ class Grammar(Constraint):
         if matcher.is_stopped():
             mask_V = torch.zeros(self._vocab_size, dtype=torch.bool)
         else:
-            found = bytearray(matcher.compute_logit_bias())  # a byte for each token, 0 where it is not allowed
-            mask_V = torch.frombuffer(found, dtype=torch.uint8)[: self._vocab_size] != 0
-        mask_V[self._stops] = bool(matcher.is_accepting())
+            mask_V = self._permitted(matcher)
+            if self._keys is not None:
+                mask_V[self._repeated(mask_V, path)] = False
+        self._permit_ends(mask_V)
         if path:
             matcher.rollback(len(path))
         self._refuse_what_is_given_up()
         return mask_V.to(self._device)
+
+    def _permitted(self, matcher: Any) -> Tensor:
+        found = bytearray(matcher.compute_logit_bias())  # a byte for each token, 0 where it is not allowed
+        return torch.frombuffer(found, dtype=torch.uint8)[: self._vocab_size] != 0
+
+    def _permit_ends(self, mask_V: Tensor) -> None:
+        """Let the text end where it is whole, or becomes whole by a token of the grammar that is an end: ``<[5]>``."""
+        if self._matcher.is_accepting():
+            mask_V[self._stops] = True
+            return
+        for stop in self._stops[mask_V[self._stops]].tolist():
+            ended = self._matcher.deep_copy()  # rolled back from an end it would not be as before
+            mask_V[stop] = bool(ended.consume_tokens([stop])) and bool(ended.is_accepting())
+
+    def _repeated(self, mask_V: Tensor, path: Sequence[int]) -> list[int]:
+        """Return the tokens that would give a key twice behind a path that the matcher has read."""
+        keys = self._keys
+        assert keys is not None
+        read = _read(keys, path)
+
+        def ahead(more: list[int]) -> np.ndarray[Any, Any]:
+            matcher = self._matcher.deep_copy()
+            matcher.consume_tokens(more)
+            mask_V = self._permitted(matcher)
+            mask_V[self._stops] = False
+            found: np.ndarray[Any, Any] = mask_V.numpy() & (not matcher.is_error())
+            return found
+
+        return read.refuse(mask_V.numpy(), keys.tokens, None if keys.free else ahead)
 
     def possible(self, path: Sequence[int]) -> bool:
         if path and path[-1] in self._stop_ids:  # the end, if the text may end there
@@ -136,9 +209,11 @@ class Grammar(Constraint):
             self._lost = True
         elif text:
             self._matcher.consume_tokens(text)  # where it gives up, the next question is refused
+            if self._keys is not None:
+                self._keys = replace(self._keys, read=_read(self._keys, text))
 
     def copy(self) -> Grammar:
-        twin = Grammar(self._matcher.deep_copy(), self._stop_ids, self._vocab_size, self._device)
+        twin = Grammar(self._matcher.deep_copy(), self._stop_ids, self._vocab_size, self._device, self._keys)
         twin._lost = self._lost
         return twin
 
@@ -158,7 +233,15 @@ class Grammar(Constraint):
         if self._matcher.is_stopped() or not self._stop_ids.isdisjoint(path):
             return False
         count: int = self._matcher.validate_tokens(list(path))
-        return count == len(path)
+        return count == len(path) and (self._keys is None or not _read(self._keys, path).twice)
+
+
+def _read(keys: _Keys, path: Sequence[int]) -> JsonKeys:
+    """Return what is known of a text behind more tokens."""
+    read = keys.read.copy()
+    for token in path:
+        read.feed(keys.tokens.of[token])
+    return read
 
 
 def _grammar(wanted: StructuredOutputs) -> tuple[str, str]:
@@ -170,6 +253,7 @@ def _grammar(wanted: StructuredOutputs) -> tuple[str, str]:
     try:
         if kind == "json":
             schema = json.loads(value) if isinstance(value, str) else value
+            refuse_contradictions(schema)
             return kind, LLMatcher.grammar_from_json_schema({} if schema is True else schema, defaults=LAYOUT)
         if kind == "json_object":
             return kind, LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=LAYOUT)
@@ -182,11 +266,54 @@ def _grammar(wanted: StructuredOutputs) -> tuple[str, str]:
         raise ConfigError(f"structured_outputs.{kind}: {str(error)[:_LONGEST]}") from None
 
 
+def refuse_contradictions(schema: Any) -> None:
+    """Refuse a property to which no value can be given, since a pattern of the same object asks for another one.
+
+    Raises:
+        ConfigError: names both.
+    """
+    root = schema if isinstance(schema, dict) else {}
+    shared = {name: root[name] for name in ("$defs", "definitions", "$schema") if name in root}
+    waiting: list[Any] = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, dict):
+            waiting += each.values()
+            properties, patterns = each.get("properties"), each.get("patternProperties")
+            if isinstance(properties, dict) and isinstance(patterns, dict):
+                _check_patterns(properties, patterns, shared)
+
+
+def _check_patterns(properties: dict[str, Any], patterns: dict[str, Any], shared: dict[str, Any]) -> None:
+    from llguidance import LLMatcher
+
+    for name, value in properties.items():
+        if value is False:  # it is forbidden, and means to be
+            continue
+        for pattern, more in patterns.items():
+            try:
+                if re.search(pattern, name) is None:
+                    continue
+            except re.error:  # of another dialect: llguidance has its own word on it
+                continue
+            both = {**shared, "allOf": [value, more]}
+            failed, said = LLMatcher.validate_grammar_with_warnings(
+                LLMatcher.grammar_from_json_schema(both, defaults=LAYOUT), None
+            )
+            if failed and any("Unsatisfiable" in word for word in said):
+                raise ConfigError(
+                    f"structured_outputs.json: the property '{name:.60}' contradicts patternProperties "
+                    f"'{pattern:.60}': no value fits both, change or remove one of them"
+                )
+
+
 def _behind_reasoning(grammar: str, form: str) -> str:
     """The grammar of a text that may reason first, and then is what the grammar says."""
     written = grammar.lstrip().startswith("{")  # the library's own form, else Lark
     answer = json.loads(grammar)["grammars"][0] if written else {"lark_grammar": grammar}
     thought = {"open": "thought SPACE?", "optional": "(thought SPACE?)?"}[form]
-    head = "" if form == "open" else r"[ \n]*<think>"
+    head = "" if form == "open" else r"[ \n]{0,4}<think>"  # a model that may put spaces for ever does
     lark = f"start: {thought} @answer\nthought[lazy]: /{head}(.|\\n)*<\\/think>/\nSPACE: /[ \\n]{{1,4}}/\n"
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**answer, "name": "answer"}]})

@@ -25,6 +25,16 @@ from foretoken.core.errors import ModelError
 from foretoken.models.gguf.container import GGUFFile, text_field
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+# as llama.cpp knows them by their text
+_TURN_ENDS = {
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+}
 _PADDING = re.compile(r"\[PAD\d+\]")  # rows of the embedding beyond the vocabulary, as converters name them
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -130,7 +140,7 @@ class _Vocabulary:
             pair=[*before, "$A", *after, *before, "$B", *after],
             special_tokens=[(text, self.tokens.index(text)) for text in {*before, *after}],
         )
-        return PreTrainedTokenizerFast(
+        made = PreTrainedTokenizerFast(
             tokenizer_object=backend,
             chat_template=text_field(self._file.fields, "tokenizer.chat_template"),
             clean_up_tokenization_spaces=False,
@@ -141,6 +151,14 @@ class _Vocabulary:
             ],
             **named,
         )
+        made.turn_end_ids = self._turn_ends()
+        return made
+
+    def _turn_ends(self) -> list[int]:
+        """Return control tokens that are known to end a turn; older files have no field that says so."""
+        ends = _TURN_ENDS - ({"<|end|>"} if "<|return|>" in self.tokens else set())  # there it ends a part of an answer
+        marked = zip(self.tokens, self.kinds, strict=True)
+        return [index for index, (token, kind) in enumerate(marked) if kind == _CONTROL and token in ends]
 
     def byte_level(self) -> tuple[Tokenizer, bool]:
         """BPE over bytes; whether texts begin with a token for it."""

@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 
 from foretoken.core.errors import ConfigError, RequestError
 from foretoken.engine.llm import LLM
-from foretoken.engine.text.grammars import Grammars
+from foretoken.engine.text.grammars import Grammar, Grammars
 from foretoken.options.sampling import SamplingParams, StructuredOutputs
 from helpers.zoo_llms import PROMPTS, ids, target, with_config
 
@@ -223,6 +223,127 @@ def test_what_cannot_be_had_is_said_before_anything_runs(plain: LLM, wanted: dic
     with pytest.raises(ConfigError, match=says):
         plain.generate([PROMPTS[0]], SamplingParams(structured_outputs=wanted))
     assert not plain.engine.busy
+
+
+@pytest.mark.parametrize("ending", ["<[5]>", "<|end|>", "<[5]>?", "<[2-5]>", '"!" <[2,5]>'])
+def test_a_grammar_may_end_in_the_models_own_end(llm: LLM, plain: LLM, ending: str) -> None:
+    assert 5 in target().end_ids
+    params = SamplingParams(max_tokens=8, structured_outputs={"grammar": f'start: "Yes" {ending}'})
+    outputs = llm.generate(list(PROMPTS[:2]), params)
+    for output in outputs:
+        assert (output.finish_reason, output.error) == ("stop", None)
+        assert output.text in ("Yes", "Yes!")
+    assert ids(outputs) == ids(plain.generate(list(PROMPTS[:2]), params))
+
+
+def test_an_end_within_a_grammar_does_not_end_half_a_text(plain: LLM) -> None:
+    """Where an end is permitted and the text is not whole behind it, other tokens are chosen."""
+    constraint = Grammars(target()).constraint(
+        StructuredOutputs(grammar='start: "Yes" ("!" | <[5]> "No" | <[2]>)'), frozenset(target().end_ids)
+    )
+    yes, mark = (plain.tokenizer.encode(each, add_special_tokens=False) for each in ("Yes", "!"))
+    behind = constraint.allowed(yes)
+    assert behind is not None
+    assert behind.nonzero()[:, 0].tolist() == sorted([*mark, 2])
+    assert constraint.possible([*yes, 2])
+    assert not constraint.possible([*yes, 5])
+
+
+A, B = {"a": {"type": "integer"}}, {"b": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"properties": A, "patternProperties": {"^a": {"type": "string"}}},
+        {"properties": A | B, "patternProperties": {"^a$": {"type": "string"}}, "required": ["b"]},
+        {"properties": A, "patternProperties": {"": {"maximum": 3}, "^a$": False}},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "patternProperties": {"a": {"enum": ["b"]}}},
+        {"properties": {"a": {"type": "object", "properties": B, "patternProperties": {"b": {"type": "null"}}}}},
+    ],
+    ids=["optional", "beside-another", "forbidden", "reference", "nested"],
+)
+def test_a_pattern_that_contradicts_a_property_is_refused_before_an_answer_begins(
+    plain: LLM, more: dict[str, Any]
+) -> None:
+    schema = {"type": "object", "$defs": {"x": {"type": "integer"}}, "additionalProperties": False, **more}
+    with pytest.raises(ConfigError, match="contradicts patternProperties"):
+        plain.new_requests(PROMPTS[0], SamplingParams(structured_outputs={"json": schema}))
+
+
+YES = {"type": "boolean"}
+FEW_KEYS: list[dict[str, Any]] = [
+    {"properties": {"a": YES}, "patternProperties": {"^a$": {}}, "required": ["a"]},
+    {"patternProperties": {"^(a|bc|bd)$": YES}},
+    {"properties": {"b": YES}, "patternProperties": {"^a?$": YES}, "required": ["b"]},
+    {"properties": {"x": {"type": "object", "patternProperties": {"^(é|ü)$": YES}, "additionalProperties": False}}},
+]
+
+
+@pytest.mark.parametrize("more", FEW_KEYS, ids=range(len(FEW_KEYS)))
+def test_where_no_key_is_left_an_object_ends(plain: LLM, more: dict[str, Any]) -> None:
+    """A writer that goes on wherever it may: no object closes while a comma or a key is possible."""
+    schema = {"type": "object", "additionalProperties": False, **more}
+    constraint = Grammars(target()).constraint(StructuredOutputs(json=schema), frozenset(target().end_ids))
+    closing = torch.tensor(["}" in plain.tokenizer.decode([each]) for each in range(target().vocab_size)])
+    for seed in range(5):
+        own, text, chance = constraint.copy(), list[int](), torch.Generator().manual_seed(seed)
+        while not bool((mask := allowed(own))[min(target().end_ids)]):
+            among = mask & ~closing if bool((mask & ~closing).any()) else mask
+            choices = among.nonzero()[:, 0]
+            assert len(choices), plain.tokenizer.decode(text)
+            text.append(int(choices[torch.randint(len(choices), (1,), generator=chance)]))
+            assert own.possible(text[-1:])
+            own.append(text[-1:])
+        json.loads(plain.tokenizer.decode(text), object_pairs_hook=once)
+
+
+def allowed(constraint: Grammar) -> torch.Tensor:
+    mask = constraint.allowed([])
+    assert mask is not None
+    return mask
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs), pairs
+    return dict(pairs)
+
+
+@pytest.mark.parametrize("reasoning", [None, "optional", "open"])
+def test_no_key_is_given_twice(plain: LLM, reasoning: str | None) -> None:
+    wanted = StructuredOutputs(json={"type": "object", "additionalProperties": {}}, reasoning=reasoning)
+    constraint = Grammars(target()).constraint(wanted, frozenset(target().end_ids))
+
+    def tokens(text: str) -> list[int]:
+        return plain.tokenizer.encode(text, add_special_tokens=False)
+
+    def goes(text: str) -> bool:
+        """Whether a text may be written, token by token, as by drafts that are looked beyond."""
+        path = tokens(text)
+        masks = [constraint.allowed(path[:place]) for place in range(len(path))]
+        one_by_one = all(mask is not None and bool(mask[token]) for mask, token in zip(masks, path, strict=True))
+        assert one_by_one == constraint.possible(path)
+        return one_by_one
+
+    begun = {None: "", "optional": '<think>{"a": 1, "a": 2}</think>', "open": '"a" {</think>'}[reasoning]
+    assert goes(begun + '{"a": 1, "b": {"a": [{"a": 2}, {"a": "\\"a\\": 1, \\"a\\": 2"}]}, "ab": 3}')
+    assert not goes(begun + '{"a": 1, "a": 2}')
+    assert not goes(begun + '{"b": 1, "a": [{"c": {}, "c": 1')
+    assert not goes(begun + '{"a": 1, "\\u0061": 2}')
+    if reasoning == "optional":
+        assert goes('{"a": 1, "b": 2}')
+        assert not goes('{"a": 1, "a": 2}')
+    constraint.append(tokens(begun + '{"a": 1, '))
+    assert goes('"b": 2}')
+    assert not constraint.copy().possible(tokens('"a": 2}'))
+
+
+def test_space_before_an_answer_that_may_be_reasoned_is_bounded(plain: LLM) -> None:
+    wanted = StructuredOutputs(json_object=True, reasoning="optional")
+    constraint = Grammars(target()).constraint(wanted, frozenset(target().end_ids))
+    space = plain.tokenizer.encode("\n", add_special_tokens=False)
+    assert constraint.possible(space * 2)
+    assert not constraint.possible(space * 5)
 
 
 def given_up() -> str:

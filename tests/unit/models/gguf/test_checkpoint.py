@@ -125,6 +125,20 @@ def test_ends_of_turns_count(saved: Path, tmp_path: Path) -> None:
     assert load(gguf_files.rewrite(saved, tmp_path / "x.gguf", fields=fields), device="cpu").end_ids == {2, 7, 9}
 
 
+@pytest.mark.parametrize(("kind", "ends"), [(3, {2, 20}), (1, {2})], ids=["control", "text"])
+def test_an_end_of_turn_that_only_the_tokenizer_names_counts(
+    kind: int, ends: set[int], saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = gguf.GGUFReader(str(saved)).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    tokens[20], kinds[20] = "<|im_end|>", kind
+    named = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+    path = gguf_files.rewrite(saved, tmp_path / "x.gguf", fields=named)
+    assert load(path, device="cpu").end_ids == ends
+    assert ("texts end at '<|im_end|>' (20) too" in caplog.text) == (20 in ends)
+
+
 @pytest.mark.parametrize("kind", ["linear", "yarn", "none"])
 def test_scaled_rotary_embeddings(kind: str, saved: Path, tmp_path: Path) -> None:
     fields = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}

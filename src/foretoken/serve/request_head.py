@@ -1,0 +1,222 @@
+"""Bounds on what precedes a body: the request line and the header fields, in bytes, in number and in time.
+
+uvicorn's own protocols read header fields without an end, and wait for them without one. Two places bound them:
+
+* :func:`check_head` refuses a head that has been read, in the application, under any host, before the key is asked for;
+* :func:`bounded_protocol` makes uvicorn stop reading a head, a chunk's extension or a trailer that does not end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from foretoken.serve.errors import ApiError
+
+MAX_BYTES = 64 * 2**10  # of all header fields
+MAX_FIELDS = 100
+MAX_TARGET = 8 * 2**10  # bytes of the path and its query
+SECONDS = 10.0  # from the moment that a head is awaited to its end
+_LINGER = 2.0  # seconds in which a refused client may finish sending: a closed socket would lose the refusal
+_SLICE = 16 * 2**10  # bytes that are parsed before the bounds are looked at again
+
+
+def check_head(scope: Scope) -> None:
+    """Refuse a request whose line or header fields are too long.
+
+    Raises:
+        ApiError: 414 or 431.
+    """
+    target = scope.get("raw_path") or scope["path"].encode()
+    if len(target) + 1 + len(scope.get("query_string", b"")) > MAX_TARGET:
+        raise _target_too_long()
+    fields = scope["headers"]
+    if len(fields) > MAX_FIELDS or sum(len(name) + len(value) + 4 for name, value in fields) > MAX_BYTES:
+        raise _fields_too_long()
+
+
+def _target_too_long() -> ApiError:
+    return ApiError(414, f"the request line has more than {MAX_TARGET} bytes: shorten the path or its query")
+
+
+def _fields_too_long() -> ApiError:
+    return ApiError(431, f"more than {MAX_FIELDS} header fields or {MAX_BYTES} bytes of them: send fewer")
+
+
+def bounded_config(app: Any, *, http: str = "auto", **options: Any) -> uvicorn.Config:
+    """Configure uvicorn so that what precedes a body is bounded.
+
+    Args:
+        http: "httptools", "h11", or "auto": httptools if it is installed.
+        options: of ``uvicorn.Config``.
+    """
+    protocol = bounded_protocol(http)
+    return uvicorn.Config(app, http=protocol, h11_max_incomplete_event_size=MAX_BYTES, **options)
+
+
+def bounded_protocol(http: str = "auto") -> type[asyncio.Protocol]:
+    """Return one of uvicorn's protocols with these bounds; for ``http`` see :func:`bounded_config`."""
+    if http == "h11":
+        return _BoundedH11
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        if http == "httptools":
+            raise
+        return _BoundedH11
+
+    class BoundedHttpTools(_Bounded, HttpToolsProtocol):
+        """Counts what was received since the last event of the parser, which keeps unfinished fields to itself."""
+
+        _unparsed = 0
+
+        def _parse(self, data: bytes) -> None:
+            self._unparsed += len(data)
+            HttpToolsProtocol.data_received(self, data)
+            if self._unparsed > MAX_BYTES or len(self.headers or ()) > MAX_FIELDS:
+                too_long = len(self.url) > MAX_TARGET
+                self._refuse(_target_too_long() if too_long else _fields_too_long())
+
+        def on_headers_complete(self) -> None:
+            self._unparsed = 0
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._unparsed = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._unparsed = 0
+            super().on_message_complete()
+
+    return BoundedHttpTools
+
+
+class _Bounded(asyncio.Protocol):
+    """What both protocols share: the deadline of a head, and refusals in the form of OpenAI's errors.
+
+    Beside one of uvicorn's protocols, of whose attributes it reads ``cycle`` (the newest request and its answer),
+    ``transport`` and ``server_state``.
+    """
+
+    cycle: Any
+    flow: Any
+    transport: Any
+    server_state: Any
+    _deadline: asyncio.TimerHandle | None = None
+    _refusal: ApiError | None = None
+    _received = False  # whether anything of the head that is awaited has come
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), _SLICE):
+            if self._refusal is not None or self.transport.is_closing():
+                return  # the rest is thrown away
+            self._received = True
+            self._parse(data[start : start + _SLICE])
+        if self._refusal is None and self._answering:
+            self._stop_deadline()
+
+    def on_response_complete(self) -> None:
+        """See uvicorn: the answer has been written."""
+        super().on_response_complete()  # type: ignore[misc]
+        if self.transport.is_closing() or self._answering:
+            return
+        if self._refusal is None:
+            self._await_head()
+        else:
+            self._tell(self._refusal)
+
+    def send_400_response(self, msg: str) -> None:
+        """See uvicorn: called where the parser has raised an error."""
+        error = sys.exc_info()[1]
+        if getattr(error, "error_status_hint", 400) == 431:
+            self._refuse(self._too_long())
+        else:
+            self._refuse(ApiError(400, "this is not a valid HTTP/1.1 request"))
+
+    def _parse(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _too_long(self) -> ApiError:
+        return _fields_too_long()
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._stop_deadline()
+        self._received = False
+        self._deadline = asyncio.get_running_loop().call_later(SECONDS, self._too_late)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_late(self) -> None:
+        body_goes_on = self.cycle is not None and self.cycle.more_body  # of a request that has its answer
+        if self._received and not body_goes_on:
+            self._refuse(ApiError(408, f"the request line and header fields took more than {SECONDS:g} s"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, refusal: ApiError) -> None:
+        """Read no more, and say why, behind the answers to earlier requests."""
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        self._refusal = refusal
+        if not self._answering:
+            self._tell(refusal)
+        elif self.cycle.more_body:  # the request that is refused has begun to be answered
+            begun = self.cycle.response_started or getattr(self, "pipeline", ())
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if begun:
+                self.transport.close()
+            else:
+                self._tell(refusal)
+
+    def _tell(self, refusal: ApiError) -> None:
+        self.flow.resume_reading()
+        body = json.dumps(refusal.body).encode()
+        fields = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        line = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\n".encode()
+        self.transport.write(line + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n" + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._stop_deadline()
+        self._deadline = asyncio.get_running_loop().call_later(_LINGER, self.transport.close)
+
+
+class _BoundedH11(_Bounded, H11Protocol):
+    """h11 bounds what it keeps by itself, see ``h11_max_incomplete_event_size``."""
+
+    def _parse(self, data: bytes) -> None:
+        H11Protocol.data_received(self, data)
+
+    def _too_long(self) -> ApiError:
+        of_head = self.conn.their_state in (h11.IDLE, h11.ERROR) and not self._answering
+        in_line = of_head and b"\n" not in self.conn.trailing_data[0]
+        return _target_too_long() if in_line else _fields_too_long()
