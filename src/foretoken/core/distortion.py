@@ -13,6 +13,10 @@ not the target's argmax, else 0, and its divergence infinite or 0.
 
 Exact:     both numbers at every token, computed from the p and q in hand; no sample enters them. Plain steps and bonus
            tokens add 0.
+Charged:   three rules cannot know e. `judge`, and `sprinter` with a head that reads the state after a token, do not
+           know what their heads would say of tokens that were not drafted (:func:`price_of`); `reflective` knows e
+           given the draft only. Their charges are estimates whose mean over drafts is TV(e, p), or more. A budget
+           limits the charges, and TV(e, p) only in this mean.
 Estimated: what they say about whole texts. The path along which they are summed is one draw from the emitted law E, and
            E[sum KL] = KL(E, P), E[sum TV] >= TV(E, P) for the laws of whole texts; a mean over prompts estimates these.
 Checked:   tests/unit/verifiers/test_lossy.py by enumeration; tests/statistical/test_meter.py on the real pair.
@@ -20,10 +24,10 @@ Condition: e is the law given the prefix *and* what the prefix does not tell: wh
            masses the draft, so that q is one-hot, and a token that stands for certain has e = 1 there. Where the prefix
            leaves that open, the law given the prefix alone is a mixture, and nearer to p (both numbers are convex): in
            the mean the meter never flatters, and "=" above becomes ">=".
-Filters:   the reference is the law that the request asked for. A token with p = 0 (filtered, forbidden) never stands
-           under our rules, so the divergence is finite above temperature 0. Two are exceptions: `entropy_adaptive`
-           tests no token of the small model, and `reflective` is compared with exact verification given the draft,
-           which may be certain of a token.
+Filters:   the reference is the law that the request asked for. Above temperature 0 a token with p = 0 (filtered,
+           forbidden) is never emitted, so the divergence is finite. `entropy_adaptive` is the exception: it tests no
+           token of the small model. `reflective` emits no such token, but its divergence can be infinite: it is
+           compared with exact verification given the draft, which may be certain of another token.
 
 Letters: V vocabulary.
 """

@@ -136,12 +136,16 @@ class Approvals(Evidence):
         approved: one answer per node; None where the head was not asked.
         saw_token: whether an answer looked at the node's token. If not, it depends on the past alone, and a token that
             stands without a test has the law q.
+        others_NV: bool [N, V], where an answer looked at the token: the tokens that would have been approved in a
+            node's place, none where the node could only be the last one. So the distribution of the emitted token is
+            known. None: not known, because a forward would be needed for every token.
     """
 
     title = "what the drafter's own head approves of"
 
     approved: tuple[bool | None, ...]
     saw_token: bool = False
+    others_NV: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

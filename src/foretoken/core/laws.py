@@ -9,7 +9,7 @@ Letters: M rows, V vocabulary, D width of the target, C columns of a drafter tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -74,13 +74,28 @@ class Laws:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def over(self, raw_MV: Tensor) -> Laws:
-        """The same rows with other raw logits, [M, V]: bias, penalties and filters are applied to these."""
+    def over(self, raw_MV: Tensor, changed: Collection[int] = ()) -> Laws:
+        """The same rows with other raw logits, [M, V]: bias, penalties and filters are applied to these.
+
+        Args:
+            changed: rows with other logits. Above temperature 0 a token that the filters exclude in such a row here is
+                excluded there as well; where that leaves no token, the row stays as it is here.
+        """
+
+        def process(x_MV: Tensor, rows: range) -> Tensor:
+            found_MV = x_MV.clone() if self._process is None else self._process(x_MV, rows)
+            for place, row in enumerate(rows):
+                if row in changed:
+                    own_V = self.logits_at(row)
+                    both_V = found_MV[place].masked_fill(own_V == -torch.inf, -torch.inf)
+                    found_MV[place] = both_V if bool((both_V > -torch.inf).any()) else own_V
+            return found_MV
+
         return Laws(
             raw_MV,
             greedy=self.greedy,
             positions=self.positions,
-            process=self._process,
+            process=self._process if self.greedy or not changed else process,
             hidden=self._hidden,
             stop_ids=self.stop_ids,
         )

@@ -156,7 +156,9 @@ def check_spans(target: LanguageModel) -> None:
     finally:
         target.layers_loaded, target.layer_rows = counted
     if reason is not None:
-        raise UnsupportedArchitecture(f"model '{target.name}' ({kind}) cannot draft for itself: {reason}")
+        raise UnsupportedArchitecture(
+            f"model '{target.name}' ({kind}) cannot draft for itself: {reason}; use method='draft_model' or 'suffix'"
+        )
 
 
 def _cut_and_compare(target: LanguageModel) -> str | None:

@@ -62,6 +62,8 @@ def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
             (values, *_) = values
         if not isinstance(values, Tensor):
             raise UnsupportedArchitecture(f"{type(parts.body).__name__}: its layers give more than the hidden states")
+        if values.dim() != 3:
+            raise UnsupportedArchitecture(f"{type(parts.body).__name__}: its layers do not give one state a token")
         # a copy: the next layer may add to it in place
         hidden[int(depth)] = values[0].clone() if span.tap_rows is None else values[0][list(span.tap_rows)]
 

@@ -68,13 +68,13 @@ def find(model: Any, name: str) -> TargetKV:
     if kind not in FAMILIES:
         raise UnsupportedArchitecture(
             f"'{name}' is of type '{kind}': the angles of its keys are not known, only those of "
-            f"{', '.join(sorted(FAMILIES))}"
+            f"{', '.join(sorted(FAMILIES))}; use method='draft_model' or 'suffix'"
         )
     layer = last_full_layer(text)
     if layer is None:
         raise UnsupportedArchitecture(
             f"'{name}' has no layer of full attention: all of its {text.num_hidden_layers} layers see a window of "
-            f"{text.sliding_window} positions"
+            f"{text.sliding_window} positions; use method='draft_model' or 'suffix'"
         )
     rotary = getattr(anatomy.find(model).body, "rotary_emb", None)
     tables = getattr(rotary, "rope_type", None)

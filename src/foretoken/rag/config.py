@@ -12,6 +12,7 @@ METHODS = ("sequential", "ralmspec")
 RETRIEVERS = ("flat", "hnsw", "bm25", "knn")
 KNN = ("neighbours", "weight", "temperature", "locality")  # options that ``knn`` alone has
 WIDTH = 24  # results of every search, whoever asks: an approximate search for fewer may find another first one
+FURTHER = 8  # results that an exact search asks faiss for in addition: mostly enough to see that no other one ties
 MOST_STRIDE = 16
 
 

@@ -24,14 +24,12 @@ from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.last_states import LastStates
 from foretoken.models.prefill import chunks
-from foretoken.rag.config import RagConfig
+from foretoken.rag.config import FURTHER, RagConfig
 from foretoken.rag.passages import Passage
-from foretoken.rag.retrievers import load_faiss
+from foretoken.rag.retrievers import load_faiss, rounding
 from foretoken.rag.search import Pending, SearchFailed
 from foretoken.rag.session import NO_PASSAGE, Session
 from foretoken.rag.stride import Strides
-
-_FURTHER = 8  # candidates beside the neighbours: faiss may order the last ones otherwise than we do
 
 Neighbours = tuple[np.ndarray, np.ndarray]
 """Numbers of entries, nearest first, and their squared distances."""
@@ -89,9 +87,28 @@ class KnnStore:
         return cls(np.concatenate(full) if full else keys[0], np.concatenate(values))
 
     def search(self, queries: Sequence[np.ndarray], count: int) -> list[Neighbours]:
-        """The nearest entries to each query."""
-        _, found = self._index.search(np.stack(queries), min(count + _FURTHER, len(self)))
-        return [self.nearest(query, row, count) for query, row in zip(queries, found, strict=True)]
+        """The nearest entries to each query, the same however many queries there are."""
+        distances, found = self._index.search(np.stack(queries), min(count + FURTHER, len(self)))
+        return [self._nearest(*each, count) for each in zip(queries, found, distances[:, -1], strict=True)]
+
+    def _nearest(self, query: np.ndarray, candidates: np.ndarray, farthest: float, count: int) -> Neighbours:
+        """The nearest of all entries.
+
+        Equal contexts have equal keys, so any number of entries may tie with the last neighbour, and faiss rounds a
+        distance differently for one query and for many. Where an entry that was not found may be as near as the last
+        neighbour, a second search takes in all that may.
+
+        Args:
+            candidates: the entries that faiss found.
+            farthest: the largest of their distances, as faiss rounds it.
+        """
+        found = self.nearest(query, candidates, count)
+        if len(candidates) < len(self):
+            bound = float(found[1][-1]) + rounding(len(query), 4.0)  # |x|^2 + |y|^2 - 2xy of unit vectors
+            if farthest <= bound:
+                _, _, wide = self._index.range_search(query[None], bound)
+                found = self.nearest(query, wide, count)
+        return found
 
     def nearest(self, query: np.ndarray, numbers: np.ndarray, count: int) -> Neighbours:
         """The nearest of some entries; each distance is computed for itself, equal ones are ordered by number."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.rag.config import WIDTH
+from foretoken.rag.config import FURTHER, WIDTH
 from foretoken.rag.encoders import Encoder
 from foretoken.rag.passages import Passage
 
@@ -56,8 +56,10 @@ class Retriever(Protocol):
 class DenseRetriever:
     """Inner products of unit vectors by faiss, exactly (``flat``) or over a graph (``hnsw``).
 
-    faiss adds products up in an order that depends on how many queries there are, on their number and on the threads.
-    So its candidates are scored again here, each pair for itself, and equal scores are ordered by number.
+    faiss rounds products in a way that depends on the number of queries and of threads. So its candidates are scored
+    again here, each pair by itself, and equal scores are ordered by number. Where passages beyond the candidates of
+    ``flat`` may tie with the last result (copies of one text), a second search takes in all of them. A walk over the
+    graph of ``hnsw`` is made for each query alone, so it is always the same.
 
     Args:
         name: "flat" or "hnsw".
@@ -75,6 +77,7 @@ class DenseRetriever:
         self.name = name
         self.size = len(vectors)
         self._vectors = vectors
+        self._longest = float(np.linalg.norm(vectors, axis=1).max())
         self._encoder = encoder
         self._index = _flat(vectors) if name == "flat" else _graph(vectors, graph)
 
@@ -82,14 +85,33 @@ class DenseRetriever:
         return self._encoder.encode(text)
 
     def search(self, queries: Sequence[np.ndarray]) -> list[list[int]]:
-        _, found = self._index.search(np.stack(queries), min(WIDTH, self.size))
-        return [
-            self._ranked(query, [int(each) for each in row if each >= 0])
-            for query, row in zip(queries, found, strict=True)
-        ]
+        if self.name == "hnsw":
+            _, found = self._index.search(np.stack(queries), min(WIDTH, self.size))
+            return [
+                self._ranked(query, [int(each) for each in row if each >= 0])
+                for query, row in zip(queries, found, strict=True)
+            ]
+        scores, found = self._index.search(np.stack(queries), min(WIDTH + FURTHER, self.size))
+        return [self._best(*each) for each in zip(queries, found, scores[:, -1], strict=True)]
 
     def best_of(self, query: np.ndarray, numbers: Sequence[int]) -> int:
         return self._ranked(query, numbers)[0]
+
+    def _best(self, query: np.ndarray, candidates: np.ndarray, least: float) -> list[int]:
+        """The ``WIDTH`` best passages of all.
+
+        Args:
+            candidates: those that faiss found.
+            least: the lowest of their scores, as faiss rounds it.
+        """
+        ranked = self._ranked(query, candidates.tolist())[:WIDTH]
+        if len(candidates) < self.size:
+            last = float(np.dot(self._vectors[ranked[-1]], query))
+            bound = last - rounding(len(query), self._longest * float(np.linalg.norm(query)))
+            if least >= bound:  # a passage that was not found may be as good
+                _, _, wide = self._index.range_search(query[None], bound)
+                ranked = self._ranked(query, wide.tolist())[:WIDTH]
+        return ranked
 
     def _ranked(self, query: np.ndarray, numbers: Sequence[int]) -> list[int]:
         scored = [(-float(np.dot(self._vectors[number], query)), number) for number in numbers]
@@ -174,6 +196,11 @@ def load_faiss() -> Any:
         raise ConfigError("dense retrieval needs the package faiss-cpu: pip install 'foretoken[retrieval]'") from None
     faiss.cvar.distance_compute_blas_threshold = _AS_PRODUCT
     return faiss
+
+
+def rounding(width: int, size: float) -> float:
+    """The largest difference of two float32 sums of the same ``width`` products, whose magnitudes sum to ``size``."""
+    return (width + 4) * float(np.finfo(np.float32).eps) * size
 
 
 def _flat(vectors: np.ndarray) -> Any:

@@ -99,11 +99,16 @@ def generated(documents: Iterable[str], llm: LLM, *, length: int, temperature: f
         length: tokens of a continuation at most.
     """
     rng = random.Random(f"vocabulary {seed}")
-    params = SamplingParams(max_tokens=length, temperature=temperature, seed=seed)
     openings = (beginning(opening(each, rng), llm.tokenizer) for each in documents)
+    number = 0  # of a text: under one seed all texts would get the same noise at the same place, so the same tokens
     for batch in _batches(openings):
         encoded = llm.tokenizer(batch, add_special_tokens=False)["input_ids"]
         prompts = [{"prompt_token_ids": tokens[-LONGEST_OPENING:]} for tokens in encoded if tokens]
+        params = [
+            SamplingParams(max_tokens=length, temperature=temperature, seed=(seed + each) % 2**63)
+            for each in range(number, number + len(prompts))
+        ]
+        number += len(prompts)
         for output in llm.generate(prompts, params) if prompts else ():
             prompt = output.prompt_token_ids
             yield Written([*prompt, *output.token_ids], [False] * len(prompt) + [True] * len(output.token_ids))

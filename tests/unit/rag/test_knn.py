@@ -9,9 +9,12 @@ from functools import cache
 import numpy as np
 import pytest
 
+from foretoken import LLM
 from foretoken.core.errors import InputError
+from foretoken.options.sampling import SamplingParams
 from foretoken.rag.config import RagConfig
 from foretoken.rag.knn import KnnRun, KnnStore, unit
+from foretoken.rag.passages import Passage
 from foretoken.rag.system import Rag
 from helpers.knowledge import QUESTIONS, passages
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -146,3 +149,37 @@ def test_entries_are_in_the_order_of_the_corpus():
 def test_passages_of_one_token_hold_nothing():
     with pytest.raises(InputError, match="index is empty"):
         KnnStore(np.zeros((0, 4), np.float32), np.zeros(0, np.int64))
+
+
+@pytest.mark.parametrize("noise", [0.0, 6e-8])
+@pytest.mark.parametrize("width", [16, 192])
+def test_more_ties_than_candidates_are_found_alike_alone_and_among_others(width, noise):
+    """As many equal contexts as a corpus of similar answers has; faiss rounds one query differently from many."""
+    rng = np.random.default_rng(2)
+    keys = unit(rng.standard_normal((400, width)))
+    tied = rng.permutation(400)[:200]
+    keys[tied] = keys[tied[0]] + noise * rng.choice([-1.0, 0.0, 1.0], (200, width))
+    found = KnnStore(keys.astype(np.float32), rng.integers(0, 30, 400))
+    queries = list(unit(keys[tied[0]] + 0.3 * rng.standard_normal((24, width)) / width**0.5))
+    together = found.search(queries, 16)
+    for query, (numbers, distances) in zip(queries, together, strict=True):
+        (alone,) = found.search([query], 16)
+        assert numbers.tolist() == alone[0].tolist()
+        exact = np.square(found.keys - query).sum(1)
+        assert numbers.tolist() == np.lexsort((np.arange(len(exact)), exact))[:16].tolist()
+        np.testing.assert_array_equal(distances, exact[numbers])
+
+
+def test_the_text_is_the_baseline_s_over_earlier_answers_with_equal_contexts():
+    """Sixty earlier answers: of the ninth question one token was another, before ties were searched to their end."""
+    llm = LLM("zoo:base")  # with the native decoder
+    things = ("boy", "ball", "cake", "car", "song", "fish")
+    animals = ("dog", "cat", "boat", "tree", "king", "girl", "bird", "house", "river", "star")
+    asked = [f"Tell me about a {animal} and a {thing}." for animal in animals for thing in things]
+    outputs = llm.generate(asked, SamplingParams(temperature=0.0, max_tokens=96))
+    corpus = [Passage(text, f"{text} {output.text}") for text, output in zip(asked, outputs, strict=True)]
+    config = RagConfig(weight=0.6, stride=8)
+    made = [Rag(llm.target, corpus, retriever="knn", method=each, config=config) for each in ("sequential", "ralmspec")]
+    questions = [*asked[:2], "What is the capital of Chad?"]
+    first, second = (list(each.generate(questions, max_tokens=64)) for each in made)
+    assert [each.token_ids for each in second] == [each.token_ids for each in first]

@@ -59,6 +59,21 @@ def test_a_search_finds_the_same_alone_and_among_others(name):
     assert alone[0][:3] == [3, 40, 41] if name == "flat" else alone[0][0] in (3, *range(40, 60))
 
 
+@pytest.mark.parametrize("noise", [0.0, 6e-8])
+def test_more_ties_than_results_are_ordered_alike_alone_and_among_others(noise):
+    """Copies of one passage, and passages that differ by one rounding."""
+    rng = np.random.default_rng(3)
+    stored = vectors()
+    tied = rng.permutation(SIZE)[:200]
+    stored[tied] = stored[3] + noise * rng.choice([-1.0, 0.0, 1.0], (200, WIDE))
+    found = DenseRetriever("flat", stored, Hashed())
+    asked = list((stored[3] + 0.3 * rng.standard_normal((24, WIDE)) / WIDE**0.5).astype(np.float32))
+    for query, together in zip(asked, found.search(asked), strict=True):
+        scores = [float(np.dot(vector, query)) for vector in stored]
+        assert together == sorted(range(SIZE), key=lambda number: (-scores[number], number))[:WIDTH]
+        assert found.search([query]) == [together]
+
+
 def test_flat_is_exact():
     stored = vectors()
     for query, found in zip(queries(20)[1:], dense("flat").search(queries(20))[1:], strict=True):

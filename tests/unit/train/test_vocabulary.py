@@ -83,6 +83,17 @@ def test_what_the_model_writes_is_counted() -> None:
     assert "What is 2 + 3?" in target().tokenizer.decode(found.tokens[:-count])
 
 
+def test_every_sampled_text_has_noise_of_its_own() -> None:
+    """Equal openings, a high temperature: under one seed all texts were the same, and coverage looked high."""
+    documents = [text("Once upon a time there was a little girl who lived in a big house.")] * 40
+    found = list(generated(documents, base(), length=12, temperature=1.5, seed=0))
+    assert len({tuple(each.tokens[-12:]) for each in found}) > 35
+    again = list(generated(documents, base(), length=12, temperature=1.5, seed=0))
+    assert [each.tokens for each in again] == [each.tokens for each in found]
+    firsts = {each.tokens[each.counts.index(True)] for each in found}
+    assert len(firsts) > 3
+
+
 def test_forced_are_the_ends_markers_digits_and_the_line_break() -> None:
     found = forced(target())
     vocabulary = target().tokenizer.get_vocab()

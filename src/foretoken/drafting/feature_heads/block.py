@@ -102,18 +102,28 @@ def fields_for(
         title: the network's name in messages, as in "no TITLE fits it".
         draft_vocab_size: None: all of the vocabulary.
     Raises:
-        UnsupportedArchitecture: the target does not say its sizes.
+        UnsupportedArchitecture: the target does not say its sizes, or its layers give more than one state a token.
     """
     text = config.get_text_config(decoder=True)
     try:
         width, heads = text.hidden_size, text.num_attention_heads
         text.num_hidden_layers  # noqa: B018  (whether it says so)
     except AttributeError as error:
-        raise UnsupportedArchitecture(f"{target}: no {title} fits it, its config does not say {error.name}") from None
+        raise UnsupportedArchitecture(
+            f"{target}: no {title} fits it, its config does not say {error.name}; use method='draft_model' or 'suffix'"
+        ) from None
+    if getattr(text, "altup_num_inputs", 1) > 1:
+        raise UnsupportedArchitecture(
+            f"{target}: no {title} fits it, its layers pass on {text.altup_num_inputs} hidden states a token; use "
+            "method='draft_model' or 'suffix'"
+        )
     rope = getattr(text, "rope_parameters", None) or {}
     if rope and "rope_theta" not in rope:  # one table for each type of layer
         rope = next((each for each in rope.values() if isinstance(each, dict)), {})
-    quarter = (getattr(text, "intermediate_size", None) or 4 * width) // 4
+    channels = getattr(text, "intermediate_size", None) or 4 * width
+    if not isinstance(channels, int):  # one number for each layer
+        channels = channels[-1]
+    quarter = channels // 4
     return {
         "width": width,
         "target_width": width,

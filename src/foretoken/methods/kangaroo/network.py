@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.core.errors import MismatchError
+from foretoken.core.errors import MismatchError, UnsupportedArchitecture
 from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
 from foretoken.forward import anatomy
 from foretoken.models import grown
@@ -71,13 +71,20 @@ class AdapterConfig(LearnedConfig):
 
         Args:
             config: the target's configuration.
+        Raises:
+            UnsupportedArchitecture: the target has no attention that the adapter's could be like.
         """
         text = config.get_text_config(decoder=True)
         below = max(0, exit_layer - 1)
         layers = getattr(text, "per_layer_config", None)  # of families whose layers have heads of several sizes
         if layers:
             text = layers[below]
-        heads = text.num_attention_heads
+        heads = getattr(text, "num_attention_heads", None)
+        if not heads:
+            raise UnsupportedArchitecture(
+                f"'{target}' is of type '{text.model_type}', which has no attention: no Kangaroo adapter fits it, as "
+                "its attention is like the target's; use method='draft_model' or 'suffix'"
+            )
         rope = getattr(text, "rope_parameters", None) or {}
         kinds = getattr(text, "layer_types", None) or ()
         if below < len(kinds):
@@ -201,7 +208,8 @@ class Adapter(LearnedPart, nn.Module):
         config = self.config
         if not 1 <= config.exit_layer < model.num_layers:
             raise MismatchError(
-                f"the adapter leaves after layer {config.exit_layer}, but '{model.name}' has {model.num_layers} layers"
+                f"the adapter leaves after layer {config.exit_layer}, but '{model.name}' has {model.num_layers} "
+                f"layers: train one with '{self.how(model.name, '')}'"
             )
         fitting = AdapterConfig.for_target(model.config, config.exit_layer, config.target, config.target_fingerprint)
         for name in ("width", "heads", "kv_heads", "head_dim"):

@@ -69,7 +69,8 @@ class ReflectiveVerifier(BudgetedVerifier):
              tests/unit/methods/reflective/test_verifier.py. With ``alpha=0`` nothing is probed, and the rule is
              ``rule``, bit for bit.
     Differs: the bonus is verified by Z0, unless ``mix_bonus``. A drafted token that ends the request is judged by Z0,
-             unless it is its argmax; so is a mixed argmax that would end it. There is a budget; a step without room for
+             unless it is its argmax; so is a mixed argmax that would end it. A token must pass the request's filters by
+             Z0 and by the mix; where none does, Z0 decides. There is a budget; a step without room for
              the probe is decided by Z0. The prompt is that of the paper's trees; its wording for chains is not known.
     """
 
@@ -277,7 +278,7 @@ def _over(target: Laws, mixed: dict[int, torch.Tensor]) -> Laws:
     raw_MV = target.raw_MV.float().clone()
     for row, logits_V in mixed.items():
         raw_MV[row] = logits_V
-    return target.over(raw_MV)
+    return target.over(raw_MV, mixed)
 
 
 def _best(target: Laws, row: int) -> int:

@@ -6,7 +6,8 @@ A(k) comes from one recording with the largest tree at temperature 0: the nodes 
 best k of it are the tree that k nodes would have been, and of its accepted path that many stand. The steps visited are
 those of the largest tree, which is what makes it an estimate; ``served`` is what the timed runs then accepted. Times
 are medians over steps of exactly b requests, the widths interleaved, by the machine as it is; of one CPU thread they
-are the processor's, in which others that run at the same time do not count.
+are the processor's, in which others that run at the same time do not count. The recording and the timed runs of every b
+answer the same prompts: some prompts are easier to draft for, so that the rates of different b could not be compared.
 
 Paper: arXiv:2505.07858, the third law. Differs: it fits a formula to where arithmetic intensity meets the machine's
 balance; here that width is reported beside (``k_roof``), because what is free to verify is not yet what pays.
@@ -112,7 +113,7 @@ def measure(
 
     Args:
         llm: of any method; its target is used.
-        prompts: token ids; taken in turn where a batch wants more.
+        prompts: token ids; each repeat takes the next ones, as many as the largest batch holds, in turn.
         batches: b, increasing.
         nodes: k, increasing, without 0.
         tokens: of an answer.
@@ -131,25 +132,36 @@ def measure(
     )
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
 
-    def answer(count: int, width: int, first: int) -> list[Any]:
-        drafter.forget()
+    most = max(batches)
+
+    def answer(repeat: int, width: int, count: int) -> list[Any]:
+        """Answer the prompts of a repeat, ``count`` at a time."""
         drafter.nodes = width
-        asked = [{"prompt_token_ids": list(prompts[(first + number) % len(prompts)])} for number in range(count)]
-        outputs = engine.generate(asked, params)
-        if progress is not None:
-            progress()
+        outputs: list[Any] = []
+        for begin in range(0, most, count):
+            numbers = [repeat * most + place % most for place in range(begin, begin + count)]
+            asked = [{"prompt_token_ids": list(prompts[number % len(prompts)])} for number in numbers]
+            outputs += engine.generate(asked, params)
         return outputs
 
+    def advance() -> None:
+        if progress is not None:
+            progress()
+
     try:
-        answer(len(prompts), max(nodes), 0)
+        for repeat in range(repeats):
+            answer(repeat, max(nodes), most)
         paths = drafter.paths
+        advance()
         if not paths:
             raise InputError("nothing was drafted: the prompts leave no room for an answer; give shorter ones")
         found: dict[tuple[int, int], list[tuple[float, float, int, int]]] = {}
         for repeat in range(repeats):
             for batch in batches:
                 for width in (0, *nodes):
-                    outputs = answer(batch, width, repeat * batch)
+                    drafter.forget()
+                    outputs = answer(repeat, width, batch)
+                    advance()
                     steps = [each for each in drafter.steps if each[0] == batch]
                     emitted = sum(output.metrics.num_tokens for output in outputs)
                     calls = sum(output.metrics.num_steps for output in outputs)

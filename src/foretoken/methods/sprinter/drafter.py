@@ -108,6 +108,7 @@ class SprinterDrafter(DraftRunner):
             self.span = self._last.span
         self._judges = config.stop if self.head is None else self.head.config.feature
         self._judged: dict[int, list[float]] = {}  # request -> v of its draft's nodes that were judged
+        self._others: dict[int, list[Tensor]] = {}  # request -> tokens that would be approved at each node, bool [V]
 
     def with_options(self, **options: Any) -> SprinterDrafter:
         """Another drafter with some options changed, over the same loaded draft model if that stays.
@@ -128,6 +129,7 @@ class SprinterDrafter(DraftRunner):
             Budget(min(each.max_nodes, most), min(each.max_depth, most), evidence=each.evidence) for each in budgets
         ]
         self._judged = {context.request_id: [] for context in contexts}
+        self._others = {context.request_id: [] for context in contexts}
         return super().propose(contexts, bounded)
 
     def judge(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[float]:
@@ -142,6 +144,22 @@ class SprinterDrafter(DraftRunner):
             x_MD = torch.cat([x_MD.float(), facts_of(q_MV, token_M)], dim=-1)
         found: list[float] = self.head.judge(x_MD).tolist()
         return found
+
+    def _keep_others(self, draft: RunnerBuilder, its: Rows, node: int, approved: bool) -> None:
+        """Note which tokens would have stood untested in a node's place, if the verifier is to know."""
+        if draft.context.params.greedy or draft.budget.evidence is not Approvals:
+            return
+        q_V = draft.q_rows[-1]
+        if not draft.has_room(node):  # tested whatever it is
+            others_V = torch.zeros_like(q_V, dtype=torch.bool)
+        elif self.head is None:
+            others_V = q_V >= self.config.threshold
+        else:
+            assert self._last is not None
+            hidden_1D = self._last.of(its.output, [its.start])
+            others_V = self.head.judge_all(hidden_1D, q_V[None])[0] >= self.config.threshold
+        others_V[draft.tokens[node]] = approved and draft.has_room(node)
+        self._others[draft.context.request_id].append(others_V)
 
     def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
         """Steps 2 to 4 of one round; returns the drafts that continue."""
@@ -165,6 +183,8 @@ class SprinterDrafter(DraftRunner):
             draft, node = drafts[i], nodes[i]
             assert node is not None
             self._judged[draft.context.request_id].append(v)
+            if before is None:
+                self._keep_others(draft, rows[i], node, v >= self.config.threshold)
             if draft.has_room(node) and v >= self.config.threshold:
                 draft.frontier = [node]
                 going_on.append(draft)
@@ -190,6 +210,7 @@ class SprinterDrafter(DraftRunner):
 
     def _finish(self, draft: RunnerBuilder) -> Draft:
         judged = self._judged.pop(draft.context.request_id)
+        others = self._others.pop(draft.context.request_id)
         if not draft.tokens:
             return NO_DRAFT
         draft.confidence[: len(judged)] = judged
@@ -198,7 +219,8 @@ class SprinterDrafter(DraftRunner):
         finished = draft.finish(Sampled)
         if finished.evidence is not None:  # the verifier compares distributions and does not need approvals
             return finished
-        return replace(finished, evidence=Approvals(tuple(approved), self._judges != "pre"))
+        evidence = Approvals(tuple(approved), self._judges != "pre", torch.stack(others) if others else None)
+        return replace(finished, evidence=evidence)
 
 
 def _drawn_from(draft: RunnerBuilder, its: Rows) -> Tensor:

@@ -109,6 +109,21 @@ class SprinterHead(LogisticHead):
             x = torch.cat([before_TD, torch.stack([log_q_T, entropy_T, top_TV[:, 0] - top_TV[:, 1]], -1)], -1)
         return torch.sigmoid(x @ self.unit.weight_D + self.unit.bias)
 
+    def judge_all(self, hidden_MD: Tensor, q_MV: Tensor) -> Tensor:
+        """v of every token that might be drawn, float32 [M, V], for a head that reads ``drawn``.
+
+        Args:
+            hidden_MD: the states that produced the distributions.
+            q_MV: what a token is drawn from, float32. Only log q(y) differs from token to token.
+        """
+        best_M = q_MV.argmax(dim=-1)
+        x_MD = torch.cat([hidden_MD.float(), facts_of(q_MV, best_M)], dim=-1).double()
+        weight_D = self.unit.weight_D.double().to(x_MD.device)
+        of_log_q = hidden_MD.shape[-1] + FACTS.index("log_q")
+        x_MD[:, of_log_q] = 0.0
+        log_q_MV = q_MV.log().clamp(min=_LEAST_LOG).double()
+        return torch.sigmoid((x_MD @ weight_D + self.unit.bias)[:, None] + weight_D[of_log_q] * log_q_MV).float()
+
     @classmethod
     def random(
         cls,

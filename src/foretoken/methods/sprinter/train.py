@@ -395,7 +395,10 @@ def measure(
     for temperature in temperatures if fitting else ():
         rule = Watched(llm.recipe.verifier)
         watched = llm.with_method({"method": llm.recipe.drafter, "verifier": rule})
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=0)
+        params = [
+            SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=number)
+            for number in range(len(fitting))
+        ]
         chats = [[{"role": "user", "content": prompt}] for prompt in fitting]
         total = Metrics()
         for output in watched.chat(chats, params) if llm.is_chat_model else watched.generate(fitting, params):

@@ -30,7 +30,9 @@ class SprinterVerifier(BudgetedVerifier):
                  the last y:             accepted with probability min(1, p/q), else norm((p - q)+)
                  all accepted:           one more token from p, the bonus
 
-             Checked by enumeration in tests/unit/methods/sprinter/test_verifier.py.
+             Where the head has seen the token, A are the tokens that it approves of, and a position that may be
+             followed by others has TV(e, p) = sum over A of (q - p)+. Checked by enumeration in
+             tests/unit/methods/sprinter/test_verifier.py.
     Differs: the zero-probability guard: the released code accepts tokens that the target cannot emit (filtered,
              forbidden). So an untested token has the distribution e: q where p > 0, and q's other mass on (p - q)+.
              There is a budget. At temperature 0 an untested token is accepted unless it is forbidden, the last one if
@@ -48,9 +50,11 @@ class SprinterVerifier(BudgetedVerifier):
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """Decide one draft within the request's remaining budget; tokens beyond the budget are tested exactly.
 
-        The distortion of an untested token, see core/distortion.py: TV(e, p) and KL(e, p) where the head did not see
-        the token. Where it did, e depends on the head's decision about every other token; the charge is then
-        (1 - p(y)/q(y))+, whose mean over the draw is TV(e, p), and (log q(y)/p(y))+, whose mean is at least KL(e, p).
+        The charge of a position, see core/distortion.py, is TV(e, p) and KL(e, p) where it can be computed: of every
+        untested token where the head did not see the token; and where the approvals say how the head would have decided
+        about every other token, of every position that might have been left untested, whatever was drawn there. A
+        ``post`` head reads the state of the token itself, so its charge is an estimate: (1 - p(y)/q(y))+, whose mean
+        over the draw is TV(e, p), and (log q(y)/p(y))+, whose mean is at least KL(e, p).
 
         Args:
             draft: chain of N independent draws (at temperature 0: any chain) with :class:`Approvals`.
@@ -77,9 +81,11 @@ class SprinterVerifier(BudgetedVerifier):
             trusted = approvals.approved[child] is True and child + 1 < len(draft)
             if target.greedy:
                 return self._step_greedy(target, node + 1, token, trusted, account)
+            p_V, q_V = target.p_at(node + 1), draft.law.q_at(child)  # type: ignore[union-attr]
+            if approvals.others_NV is not None:
+                return self._weigh(p_V, q_V, token, trusted, approvals.others_NV[child], rng, account)
             decide = self._spare if trusted else self._test
-            q_V = draft.law.q_at(child)  # type: ignore[union-attr]
-            return decide(target.p_at(node + 1), q_V, token, approvals, rng, account)
+            return decide(p_V, q_V, token, approvals, rng, account)
 
         return descend(draft, target, rng, account, step)
 
@@ -98,6 +104,22 @@ class SprinterVerifier(BudgetedVerifier):
         account.add(*cost)
         return (0, token) if possible else exactly(p_V, q_V, (token,), rng)
 
+    def _weigh(
+        self, p_V: Tensor, q_V: Tensor, token: int, trusted: bool, others_V: Tensor, rng: Streams, account: Account
+    ) -> Pick:
+        """A token that the judge has seen, charged by what it says of all tokens; the charge is known before the draw.
+
+        Args:
+            others_V: bool, the tokens that would stand here without a test.
+        """
+        e_V = spared(p_V, q_V, others_V)
+        cost = total_variation(e_V, p_V)
+        allowed = account.allows(cost)
+        account.add(*((cost, divergence(e_V, p_V)) if allowed else (0.0, 0.0)))
+        if allowed and trusted and float(p_V[token]) > 0.0:
+            return 0, token
+        return exactly(p_V, q_V, (token,), rng)
+
     def _test(self, p_V: Tensor, q_V: Tensor, token: int, approvals: Approvals, rng: Streams, account: Account) -> Pick:
         account.add(0.0, 0.0)
         return exactly(p_V, q_V, (token,), rng)
@@ -111,7 +133,15 @@ class SprinterVerifier(BudgetedVerifier):
         return (0, token) if token == best else (None, best)
 
 
-def spared(p_V: Tensor, q_V: Tensor) -> Tensor:
-    """The distribution e of an untested token, [V]: q where p > 0, the rest of q's mass on (p - q)+."""
+def spared(p_V: Tensor, q_V: Tensor, untested_V: Tensor | None = None) -> Tensor:
+    """The distribution e of a token that is not tested if p > 0, [V].
+
+    Args:
+        untested_V: bool, the only tokens that are not tested; None: all. The others are accepted with probability
+            min(1, p/q), and the rest of q's mass is on (p - q)+.
+    """
     left_V = residual(p_V, q_V)
-    return emitted(torch.where(p_V > 0.0, q_V, torch.zeros_like(q_V)), left_V / left_V.sum())
+    stands_V = torch.where(p_V > 0.0, q_V, torch.zeros_like(q_V))
+    if untested_V is not None:
+        stands_V = torch.where(untested_V, stands_V, torch.minimum(p_V, q_V))
+    return emitted(stands_V, left_V / left_V.sum())

@@ -308,3 +308,25 @@ def test_the_prompt_is_the_targets_tokens():
     llm = with_config({**DRAFTS, "verifier": "reflective"})
     found = llm.recipe.verifier.config.prompt
     assert target().tokenizer.decode(found) == BACK
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}], ids=lambda each: next(iter(each)))
+@pytest.mark.parametrize("rule", ["recursive", "match", "typical"])
+def test_no_token_that_the_request_s_filters_exclude_is_emitted(filters, rule, monkeypatch):
+    """The filters apply to the target's own distribution, not to the mixed one alone."""
+    llm = reflective(0.9, rule=rule)
+    seen = []
+    verify = llm.recipe.verifier.verify_within
+
+    def noting(draft, laws, rng, spent):
+        verdict = verify(draft, laws, rng, spent)
+        tokens = [*(draft.tree.tokens[node] for node in verdict.path), verdict.extra]
+        for node, token in zip((-1, *verdict.path), tokens, strict=True):
+            seen.append((laws.probe_logits_PV is not None, float(laws.logits_at(node + 1)[token]) > -math.inf))
+        return verdict
+
+    monkeypatch.setattr(llm.recipe.verifier, "verify_within", noting)
+    params = SamplingParams(max_tokens=60, temperature=1.0, seed=3, ignore_eos=True, **filters)
+    ids(llm.generate(PROMPTS, params))
+    assert sum(probed for probed, _ in seen) > 60
+    assert all(possible for _, possible in seen)

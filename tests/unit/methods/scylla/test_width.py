@@ -178,6 +178,31 @@ def test_what_is_measured(model: LanguageModel, head: Path) -> None:
         measure(llm, ScyllaDrafter.Config(head=str(head)), [[5, 6]], batches=[1], nodes=[1], tokens=3, repeats=1)
 
 
+def test_the_recording_and_every_batch_answer_the_same_prompts(
+    model: LanguageModel, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates of different batches were those of different prompts, with the acceptance of others still."""
+    asked: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    generate = LLM.generate
+
+    def noting(self: LLM, prompts: Any, params: Any) -> Any:
+        drafter = self.recipe.drafter
+        assert isinstance(drafter, Watched)
+        texts = [tuple(each["prompt_token_ids"]) for each in prompts]
+        asked.setdefault((len(texts), drafter.nodes), []).extend(texts)
+        return generate(self, prompts, params)
+
+    monkeypatch.setattr(LLM, "generate", noting)
+    given = [each["prompt_token_ids"] for each in prompts(7)]
+    config = ScyllaDrafter.Config(head=str(head), width=4, max_depth=4)
+    measure(LLM.from_target(model), config, given, batches=[1, 2, 4], nodes=[2, 4], tokens=10, repeats=2)
+    first_eight = sorted(tuple(given[number % 7]) for number in range(8))
+    for (batch, nodes), texts in asked.items():
+        twice = (batch, nodes) == (4, 4)  # the recording, and a timed run
+        assert sorted(texts) == sorted(first_eight * (2 if twice else 1))
+    assert set(asked) == {(batch, nodes) for batch in (1, 2, 4) for nodes in (0, 2, 4)}
+
+
 def test_one_thread_is_timed_by_its_processor(model: LanguageModel, head: Path) -> None:
     """Whoever else runs would count otherwise; several threads' time is the wall's."""
     config, before = ScyllaDrafter.Config(head=str(head)), torch.get_num_threads()

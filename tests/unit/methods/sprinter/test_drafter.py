@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foretoken import zoo
-from foretoken.core.draft import Draft
+from foretoken.core.draft import Approvals, Draft, Sampled
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
@@ -97,6 +97,50 @@ def test_always_accept_drafts_up_to_the_cap_and_tests_the_last(feature: str, tem
         assert draft.evidence.approved == ((True,) * 4 + ((True,) if feature == "pre" else (None,)))
     assert output.metrics.distortion > 0
     assert output.metrics.num_steps <= 1 + LENGTH // 5 + 1
+
+
+def test_the_head_s_word_on_every_token_is_that_on_each() -> None:
+    rng = torch.Generator().manual_seed(4)
+    found = head("drawn", bias=0.3, spread=0.2)
+    hidden_MD, q_MV = torch.randn(3, WIDTH, generator=rng), torch.randn(3, 50, generator=rng).mul(3).softmax(dim=-1)
+    q_MV[1, 7:] = 0.0
+    q_MV /= q_MV.sum(dim=-1, keepdim=True)
+    together_MV = found.judge_all(hidden_MD, q_MV)
+    for token in range(50):
+        facts = facts_of(q_MV, torch.full((3,), token))
+        torch.testing.assert_close(together_MV[:, token], found.judge(torch.cat([hidden_MD, facts], dim=-1)))
+
+
+@pytest.mark.parametrize("stop", ["drawn", "confidence"])
+def test_a_draft_says_which_tokens_would_have_been_approved(stop: str) -> None:
+    if stop == "drawn":
+        llm = sprinter("drawn", 1.0, 0.05, max_draft=4)
+    else:
+        llm = with_config({"method": "sprinter", "model": "zoo:draft", "stop": stop, "threshold": 0.2, "max_draft": 4})
+    found = noted(llm)
+    ids(llm.generate(PROMPTS[:2], plan(1.0)))
+    drafts = [draft for draft, _ in found if len(draft)]
+    for draft in drafts:
+        evidence = draft.evidence
+        assert isinstance(evidence, Approvals)
+        assert evidence.others_NV is not None
+        assert isinstance(draft.law, Sampled)
+        assert evidence.others_NV.shape == draft.law.q_KV.shape
+        for node, token in enumerate(draft.tree.tokens):
+            assert bool(evidence.others_NV[node, token]) == (node + 1 < len(draft))
+            if stop == "confidence" and node + 1 < len(draft):
+                assert torch.equal(evidence.others_NV[node], draft.law.q_KV[node] >= 0.2)
+        assert not evidence.others_NV[3:].any()  # at the cap every token is tested
+    assert any(len(draft) > 1 for draft in drafts)
+    assert any(len(draft) < 4 for draft in drafts)
+
+
+def test_a_budget_holds_for_a_head_that_sees_the_token() -> None:
+    llm = sprinter("drawn", ALWAYS, max_draft=6, max_distortion=0.04)
+    outputs = llm.generate(PROMPTS, plan(1.0, length=40))
+    ids(outputs)
+    assert max(output.metrics.distortion for output in outputs) <= 0.04 + 1e-9
+    assert max(output.metrics.distortion for output in outputs) > 0.0
 
 
 def oracle(llm: LLM) -> None:

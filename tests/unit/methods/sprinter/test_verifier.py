@@ -335,6 +335,63 @@ def test_budgets_hold_on_every_prefix(budget: float, saw_token: bool) -> None:
     assert spent
 
 
+# ---------------------------------------------------------------------- a judge whose word on every token is known
+
+
+def known_drafts(pair: TablePair, head: Head, cap: int) -> Iterator[tuple[float, Draft]]:
+    """:func:`drafts` with what the head would have said of every other token."""
+    for weight, draft in drafts(pair, head, cap, saw_token=True):
+        tokens, size = draft.tree.tokens, pair.vocab_size
+        others = [[k < cap - 1 and head(pair, tokens[:k], token) for token in range(size)] for k in range(len(tokens))]
+        assert isinstance(draft.evidence, Approvals)
+        evidence = Approvals(draft.evidence.approved, True, torch.tensor(others))
+        yield weight, Draft(draft.tree, draft.law, evidence=evidence)
+
+
+def laws_in_a_step(pair: TablePair, head: Head, cap: int, rule: Verifier) -> dict[Context, tuple[torch.Tensor, float]]:
+    """Of every prefix that one step may emit: the law of the token after it in the step, and what it is charged."""
+    masses: dict[Context, torch.Tensor] = {}
+    charges: dict[Context, set[float]] = {}
+    for weight, draft in known_drafts(pair, head, cap):
+        for chance, verdict in verdicts(rule, draft, laws_of(pair, draft.tree.tokens)):
+            text = emitted(draft, verdict)
+            for k in range(min(len(text), len(draft))):
+                mass_V = masses.setdefault(text[:k], torch.zeros(pair.vocab_size, dtype=torch.float64))
+                mass_V[text[k]] += weight * chance
+                charges.setdefault(text[:k], set()).add(round(verdict.distortions[k], 7))
+    found = {}
+    for past, mass_V in masses.items():
+        (charge,) = charges[past]  # the same whatever is drawn
+        found[past] = (mass_V / mass_V.sum(), charge)
+    return found
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("head", [always, coin_of_token, certain])
+def test_a_judge_whose_word_on_every_token_is_known_is_charged_exactly(head: Head, style: str) -> None:
+    for seed in range(4):
+        pair = TablePair(4, seed, style)
+        for past, (e_V, charge) in laws_in_a_step(pair, head, 3, SprinterVerifier()).items():
+            assert charge == pytest.approx(total_variation(e_V, pair.p(past)), abs=2e-7)
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.02, 0.1])
+def test_a_budget_bounds_the_total_variation_of_every_prefix(budget: float) -> None:
+    """Not the charges alone: the true distance, of the law of each token from the target's."""
+    rule = SprinterVerifier(SprinterVerifier.Config(max_distortion=budget))
+    used = 0.0
+    for seed, style in itertools.product(range(12), ("flat", "peaked")):
+        pair = TablePair(4, seed, style)
+        laws = laws_in_a_step(pair, coin_of_token, 4, rule)
+        for past in laws:
+            spent = sum(
+                total_variation(laws[past[:k]][0], pair.p(past[:k])) for k in range(len(past) + 1) if past[:k] in laws
+            )
+            assert spent <= budget * (len(past) + 1) + 1e-6
+            used = max(used, spent)
+    assert (used > 1e-6) == (budget > 0)
+
+
 # ---------------------------------------------------------------------- refusals
 
 
