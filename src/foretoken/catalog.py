@@ -31,6 +31,8 @@ class Entry:
         paper: a citation with arXiv ids or addresses.
         promise: "lossless" for drafters and plans (any of them, under a lossless verifier); for the others the written
             promise.
+        own_rule: the approximate verifier that a drafter brings: its default, so that the drafter is lossless only with
+            another one; None: it has no such rule.
         guarantee: what the promise means here; empty: what it always means (scripts/tables.py).
         needs: what must be there beside the target model.
         weights: learned parts, or "none".
@@ -44,6 +46,7 @@ class Entry:
     summary: str
     paper: str
     promise: str
+    own_rule: str | None = None
     guarantee: str = ""
     needs: str = "nothing"
     weights: str = "none"
@@ -248,6 +251,7 @@ _TABLE = (
         paper='Zhong, Teku and Tandon 2025, "SPRINTER", arXiv:2502.04557; details of head, training and loop from '
         "the released code, MeiyuZhong/SPRINTER",
         promise="lossless",
+        own_rule="sprinter",
         needs="a checkpoint with the target's vocabulary (key 'model') and a head for the pair (key 'head')",
         weights="a draft model and a head (foretoken train sprinter)",
         training="foretoken.methods.sprinter.command:COMMAND",
@@ -259,6 +263,7 @@ _TABLE = (
         summary="a small model writes while its mean entropy is low, else the target; by default by a lossy rule",
         paper='Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833; no code was published',
         promise="lossless",
+        own_rule="entropy_adaptive",
         needs="a checkpoint with the target's vocabulary (key 'model')",
         weights="any causal LM",
     ),

@@ -53,7 +53,8 @@ CARDS = {
 SHORTER = (
     ("train features", "--tokens 600"),
     ("train judge", "--minutes 0.5"),  # fewer than 50 tokens of a kind are refused
-    ("train", "--minutes 0.05"),
+    ("train sprinter", "--minutes 0.05"),
+    ("train", "--tokens 2048"),
     ("bench verify", "--repeats 1"),
     ("bench", "--limit 1 --repeats 1 --max-tokens 8"),
     ("eval", "--limit 2 --text-tokens 256"),

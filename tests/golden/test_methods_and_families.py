@@ -129,8 +129,8 @@ def test_a_rule_works_or_is_refused(rule: str, shelf: Path) -> None:
 def test_kangaroo_on_a_model_without_attention_is_refused_by_name(exit_layer: int, shelf: Path) -> None:
     """Found by a soak: AttributeError, num_attention_heads."""
     dense, states = _target(shelf, "dense"), _target(shelf, "states")
-    adapter = untrained("foretoken.methods.kangaroo.adapter:Adapter", dense, exit_layer=exit_layer)
+    adapter = untrained("foretoken.methods.kangaroo.network:Adapter", dense, exit_layer=exit_layer)
     with pytest.raises(ForetokenError, match=r"use|train"):
         LLM.from_target(states, speculative_config={"method": "kangaroo", "adapter": adapter})
     with pytest.raises(UnsupportedArchitecture, match=r"has no attention: no Kangaroo adapter fits it.*use method="):
-        untrained("foretoken.methods.kangaroo.adapter:Adapter", states, exit_layer=exit_layer)
+        untrained("foretoken.methods.kangaroo.network:Adapter", states, exit_layer=exit_layer)

@@ -73,6 +73,8 @@ def assert_options_reach(command, tmp_path, monkeypatch, capsys):
         raise ModelError("not today")
 
     monkeypatch.setattr("foretoken.models.load.load", listen)
+    for name in ("check", "check_vocabulary"):  # these would look for the revision of a folder
+        monkeypatch.setattr(f"foretoken.engine.before_weights.{name}", lambda *given, **options: None)
     files = {"records": records, "texts": texts, "requests": requests, "out": tmp_path / "out", "folder": tmp_path}
     typed = "--revision v2 --max-model-len 99 --trust-remote-code --device cpu --dtype float32"
     assert main([*command.format(**files).split(), *typed.split()]) == 1, capsys.readouterr().err

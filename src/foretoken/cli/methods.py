@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from foretoken import catalog
+from foretoken import catalog, zoo
 from foretoken.cli.shared.console import emit, emit_json
-from foretoken.cli.shared.options import Verbose
+from foretoken.cli.shared.options import Verbose, check_model_name
 from foretoken.core.errors import ConfigError
 from foretoken.options.tables import rows_of
 
@@ -42,6 +43,10 @@ def methods(
     name: Annotated[
         str | None, typer.Argument(help="Show one method with its options; without it, list all.", show_default=False)
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="MODEL", help="Show first which drafters this model can use as it is."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a method.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -57,9 +62,15 @@ def methods(
       foretoken methods
 
       foretoken methods draft_model
+
+      foretoken methods --model ./my-model
     """
+    if name is not None and model is not None:
+        raise ConfigError("--model sorts the list of all methods: leave it out, or leave the method's name out")
+    if model is not None:
+        check_model_name(model)
     if name is None:
-        _list_all(json)
+        _list_all(json, model)
         return
     for entry in _find(name):
         _show(entry, json)
@@ -72,7 +83,8 @@ def _show(entry: catalog.Entry, json: bool) -> None:
         return
     emit(f"{entry.name}: {entry.summary}")
     for field in ("kind", "promise", "needs", "weights", "paper"):
-        emit(f"  {field:8} {described[field]}")
+        if described[field] not in ("-", "none", "nothing"):
+            emit(f"  {field:8} {described[field]}")
     if described["options"]:
         emit("\noptions (--set key=value)")
     for option in described["options"]:
@@ -80,23 +92,65 @@ def _show(entry: catalog.Entry, json: bool) -> None:
         emit(f"      {option['help']}")
 
 
-def _list_all(json: bool) -> None:
+def _list_all(json: bool, model: str | None) -> None:
+    lacks = {} if model is None else {each.name: _lacks(each, model) for each in catalog.entries("drafter")}
+    entries = sorted(catalog.entries(), key=lambda each: each.kind == "drafter" and bool(lacks.get(each.name)))
     if json:
-        for entry in catalog.entries():
-            emit_json(_public(entry))
+        for entry in entries:
+            sorted_by = {"lacks": lacks[entry.name]} if model is not None and entry.kind == "drafter" else {}
+            emit_json({**_public(entry), **sorted_by})
         return
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     for kind, heading in _HEADINGS.items():
-        emit(heading)
-        for entry in catalog.entries(kind):
-            mark = "*" if entry.name in _FIRST and kind == "drafter" else " "
-            details = f"{entry.promise}; needs {entry.needs}; weights: {entry.weights}; {entry.cited}"
-            emit(f"{mark} {entry.name:12} {entry.summary}")
-            emit(textwrap.fill(details, width, initial_indent=" " * 15, subsequent_indent=" " * 15))
-        emit("")
+        here = [entry for entry in entries if entry.kind == kind]
+        if model is not None and kind == "drafter":
+            _list(f"drafters for {model} as it is (--method NAME)", [e for e in here if not lacks[e.name]], width)
+            heading, here = f"drafters for {model} that need more", [e for e in here if lacks[e.name]]
+        _list(heading, here, width, lacks)
     emit(
         "* needs no training of yours and no data: begin with these. 'foretoken methods NAME' shows the options of one."
     )
+
+
+def _list(heading: str, entries: Sequence[catalog.Entry], width: int, lacks: Mapping[str, str] = {}) -> None:
+    """Show a heading, and each entry in two lines; ``lacks`` takes the place of what an entry needs."""
+    emit(heading)
+    for entry in entries:
+        mark = "*" if entry.name in _FIRST and entry.kind == "drafter" else " "
+        details = [_promise(entry)]
+        if entry.kind == "drafter" and lacks.get(entry.name):
+            details.append(lacks[entry.name])
+        elif entry.needs != "nothing":
+            details.append(f"needs {entry.needs}")
+        if entry.weights != "none":
+            details.append(f"weights: {entry.weights}")
+        if entry.paper != "-":
+            details.append(entry.cited)
+        emit(f"{mark} {entry.name:12} {entry.summary}")
+        emit(textwrap.fill("; ".join(details), width, initial_indent=" " * 15, subsequent_indent=" " * 15))
+    emit("")
+
+
+def _promise(entry: catalog.Entry) -> str:
+    """The promise of an entry as it is used without further options."""
+    if entry.own_rule is None:
+        return entry.promise
+    return f"approximate by default (verifier {entry.own_rule}), lossless with --set verifier=auto"
+
+
+def _lacks(entry: catalog.Entry, model: str) -> str:
+    """What a drafter still needs for a model, as its files say, or ""; no weights are read."""
+    from foretoken.drafting.learned_part import lies_beside
+    from foretoken.models.load import source_of
+
+    declared = entry.load().declared
+    if declared.draft_model:
+        brought = zoo.drafts_for(zoo.DRAFT, model)
+        return "" if brought else "add --draft-model MODEL, a smaller checkpoint with the same tokenizer"
+    if declared.learned_part is not None and declared.brought is None:
+        part = catalog.imported(declared.learned_part)
+        return "" if lies_beside(part, source_of(model)) else f"needs a trained part: {part.how(model, 'DRAFT')}"
+    return "" if entry.needs == "nothing" else f"needs {entry.needs}"
 
 
 def _find(name: str) -> list[catalog.Entry]:
@@ -109,8 +163,9 @@ def _find(name: str) -> list[catalog.Entry]:
 
 
 def _public(entry: catalog.Entry) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(entry) if field.name not in ("target", "training", "guarantee")]
-    return {name: getattr(entry, name) for name in names}
+    hidden = ("target", "training", "own_rule", "guarantee")
+    names = [field.name for field in dataclasses.fields(entry) if field.name not in hidden]
+    return {name: getattr(entry, name) for name in names} | {"promise": _promise(entry)}
 
 
 def _describe(entry: catalog.Entry) -> dict[str, Any]:

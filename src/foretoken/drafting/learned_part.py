@@ -322,6 +322,40 @@ def find_all(
     kind: type[Part], given: str | Path | None, target: LanguageModel, draft: LanguageModel | None = None
 ) -> list[Part]:
     """As :func:`find`, for a folder that may hold several parts (``kind.shelf``): all of them, at least one."""
+    folders, origin = _located(kind, given, target, draft)
+    parts = [kind.load(folder) for folder in folders]
+    if origin is not None:
+        theirs = fingerprint(origin.folder)
+        parts = [part.grown(target, origin) if part.config.target_fingerprint == theirs else part for part in parts]
+    for part in parts:
+        part.check_target(target, draft)
+    return parts
+
+
+def check_present(kind: type[LearnedPart], given: str | Path | None, target: Any) -> None:
+    """Refuse a part that :func:`find` would not find, or that says itself that it is another target's.
+
+    Args:
+        target: whose ``name``, ``source`` and ``config`` are known; its weights need not be loaded.
+    Raises:
+        ConfigError, ModelError, MismatchError: as :func:`find`.
+        OSError, ValueError, TypeError, KeyError: a part's config cannot be read.
+    """
+    folders, origin = _located(kind, given, target, None)
+    if origin is not None or kind.check_target is not LearnedPart.check_target:
+        return
+    for folder in folders:
+        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = kind.Config(**kind._fields(settings))
+        remedy = f"train one with '{kind.how(target.name, 'DRAFT', config)}'"
+        made = f"the {kind.title} was trained for the target"
+        check_fingerprint(made, config.target, config.target_fingerprint, target, remedy)
+
+
+def _located(
+    kind: type[LearnedPart], given: str | Path | None, target: Any, draft: Any
+) -> tuple[list[Path], Origin | None]:
+    """The folders of the parts that are asked for, and what the target was grown from, if it was and they may grow."""
     owner = target if draft is None else draft
     try:
         place = Path(given).expanduser() if given else Path(owner.source) / kind.algorithm
@@ -339,13 +373,12 @@ def find_all(
             f"no {kind.title} for '{owner.name}' in {place}: make one with '{how}', or name one with "
             f"--set {kind.option}=DIR"
         )
-    parts = [kind.load(folder) for folder in folders]
-    if origin is not None:
-        theirs = fingerprint(origin.folder)
-        parts = [part.grown(target, origin) if part.config.target_fingerprint == theirs else part for part in parts]
-    for part in parts:
-        part.check_target(target, draft)
-    return parts
+    return folders, origin
+
+
+def lies_beside(kind: type[LearnedPart], source: str) -> bool:
+    """Whether a part of a kind lies beside a model's weights; nothing of it is read but names."""
+    return bool(_any_in(Path(source) / kind.algorithm, kind))
 
 
 def _any_in(place: Path, kind: type[LearnedPart]) -> list[Path]:

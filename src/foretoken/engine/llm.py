@@ -95,9 +95,16 @@ class LLM:
         )
         with collector_at_rest():
             from foretoken.models.load import load, use_threads  # isort: skip  (transformers' list of models comes first)
-            from foretoken.engine import compose, step  # noqa: F401  (what _build imports)
+            from foretoken.engine import before_weights, compose, step  # noqa: F401  (what _build imports)
 
             use_threads(loading.threads)
+            if isinstance(model, str):
+                before_weights.check(
+                    model,
+                    speculative_config,
+                    revision=loading.revision,
+                    trust_remote_code=loading.trust_remote_code,
+                )
             target = load(model, **loading.of_a_checkpoint)
             defaults = _checkpoint_defaults(target) if engine.generation_config == "auto" else SamplingParams()
             self._build(target, speculative_config, engine, defaults)
@@ -184,6 +191,15 @@ class LLM:
         self._admission = Admission(target, self.recipe, self._prompts, options.seed)
         self._totals = Totals()
         self._driver = Driver(self.engine, options.max_num_seqs, self._totals)
+
+    @property
+    def why_undrafted(self) -> str:
+        """Why no token has been drafted, in words, where that is so; "" where the method drafts nothing."""
+        if self.recipe.num_nodes == 0:
+            return ""
+        if not self.recipe.weighed:
+            return "the drafter was asked, and proposed nothing"
+        return f"{self.engine.controller.why_undrafted}; --set num_speculative_tokens=4 drafts in any case"
 
     @property
     def model_config(self) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from foretoken.core.columns import Columns
 from foretoken.core.errors import ConfigError, ForetokenError, ModelError, UnsupportedArchitecture
+from foretoken.core.phases import PHASES
 from foretoken.core.protocols import Plan
 from foretoken.core.threads import one_thread
 from foretoken.forward import anatomy, attention
@@ -323,6 +324,7 @@ class LanguageModel:
     def _probe(self) -> int | None:
         """Refuse here, and not mid-run, what a packed batch would compute wrongly; the smallest window of a layer."""
         kind = type(self.model).__name__
+        PHASES.info("checking %s", self.name)
         try:
             mixing = {mixer.layer for mixer in self.mixers}
             window = probe.check(self._logits, self.num_layers, self.max_length, mixing=mixing, silent=self._silent)
@@ -456,12 +458,17 @@ def _stated_ends(found: Any, name: str, vocab_size: int) -> frozenset[int]:
 
 
 def check_same_vocabulary(target: LanguageModel, draft: LanguageModel) -> str | None:
-    """Why the draft's tokens cannot be the target's tokens; None if they can.
+    """:func:`different_vocabulary` of two loaded models."""
+    return different_vocabulary(target.tokenizer, draft.tokenizer)
+
+
+def different_vocabulary(target: Any, draft: Any) -> str | None:
+    """Why the draft's tokens cannot be the target's tokens, given both tokenizers; None if they can.
 
     Equal ids must mean equal text. Embedding tables may be padded to different sizes (as within the Qwen family), so
     it is the tokenizers that are compared.
     """
-    ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    ours, theirs = target.get_vocab(), draft.get_vocab()
     if ours == theirs:
         return None
     odd = (text for text, index in ours.items() if theirs.get(text) != index)

@@ -23,6 +23,7 @@ from transformers import (
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
 from foretoken.core.files import check_name
+from foretoken.core.phases import PHASES
 from foretoken.forward import attention
 from foretoken.models import grown, lora, shapes
 from foretoken.models.checkpoint_files import CheckpointFiles, reported
@@ -96,6 +97,7 @@ def load(
     tokenizer = files.tokenizer()
 
     def build(*, packed: bool) -> LanguageModel:
+        PHASES.info("loading %s", name)
         model = text_part(files.weights(kind, attn_implementation=attention.NAME).to(place).eval())
         if dtype in SCHEMES:
             round_weights(model, dtype, str(name))
@@ -165,27 +167,31 @@ def load_network(name: str | Path, *, dtype: str = "auto") -> Any:
     return files.weights(_dtype(dtype, files.config)).eval()
 
 
-def load_tokenizer(name: str | Path) -> Any:
+def load_tokenizer(name: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """A checkpoint's tokenizer, or one that lies in a folder of its own.
 
+    Args:
+        revision, trust_remote_code: as for :func:`load`.
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
     folder = Path(name).expanduser()
     alone = folder.is_dir() and any(folder.glob("tokenizer*"))
     if not alone or (folder / "config.json").is_file() or (folder / lora.CONFIG).is_file():
-        return _files(name, trusted=False).tokenizer()
+        return _files(name, trust_remote_code, revision).tokenizer()
     with reported(f"model '{name}': its tokenizer cannot be loaded", name):
         return AutoTokenizer.from_pretrained(str(folder))
 
 
-def load_config(name: str | Path) -> Any:
+def load_config(name: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """A checkpoint's configuration, without its weights.
 
+    Args:
+        revision, trust_remote_code: as for :func:`load`.
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
-    return _files(name, trusted=False).config
+    return _files(name, trust_remote_code, revision).config
 
 
 def place_of(device: str) -> torch.device:
@@ -237,9 +243,12 @@ def source_of(name: str | Path) -> str:
     folder = Path(text).expanduser()
     if folder.is_dir():
         if not any((folder / file).is_file() for file in ("config.json", lora.CONFIG)):
-            raise ModelError(
-                f"model '{text}' is a folder without config.json: point to a saved Hugging Face checkpoint"
-            )
+            held = sorted(path for path in folder.glob("*.gguf") if is_gguf(path))
+            remedy = "point to a saved Hugging Face checkpoint"
+            if held:
+                remedy = f"point to the GGUF file in it, {held[0]}"
+                remedy += f", or to one of {len(held) - 1} others" if held[1:] else ""
+            raise ModelError(f"model '{text}' is a folder without config.json: {remedy}")
         return str(folder)
     if folder.exists():
         if is_gguf(folder):

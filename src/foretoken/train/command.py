@@ -85,7 +85,8 @@ class Loop(Text):
     minutes: Annotated[
         float | None,
         Option(
-            "Stop after so many minutes of training; default: the recipe's 30 to 120, or none with --tokens.",
+            "Stop training so many minutes after the start, preparation included; what is measured at the end comes on "
+            "top. Default: the recipe's 30 to 120, or none with --tokens.",
             above=0,
         ),
     ] = None

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
 from foretoken.train.feature_store import INDEX, Index, explain, size_bound, write_shard
+from foretoken.train.stopping import Interrupted
 from foretoken.train.taps import Rows, Taps, Wanted
-from foretoken.train.trainer import Interrupted
 
 SHARD_BYTES = 1 << 26  # of a shard, unless its tokens are given
 SHARD_TOKENS = 1 << 16  # of it at most, so that little is lost when a run is killed

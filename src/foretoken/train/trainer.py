@@ -9,11 +9,8 @@ with the rate at zero.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +24,7 @@ from foretoken.train.memory import keep_freed_memory
 from foretoken.train.objectives import Objective
 from foretoken.train.optimiser import Optimiser, Rates
 from foretoken.train.processor import products, tiny_numbers_ignored
+from foretoken.train.stopping import Cut, Interrupted, current, stoppable
 
 CHECKPOINT_SECONDS = 120.0
 MEASURE_SECONDS = 60.0
@@ -35,7 +33,7 @@ CURVE_POINTS = 400
 
 @dataclass(frozen=True)
 class Bounds:
-    """When a run is over: after so many tokens, or so many minutes of training, whichever comes first.
+    """When a run is over: after so many tokens, or so many minutes of preparation and training, whichever comes first.
 
     Raises:
         ConfigError: neither is given, or one is not positive.
@@ -95,12 +93,6 @@ class Progress:
     measured: str = ""
 
 
-class Interrupted(ForetokenError):
-    """The run was stopped by its user; a checkpoint was written."""
-
-    exit_code = 130
-
-
 class Blocks(Protocol):
     """What a run reads: blocks, the same in the same order for a resumed run. ``Mixture`` is one."""
 
@@ -149,7 +141,7 @@ def fit(
         measure: says how good the model is now, in a few words for the progress bar; asked about once a minute.
     Raises:
         ForetokenError: the loss became NaN or infinite, or a checkpoint could not be written.
-        Interrupted: Ctrl-C or SIGTERM; the step was finished and a checkpoint written.
+        Interrupted: Ctrl-C or SIGTERM; a checkpoint of the last whole step was written.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -157,56 +149,61 @@ def fit(
     model.to(device).train()
     optimiser = Optimiser(model, schedule.rates)
     progress = _resume(folder, model, optimiser, mixture)
-    started, before = time.monotonic(), progress.seconds
-    saved = measured = started
+    before = progress.seconds
+    saved = measured = time.monotonic()
     pending: list[float] = []
-    with _signals() as stop_asked, tiny_numbers_ignored():
+    standing = mixture.state()  # where the step under way began: a step that is cut is read again
+
+    def keep() -> str:
+        if not progress.step:
+            return "stopped before the first step was done; nothing of the training is kept"
+        place = _save(folder, model, optimiser, standing, progress)
+        return f"stopped at step {progress.step}; give the same command to go on from {place}"
+
+    with stoppable() as stop, stop.saving(keep), tiny_numbers_ignored():
+        started = stop.since
+
+        def now() -> float:
+            return before + time.monotonic() - started
+
+        def over() -> bool:
+            return bounds.progress(progress.tokens, now()) >= 1.0
+
+        progress.seconds = now() if progress.step == 0 else before
         while (done := bounds.progress(progress.tokens, progress.seconds)) < 1.0:
-            loss = _step(model, objective, optimiser, mixture, schedule, done, progress.step, device, folder)
+            try:
+                loss = _step(model, objective, optimiser, mixture, schedule, done, progress.step, device, folder, over)
+            except Cut:
+                if stop.asked:
+                    with stop.whole():
+                        raise Interrupted(keep()) from None
+                progress.seconds, progress.done = now(), 1.0
+                break
+            standing = mixture.state()
             progress.step += 1
             progress.tokens += schedule.batch * mixture.block
-            progress.seconds = before + time.monotonic() - started
+            progress.seconds = now()
             progress.loss, progress.done = loss, bounds.progress(progress.tokens, progress.seconds)
             pending.append(loss)
             _extend_curve(progress, pending)
             if measure is not None and (progress.step == 1 or time.monotonic() - measured > MEASURE_SECONDS):
                 progress.measured, measured = measure(), time.monotonic()
             report(progress)
-            if stop_asked():
-                place = _save(folder, model, optimiser, mixture, progress)
-                raise Interrupted(f"stopped at step {progress.step}; give the same command to go on from {place}")
+            if stop.asked:
+                with stop.whole():
+                    raise Interrupted(keep())
             if time.monotonic() - saved > checkpoint_every:
-                _save(folder, model, optimiser, mixture, progress)
+                with stop.whole():
+                    _save(folder, model, optimiser, standing, progress)
                 saved = time.monotonic()
-        _save(folder, model, optimiser, mixture, progress)
+        if not progress.step:
+            raise ForetokenError(
+                f"--minutes {bounds.minutes}: over after {now() / 60:.1f} minutes, before the first step of training "
+                "was done (preparation counts): give more"
+            )
+        with stop.whole():
+            _save(folder, model, optimiser, standing, progress)
     return progress
-
-
-@contextmanager
-def _signals() -> Iterator[Callable[[], bool]]:
-    """Have Ctrl-C and SIGTERM ask for a stop after the step that is under way; a second one stops at once.
-
-    Cut in its middle, a step would leave weights, optimiser and mixture at different places, and no checkpoint of
-    them could be gone on from.
-    """
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # signals come to no other
-        for each in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(each) not in (None, signal.SIG_IGN):
-                before[each] = signal.signal(each, ask)
-    try:
-        yield lambda: asked
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 @torch.no_grad()
@@ -239,19 +236,31 @@ def _step(
     step: int,
     device: torch.device,
     folder: Path,
+    over: Callable[[], bool],
 ) -> float:
+    """One step; its loss.
+
+    Args:
+        over: whether the time is.
+    Raises:
+        Cut: a stop was asked for, or the time was over, before weights were changed.
+    """
+    stop = current()
     seed = schedule.seed * 1_000_003 + step
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)  # of dropout, where a model has it
-    tokens = mixture.next(schedule.batch)
     total = 0.0
-    for chunk in tokens.split(schedule.micro_batch):
-        with products(device):
-            loss = objective(model, chunk.to(device), generator)
-        weight = len(chunk) / schedule.batch
-        (loss * weight).backward()
-        total += float(loss.detach()) * weight
-    norm = optimiser.step(done)
+    with stop.cuttable():
+        for chunk in mixture.next(schedule.batch).split(schedule.micro_batch):
+            with products(device):
+                loss = objective(model, chunk.to(device), generator)
+            weight = len(chunk) / schedule.batch
+            (loss * weight).backward()
+            total += float(loss.detach()) * weight
+            if over():
+                raise Cut
+    with stop.whole():
+        norm = optimiser.step(done)
     if not (math.isfinite(total) and math.isfinite(norm)):
         last = checkpoint.latest(folder)
         kept = f"the last good checkpoint, {last}, is kept" if last else "there was no checkpoint yet"
@@ -276,13 +285,13 @@ def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def _save(folder: Path, model: nn.Module, optimiser: Optimiser, mixture: Blocks, progress: Progress) -> Path:
+def _save(folder: Path, model: nn.Module, optimiser: Optimiser, standing: dict[str, Any], progress: Progress) -> Path:
     state = {
         "step": progress.step,
         "tokens": progress.tokens,
         "seconds": progress.seconds,
         "curve": progress.curve,
-        "mixture": mixture.state(),
+        "mixture": standing,
     }
     return checkpoint.save(folder, progress.step, _weights(model), optimiser.tensors(), state)
 

@@ -30,8 +30,8 @@ from foretoken.models.fingerprint import fingerprint
 from foretoken.train import feature_store
 from foretoken.train.feature_store import FeatureStore
 from foretoken.train.features import Progress, extract
+from foretoken.train.stopping import Interrupted
 from foretoken.train.taps import Taps, Wanted
-from foretoken.train.trainer import Interrupted
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, VOCAB_SIZE, Family, randomise, save_model
 

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.train import checkpoint, trainer
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.objectives import NextToken, weighted_loss
-from foretoken.train.trainer import Bounds, Interrupted, Progress, Schedule, fit, held_out_loss
+from foretoken.train.stopping import Interrupted, stoppable
+from foretoken.train.trainer import Bounds, Progress, Schedule, fit, held_out_loss
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 
 BLOCK, BATCH, STEPS = 12, 4, 8
@@ -102,33 +104,32 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_step_and_the_same_command_goes_on(tmp_path, whole, number):
+def test_a_signal_cuts_the_step_and_the_same_command_goes_on(tmp_path, whole, number):
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
 
     def stop(loss):
         os.kill(os.getpid(), number)
         return loss
 
-    with pytest.raises(Interrupted, match=r"stopped at step 4; give the same command to go on from .*step-00000004"):
+    with pytest.raises(Interrupted, match=r"stopped at step 3; give the same command to go on from .*step-00000003"):
         run(tmp_path, objective=At(3, stop))
     assert Interrupted.exit_code == 130
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert last(tmp_path)[2]["step"] == 4
+    assert last(tmp_path)[2]["step"] == 3
     seen = []
     _, progress = run(tmp_path, report=lambda progress: seen.append(progress.step))
-    assert seen == [5, 6, 7, 8]
+    assert seen == [4, 5, 6, 7, 8]
     assert progress.tokens == STEPS * BATCH * BLOCK
     assert_same(tmp_path, whole)
 
 
 def test_a_second_signal_stops_at_once_and_leaves_no_half_step(tmp_path):
-    def stop(loss):
+    def stop(progress):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
-        return loss
 
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, objective=At(3, stop))
+        run(tmp_path, report=stop)
     assert checkpoint.latest(tmp_path / "checkpoints") is None
 
 
@@ -213,8 +214,35 @@ def test_a_micro_batch_changes_the_memory_and_not_the_result(tmp_path):
 
 
 def test_minutes_bound_a_run(tmp_path):
-    _, progress = run(tmp_path, bounds=Bounds(minutes=1e-9))
-    assert (progress.step, progress.done) == (1, 1.0)
+    _, progress = run(tmp_path, bounds=Bounds(minutes=1.5 / 60))
+    assert progress.step >= 1
+    assert progress.seconds < 20
+    with pytest.raises(ForetokenError, match=r"--minutes 1e-09: over after .* before the first step .* give more"):
+        run(tmp_path / "other", bounds=Bounds(minutes=1e-9))
+
+
+def test_the_time_before_training_counts(tmp_path):
+    with stoppable(tmp_path, minutes=1000) as stop:
+        stop.since -= 60_000 - 5  # of preparation
+        began = time.monotonic()
+        _, progress = run(tmp_path, bounds=Bounds(minutes=1000))
+        assert time.monotonic() - began < 30
+        assert progress.seconds >= 60_000
+
+
+def test_a_step_is_cut_where_the_time_is_over(tmp_path):
+    """A step of a large model takes a minute; what it has read is read again."""
+
+    def wait(loss):
+        time.sleep(2.0)
+        return loss
+
+    _, progress = run(tmp_path, objective=At(3, wait), bounds=Bounds(minutes=1.9 / 60))
+    assert progress.step == 3
+    assert last(tmp_path)[2]["step"] == 3
+
+
+def test_bounds():
     assert Bounds(minutes=2.0).progress(10**9, 60.0) == 0.5
     assert Bounds(tokens=100, minutes=2.0).progress(75, 60.0) == 0.75
     assert Bounds(tokens=100, minutes=2.0).progress(25, 60.0) == 0.5

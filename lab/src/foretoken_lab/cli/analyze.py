@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken import zoo
 from foretoken.bench.suite import fingerprint, read_suite
 from foretoken.cli.shared.console import emit, emit_json, note, progress_bar
 from foretoken.cli.shared.options import (
@@ -25,6 +26,7 @@ from foretoken.cli.shared.options import (
     Verbose,
     check_model_name,
     check_placement,
+    check_vocabulary,
     json_option,
     limit_option,
     load_model,
@@ -60,9 +62,9 @@ def analyze() -> None:
 def acceptance(
     context: typer.Context,
     model: Model = DEFAULT_MODEL,
-    draft: DraftModel = DEFAULT_DRAFT,
+    draft: DraftModel = None,
     suite: Annotated[str | None, suite_option(_GRID)] = None,
-    limit: Annotated[int | None, limit_option(_GRID, "Prompts of every category at most.")] = None,
+    limit: Annotated[int | None, limit_option(_GRID, "Prompts per category at most, not in all.")] = None,
     temperature: Annotated[
         str, typer.Option("--temperature", metavar="X,…", help="Above 0.", rich_help_panel=_GRID)
     ] = "0.3,0.7,1.0",
@@ -145,11 +147,13 @@ def acceptance(
     grid.check()
     check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
+    if draft is None and not zoo.drafts_for(DEFAULT_DRAFT, model):
+        raise ConfigError(f"give --draft-model: for {model} no draft model is known, its tokenizer must be the same")
     small_name = draft or DEFAULT_DRAFT
     check_model_name(small_name)
     _check_outputs(out, pictures)
     prompts = limit_per_category(read_suite(suite), limit)
-
+    check_vocabulary(model, small_name, revision=revision, trust_remote_code=trust_remote_code)
     llm = load_model(
         model,
         {"method": "none"},

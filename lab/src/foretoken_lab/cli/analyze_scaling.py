@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.bench.suite import fingerprint, is_file, read_suite
-from foretoken.cli.learn.training import progress, terminating
+from foretoken.cli.learn.training import progress
 from foretoken.cli.shared.console import emit, emit_json, note, quiet_transformers
 from foretoken.cli.shared.options import (
     Model,
@@ -29,6 +29,7 @@ from foretoken.core.files import check_folder, check_writable
 from foretoken.data.folder import check_one_text
 from foretoken.data.prompts import limit_per_category
 from foretoken.train.command import WIDEST
+from foretoken.train.stopping import stoppable
 
 if TYPE_CHECKING:
     from foretoken_lab.studies.scaling.study import Study
@@ -65,7 +66,7 @@ def scaling(
         int, typer.Option("--width", min=1, help="Nodes expanded at a level.", rich_help_panel=_SWEEP)
     ] = 8,
     suite: Annotated[str | None, suite_option(_SWEEP)] = None,
-    limit: Annotated[int | None, limit_option(_SWEEP, "Prompts of every category at most.")] = None,
+    limit: Annotated[int | None, limit_option(_SWEEP, "Prompts per category at most, not in all.")] = None,
     answer: Annotated[
         int, typer.Option("--max-tokens", min=8, help="Tokens of an answer at most.", rich_help_panel=_SWEEP)
     ] = 64,
@@ -172,7 +173,7 @@ def scaling(
             dtype=llm.target.precision,
             threads=torch.get_num_threads(),
         )
-        with terminating(), progress("training a head") as report:
+        with stoppable(), progress("training a head") as report:
             points = run(sweep, llm, fitting, text, out, report=report, say=note)
     finally:
         llm.close()

@@ -120,7 +120,7 @@ def tradeoff(
     ] = "code,profiles",
     limit: Annotated[
         int,
-        limit_option(_MEASURE, "Questions of every task at most; four times as many halve the intervals.", least=None),
+        limit_option(_MEASURE, "Questions per task at most; four times as many halve the intervals.", least=None),
     ] = 30,
     data: Annotated[Path | None, data_option(_MEASURE)] = None,
     prompt_length: Annotated[int | None, prompt_length_option(_MEASURE)] = None,
@@ -177,7 +177,7 @@ def tradeoff(
 
       foretoken analyze tradeoff --model ./big --draft-model ./small --task json
     """
-    from foretoken_lab.studies.tradeoff.points import default_rules, make_points
+    from foretoken_lab.studies.tradeoff.points import EXACT_LENGTHS, LENGTH, default_rules, make_points
 
     temperatures = parse_numbers(temperature, "--temperature", float)
     exact = _exact_config(method, parse_settings(sets or []), target, draft)
@@ -187,6 +187,7 @@ def tradeoff(
         _parse_knobs(knobs or []),
         [] if budget is None else parse_numbers(budget, "--budget", float),
         draft=alone is not None,
+        lengths=() if LENGTH in exact else EXACT_LENGTHS,
         own=lambda rule, drafter, fixed: _own_config(
             rule, drafter, fixed, target, exact.get("model"), strict=rules is not None
         ),

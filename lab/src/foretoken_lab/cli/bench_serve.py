@@ -58,7 +58,7 @@ def serve(
         ),
     ] = "1,8,32",
     suite: Annotated[str | None, suite_option(_MEASURE)] = None,
-    limit: Annotated[int | None, limit_option(_MEASURE, "Prompts of every category at most.")] = None,
+    limit: Annotated[int | None, limit_option(_MEASURE, "Prompts per category at most, not in all.")] = None,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=2, help="Tokens of an answer at most.", rich_help_panel=_MEASURE)
     ] = 128,

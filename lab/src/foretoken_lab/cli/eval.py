@@ -73,7 +73,7 @@ def eval_command(
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="Show the tasks.", rich_help_panel=_TASK)] = False,
     limit: Annotated[
-        int | None, limit_option(_TASK, "Questions of every task at most.", least=None, show_default="the task's")
+        int | None, limit_option(_TASK, "Questions per task at most.", least=None, show_default="the task's")
     ] = None,
     data: Annotated[Path | None, data_option(_TASK)] = None,
     text: Annotated[

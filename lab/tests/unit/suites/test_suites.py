@@ -22,6 +22,7 @@ from foretoken.bench.suite import Column, Section, find_suite
 from foretoken.bench.suite import suites as named_suites
 from foretoken.bench.summary import summarise
 from foretoken.cli.prove.methods import parse_methods
+from foretoken.core.draft import Coupled
 from foretoken.core.errors import ConfigError
 from foretoken.core.metrics import Emitted, Metrics
 from foretoken.data.prompts import Prompt
@@ -35,6 +36,7 @@ from foretoken_lab.suites.self_speculation import LONGEST, PASSED_OVER, SETS, he
 from foretoken_lab.suites.sprinter import Rates, Step
 from foretoken_lab.tasks.evaluate import Answer
 from foretoken_lab.tasks.example import Example
+from helpers.zoo_llms import with_config
 
 _FILES = list(pkgutil.iter_modules(suites.__path__))
 
@@ -65,6 +67,23 @@ def test_an_unknown_suite_is_named_with_the_nearest():
 def test_the_rules_are_all_lossless_ones_that_can_sample():
     lossless = {entry.name for entry in catalog.entries("verifier") if entry.promise != "approximate"}
     assert set(SCHEMES) == lossless - {"greedy"}
+
+
+def test_the_common_table_gives_every_rule_as_many_nodes_in_the_shape_that_it_is_for():
+    """Once `recursive` was a chain of six beside `ratio` of four, and `match` drew without its noise."""
+    suite = find_suite("rules")
+    rows = parse_methods(",".join(suite.methods), [], target=suite.model, draft_model=suite.draft_model)[1:]
+    assert {row.config["verifier"] for row in rows} == set(SCHEMES) - {"transport"}
+    assert {row.config["num_speculative_tokens"] for row in rows} == {6}
+    for row in rows:
+        recipe = with_config(row.config).recipe
+        rule, drafter = recipe.verifier, recipe.drafter
+        assert drafter.branches == (rule.trees and rule.name != "match"), rule.name
+        if rule.name == "match":
+            assert drafter.laws == (Coupled,)
+        elif drafter.branches:
+            assert drafter.config.num_drafts == (2 if rule.name == "spechub" else 3)
+            assert rule.name == "naive" or drafter.laws == (SCHEMES[rule.name],)
 
 
 def test_transport_is_timed_where_its_programs_decide_and_solves_them_every_time(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from enum import Enum
@@ -18,6 +19,7 @@ from foretoken.cli.shared.options import (
     Model,
     Verbose,
     check_model_name,
+    check_vocabulary,
     corpus_option,
     json_option,
     out_option,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from foretoken.methods.sparse.calibration import Calibration
 
 T = TypeVar("T")
+
+_CHECKED_DOCUMENTS = 10_000  # of each file, before a model is loaded for them
 
 app = typer.Typer(
     name="calibrate",
@@ -200,6 +204,8 @@ def vocabulary(
 
     check_folder(out, "--out")
     check_place(out)
+    if draft is not None:
+        check_vocabulary(model, draft, revision=loading.revision, trust_remote_code=loading.trust_remote_code)
     quiet_transformers(verbose)
     if loading.threads is not None:
         torch.set_num_threads(loading.threads)
@@ -281,8 +287,12 @@ def _counted(pieces: Iterable[T], size: Callable[[T], int], title: str, total: i
 
 
 def _check_corpus(corpus: Sequence[Path]) -> None:
+    from foretoken.data.documents import documents
+
     for path in corpus:
         check_readable(path, "--corpus")
+        for _ in itertools.islice(documents(path), _CHECKED_DOCUMENTS):  # reads them, so that a bad record is refused
+            pass
 
 
 def _in_words(found: Calibration) -> list[str]:

@@ -52,7 +52,7 @@ def scylla(
     width: Annotated[int, typer.Option("--width", min=1, help="Of a tree: nodes expanded at a level.")] = 8,
     chain: Annotated[bool, typer.Option("--chain", help="Chains instead of trees.")] = False,
     suite: Annotated[str | None, suite_option()] = None,
-    limit: Annotated[int | None, limit_option(None, "Prompts of every category at most.")] = 2,
+    limit: Annotated[int | None, limit_option(None, "Prompts per category at most, not in all.")] = 2,
     tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Tokens of an answer at most.")] = 48,
     repeats: Annotated[int, repeats_option("Timed runs of each setting.")] = 3,
     loading: Loading,

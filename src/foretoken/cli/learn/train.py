@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,15 @@ import typer
 
 from foretoken import catalog
 from foretoken.cli.learn import features
-from foretoken.cli.learn.training import counting, found_device, progress, terminating
+from foretoken.cli.learn.training import counting, found_device, progress
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers
 from foretoken.cli.shared.extended import ExtendedGroup, command_of_function
 from foretoken.cli.shared.flags import parameter_of
 from foretoken.cli.shared.options import name_values
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_folder
-from foretoken.train.command import Command, Session, options
+from foretoken.train.command import Command, Loop, Session, options
+from foretoken.train.stopping import stoppable
 
 _DRAFT = "foretoken.train.draft_command:COMMAND"  # of no entry of the catalogue
 _LEFT_BY_A_RUN = ("run/claim.json", "training.json", "config.json")
@@ -89,15 +91,17 @@ def _function(command: Command) -> Any:
 
 def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
     """Check what all commands share, train, and say what came of it."""
-    config = command.config(**{**given, "device": found_device(given["device"])})
-    quiet_transformers(config.verbose)
+    config = command.config(**given)
     check_folder(config.place, "--out")
     _check_own(config.place)
-    if config.threads is not None:
-        import torch
+    minutes = config.minutes if isinstance(config, Loop) else None
+    with stoppable(config.place, minutes):
+        config = replace(config, device=found_device(config.device))
+        quiet_transformers(config.verbose)
+        if config.threads is not None:
+            import torch
 
-        torch.set_num_threads(config.threads)
-    with terminating():
+            torch.set_num_threads(config.threads)
         record = command.run(config, Session(arguments, progress, counting, _prompts))
     if config.as_json:
         emit_json(record)

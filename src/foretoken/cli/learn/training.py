@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foretoken.cli.shared.console import note, stderr_console
 from foretoken.cli.shared.options import check_placement
@@ -33,20 +32,6 @@ def found_device(device: str) -> str:
     if device != "auto":
         raise ConfigError(f"--device {device}: not available here; use cpu")
     return "cpu"
-
-
-@contextmanager
-def terminating() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C: write a checkpoint, then stop."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from foretoken.cli.shared.options import (
     Threads,
     TrustRemoteCode,
     Verbose,
+    check_methods,
     check_model_name,
     check_placement,
     data_option,
@@ -94,7 +95,7 @@ def bench(
         bool, typer.Option("--list-suites", help="List the named suites, and do nothing else.")
     ] = False,
     data: Annotated[Path | None, data_option(_MEASURE)] = None,
-    limit: Annotated[int | None, limit_option(_MEASURE, "Prompts of every category at most.")] = None,
+    limit: Annotated[int | None, limit_option(_MEASURE, "Prompts per category at most, not in all.")] = None,
     repeats: Annotated[
         int,
         repeats_option("Interleaved repeats (the median counts).", _MEASURE),
@@ -231,7 +232,7 @@ def bench(
     if report is not None:
         check_pictures("--report")
     prompts = limit_per_category(read_suite(suite, data), limit)
-
+    check_methods(model, [row.config for row in rows], revision=revision, trust_remote_code=trust_remote_code)
     llm = load_model(
         model,
         rows[0].config,
@@ -295,6 +296,10 @@ def bench(
     else:
         _print_tables(results, facts, columns, sections)
     _write(files, record, columns, sections)
+    for result in results:
+        engine = engines[result["method"]]
+        if not result["num_draft_tokens"] and engine.why_undrafted:
+            note(f"{result['method']} never drafted: {engine.why_undrafted}")
     for engine in engines.values():
         engine.close()
     if interrupted:

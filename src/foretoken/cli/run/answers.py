@@ -44,7 +44,7 @@ def answer_one(llm: Any, record: Prompt, prompt_ids: Sequence[int], params: Samp
     if output.error:
         note(f"error: {output.error}")
     if not json:
-        note(statistics([output], output.metrics.seconds))
+        note(statistics([output], output.metrics.seconds, llm))
     return _INTERRUPTED if interrupted else int(bool(output.error))
 
 
@@ -76,7 +76,7 @@ def answer_all(
     for record, output in writer.failed():
         note(f"error: prompt {record.id}: {output.error}")
     if not json:
-        note(statistics(list(writer.outputs.values()), seconds))
+        note(statistics(list(writer.outputs.values()), seconds, llm))
     if interrupted:
         return _INTERRUPTED
     return int(bool(writer.failed()))
@@ -226,8 +226,12 @@ def completion_fields(completion: Any) -> dict[str, Any]:
     return fields
 
 
-def statistics(outputs: Sequence[Any], seconds: float) -> str:
-    """One line for a person: how much, how fast, how well the draft did, where the time went, what was promised."""
+def statistics(outputs: Sequence[Any], seconds: float, llm: Any = None) -> str:
+    """One line for a person: how much, how fast, how well the draft did, where the time went, what was promised.
+
+    Args:
+        llm: what answered; it says why nothing was drafted.
+    """
     total = Metrics()
     for output in outputs:
         for completion in output.outputs:
@@ -240,6 +244,8 @@ def statistics(outputs: Sequence[Any], seconds: float) -> str:
     if total.num_draft_tokens:
         share = total.num_accepted_tokens / total.num_draft_tokens
         parts.append(f"{share:.0%} of {total.num_draft_tokens} draft tokens accepted")
+    elif llm is not None and llm.why_undrafted:
+        parts.append(f"nothing was drafted: {llm.why_undrafted}")
     if total.num_discarded_tokens:
         parts.append(f"{total.num_discarded_tokens} more drafted ahead in vain")
     if total.num_moved_bytes:
@@ -259,5 +265,11 @@ def statistics(outputs: Sequence[Any], seconds: float) -> str:
         parts.append("distortion not known (sparse verification)")
     elif total.distortion:
         parts.append(f"distortion {total.distortion:.3g} and KL {total.kl:.3g} per token")
+    completions = [completion for output in outputs for completion in output.outputs]
+    cut = [each for each in completions if each.finish_reason == "length"]
+    if len(completions) == 1 and cut:
+        parts.append(f"cut at {len(cut[0].token_ids)} tokens by the length limit (--max-tokens)")
+    elif cut:
+        parts.append(f"{len(cut)} of {len(completions)} answers cut by the length limit (--max-tokens)")
     parts += sorted({output.promise for output in outputs})
     return " · ".join(parts)

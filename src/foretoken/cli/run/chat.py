@@ -139,5 +139,5 @@ def _answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams, se
     if output.error:
         note(f"error: {output.error}")
         return None
-    note(statistics([output], output.metrics.seconds))
+    note(statistics([output], output.metrics.seconds, llm))
     return answer

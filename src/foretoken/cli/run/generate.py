@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from foretoken.data.prompts import Prompt, check_text, read_prompts
 from foretoken.options.sampling import SamplingParams
 
 _FACE = "Prompts and output"
+_SHORT_PROMPT = 512  # bytes that fit into every model's context
 
 
 @with_flags
@@ -103,6 +105,13 @@ def generate(
         for name in ("logprobs", "prompt_logprobs"):
             if record.params.get(name) is not None:
                 raise InputError(f"{record.place}: {name} are shown in the JSON objects only: add --json")
+    _check_lengths(
+        records,
+        loading.max_model_len,
+        model,
+        revision=loading.revision,
+        trust_remote_code=loading.trust_remote_code,
+    )
     llm = load_model(
         model,
         config,
@@ -120,6 +129,32 @@ def generate(
         return answer_all(llm, records, inputs, [_params_of(record, params) for record in records], json=json)
     finally:
         llm.close()
+
+
+def _check_lengths(records: Sequence[Prompt], max_model_len: int | None, model: str, **placement: Any) -> None:
+    """Refuse a prompt that cannot fit before the weights are read.
+
+    A token is a byte of text at least, so that only long prompts are tokenised for it, without what a chat template
+    adds: whatever is refused here would not fit either way.
+    """
+    texts = ["\n".join(str(each["content"]) for each in record.messages) or record.text for record in records]
+    longest = max(len(text.encode()) for text in texts)
+    if longest < min(_SHORT_PROMPT, max_model_len or _SHORT_PROMPT):
+        return
+    from foretoken.models.load import load_config, load_tokenizer
+
+    text_config = load_config(model, **placement).get_text_config(decoder=True)
+    limits = [max_model_len, getattr(text_config, "max_position_embeddings", None)]
+    room = min((each for each in limits if isinstance(each, int)), default=None)
+    if room is None or longest < room:
+        return
+    tokenizer = load_tokenizer(model, **placement)
+    for record, text in zip(records, texts, strict=True):
+        count = len(tokenizer(text, add_special_tokens=False)["input_ids"]) if len(text.encode()) >= room else 0
+        if count >= room:
+            raise InputError(
+                f"{record.place} has {count} tokens; the context holds {room}, the output included: shorten it"
+            )
 
 
 def _gather_prompts(argument: str | None, path: Path | None) -> list[Prompt]:

@@ -99,7 +99,7 @@ def rag(
         ),
     ] = None,
     params: Annotated[SamplingParams, Flags(_FACE, ("max_tokens", "ignore_eos"))],
-    limit: Annotated[int | None, limit_option(_FACE, "Questions of every category at most.")] = None,
+    limit: Annotated[int | None, limit_option(_FACE, "Questions per category at most, not in all.")] = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="One JSON object a question on stdout, and nothing else.", rich_help_panel=_FACE),

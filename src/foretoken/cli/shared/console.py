@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,10 +16,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ForetokenError
+from foretoken.core.phases import PHASES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+PATIENCE_SECONDS = 2.0  # without a word
 SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
 CLEAR_LINE = "\r\x1b[K"
 
@@ -54,15 +58,53 @@ def note(text: str) -> None:
 
 @contextmanager
 def passing_note(text: str) -> Iterator[None]:
-    """A line on stderr while something lasts, if that is a terminal; nothing is left of it."""
-    shown = sys.stderr.isatty()
-    if shown:
-        print(text, end="", file=sys.stderr, flush=True)
+    """A line on stderr while something lasts longer than two seconds; on a terminal nothing is left of it.
+
+    What is under way is told by the logger :data:`foretoken.core.phases.PHASES`, and stands in the place of ``text``.
+    """
+    passing = _Passing(text)
+    PHASES.addHandler(passing)
+    timer = threading.Timer(PATIENCE_SECONDS, passing.begin)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        if shown:
-            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+        timer.cancel()
+        PHASES.removeHandler(passing)
+        passing.end()
+
+
+class _Passing(logging.Handler):
+    """Shows the newest phase, once it has been told to begin."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+        self._shown = self._over = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._text = record.getMessage()
+        if self._shown:
+            self._show()
+
+    def begin(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            if not self._over:
+                self._show()
+
+    def end(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            self._over = True
+            if self._shown and sys.stderr.isatty():
+                print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+
+    def _show(self) -> None:
+        self._shown = True
+        if sys.stderr.isatty():
+            print(f"{CLEAR_LINE}{self._text}", end="", file=sys.stderr, flush=True)
+        else:
+            note(self._text)
 
 
 def finite(value: Any) -> Any:
@@ -101,15 +143,22 @@ def progress_bar(name: str, total: int) -> Iterator[Callable[..., None]]:
         yield lambda what="": progress.update(bar, advance=1, description=name + what, refresh=True)
 
 
+def time_left(seconds: float) -> str:
+    """Seconds as a person says them."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
 def _lines(name: str, total: int) -> Callable[..., None]:
-    done, last = 0, time.monotonic()
+    done, began = 0, time.monotonic()
+    last = began
 
     def line(what: str = "") -> None:
         nonlocal done, last
         done += 1
         if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            note(f"{name + what}: {done:,} of {total:,}")
+            left = (last - began) / done * max(0, total - done)
+            note(f"{name + what}: {done:,} of {total:,}, about {time_left(left)} left")
 
     return line
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -224,6 +225,21 @@ def load_model(
         llm = LLM(model, speculative_config=config, **({} if loading is None else asdict(loading)), **options)
     explain(llm)
     return llm
+
+
+def check_vocabulary(model: str, draft: str, **placement: Any) -> None:
+    """Refuse a draft model with other tokens before the weights of either are read."""
+    from foretoken.engine import before_weights
+
+    before_weights.check_vocabulary(model, draft, **placement)
+
+
+def check_methods(model: str, configs: Iterable[Mapping[str, Any]], **placement: Any) -> None:
+    """Refuse what several recipes lack before the weights of their target are read."""
+    from foretoken.engine import before_weights
+
+    for config in configs:
+        before_weights.check(model, config, **placement)
 
 
 def explain(llm: Any) -> None:

@@ -76,6 +76,17 @@ class Controller:
             rest.done = rest.steps = rest.tokens = 0
         return rest.resting
 
+    @property
+    def why_undrafted(self) -> str:
+        """Why nothing has been drafted, in words; asked where that is so."""
+        if self._worth.found_slower:
+            return "drafts were tried, and plain decoding was faster"
+        if self._worth.total_asked:
+            return "the drafter was asked, and proposed nothing"
+        if not any(regime.costs.known for regime in self._regimes.values()):
+            return "the answers ended before a plain step had been timed, which comes first"
+        return "to find out whether drafts pay would have cost more than answers of this length can gain"
+
     def hopeless(self, request: Candidate, num_requests: int) -> bool:
         """Whether nothing will be drafted for a request that begins now, among so many."""
         return self._worth.hopeless(request, num_requests)

@@ -92,6 +92,7 @@ class Worth:
         self._answer = Mean(_KEEPS)  # tokens of an answer
         self._step = self._num_requests = 0
         self.num_asked = 0
+        self.total_asked = 0  # over all steps
         self.rest = 0  # steps to come in which nobody would be asked either, if about as many requests decode
         self.backlog = 0  # tokens that the drafter reads in this step, because it was not asked in the one before
 
@@ -135,6 +136,11 @@ class Worth:
         if not pays and not self.num_asked:  # all have so much to be read first that they are not tried
             self.rest = _LONGEST_REST
         return asked
+
+    @property
+    def found_slower(self) -> bool:
+        """Whether drafting was measured, for some number of requests, and lost against plain decoding."""
+        return any(_known(gain) and gain.value <= 0.0 for gain in self._gains.values())
 
     def hopeless(self, request: Candidate, num_requests: int) -> bool:
         """Whether a request that begins now will be over before another trial can be paid for."""
@@ -246,6 +252,7 @@ class Worth:
         """It is asked: the drafter will have read all of it."""
         standing = request.standing
         self.num_asked += 1
+        self.total_asked += 1
         if standing.asked_at != self._step - 1:
             self.backlog += len(request.tokens) - standing.num_read
         standing.num_read = len(request.tokens)

@@ -38,7 +38,7 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     if first.device.type != "cpu":
         return "it is not on the CPU"
     if first.dtype not in (torch.float32, torch.bfloat16):
-        return f"its dtype is {first.dtype}"
+        return f"its dtype is {str(first.dtype).removeprefix('torch.')}: use bfloat16, which is as small, or float32"
     if config.model_type not in FAMILIES:
         return f"its type '{config.model_type}' is not one of {', '.join(sorted(FAMILIES))}"
     unusual = unusual_module(model, mixers)

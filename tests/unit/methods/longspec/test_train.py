@@ -21,7 +21,8 @@ from foretoken.methods.longspec.train import ANCHORS, DECAY, KeyedTarget, Noisy,
 from foretoken.models.load import load_as_is
 from foretoken.train import sources
 from foretoken.train.replies import Replies
-from foretoken.train.trainer import Bounds, Interrupted
+from foretoken.train.stopping import Interrupted
+from foretoken.train.trainer import Bounds
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 

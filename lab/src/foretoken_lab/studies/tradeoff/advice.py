@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foretoken_lab.studies.tradeoff.points import EXACT, PLAIN
+from foretoken_lab.studies.tradeoff.points import PLAIN
 from foretoken_lab.studies.tradeoff.study import Gain, Row, Spread, Tradeoff, quality_gain
 
 _NAMED = 3  # points that a sentence lists
@@ -20,7 +20,7 @@ _UNITS = {"accuracy": "points of accuracy", "rougeL": "points of ROUGE-L", "nll"
 def advice(study: Tradeoff) -> str:
     """The choice among lossy points, beside exact verification."""
     lossy = [row for row in study.rows if row.point.lossy]
-    exact, plain = study.row(EXACT), study.row(PLAIN)
+    exact, plain = study.exact, study.row(PLAIN)
     sentences = [] if exact is None or plain is None else [_on_exact(exact, plain)]
     if not lossy:
         return " ".join(sentences)
@@ -46,14 +46,19 @@ def advice(study: Tradeoff) -> str:
 def _on_exact(exact: Row, plain: Row) -> str:
     spread, gain = exact.against_plain, plain.gain_in_speed
     if not spread.ranged:
-        return f"Exact verification ran at {spread.middle:.2f} times the speed of plain decoding."
+        return f"Exact verification{_with(exact)} ran at {spread.middle:.2f} times the speed of plain decoding."
     verdict = "not told apart in speed from"
     if gain is not None and gain.interval is not None:
         if spread.low > 1.0 > gain.interval[1]:
             verdict = "faster than"
         elif spread.high < 1.0 < gain.interval[0]:
             verdict = "slower than"
-    return f"Exact verification is {verdict} plain decoding, {_times(spread)}."
+    return f"Exact verification{_with(exact)} is {verdict} plain decoding, {_times(spread)}."
+
+
+def _with(exact: Row) -> str:
+    """The draft length at which exact verification was fastest, where that was given."""
+    return f" at its best, with {exact.point.setting}," if exact.point.setting else ""
 
 
 def _on_none(nearly: Sequence[Row]) -> str:

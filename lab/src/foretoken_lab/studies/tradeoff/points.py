@@ -18,6 +18,10 @@ from foretoken.core.needs import Knob
 
 PLAIN, DRAFT, EXACT = "plain", "draft", "exact"
 BUDGET = "max_distortion"
+LENGTH = "num_speculative_tokens"
+# tokens of a draft at which exact verification is measured, beside the length that it chooses itself: rules with a
+# drafter of their own draft 20, and what a longer draft gains is not the rule's merit
+EXACT_LENGTHS = (4, 8, 20)
 
 
 def knobs_of_rules() -> dict[str, Knob]:
@@ -84,7 +88,7 @@ class Point:
     def config(self, exact: Mapping[str, Any]) -> dict[str, Any]:
         """The ``speculative_config`` of a rule, from that of exact verification where it has no drafter of its own."""
         base = exact if self.own is None else self.own
-        return {**base, "verifier": verifier_of(self.rule), **self.options} if self.lossy else dict(exact)
+        return {**base, "verifier": verifier_of(self.rule), **self.options} if self.lossy else {**exact, **self.options}
 
 
 def make_points(
@@ -93,6 +97,7 @@ def make_points(
     budgets: Sequence[float],
     *,
     draft: bool,
+    lengths: Sequence[int] = (),
     own: Callable[[str, str, Mapping[str, Any]], Mapping[str, Any] | None],
 ) -> list[Point]:
     """Plain decoding, the draft alone, exact verification, and every rule over its knob and the budgets.
@@ -103,6 +108,7 @@ def make_points(
             Without one the rule's default knob does.
         budgets: values of ``max_distortion``; each is measured with the rule at its last value.
         draft: whether there is a draft model that can stand alone.
+        lengths: tokens of a draft at which exact verification is measured as well.
         own: from a rule, the drafter that is its own and what ``knobs`` fixes of its options to that drafter's
             ``speculative_config``; None leaves the rule out.
     Raises:
@@ -114,6 +120,7 @@ def make_points(
         if rule not in named:
             raise ConfigError(f"--knob {rule}.…: '{rule}' is not among --rules; {nearest(rule, named)}")
     points = [Point(rule=PLAIN), *([Point(rule=DRAFT)] if draft else []), Point(rule=EXACT)]
+    points += [Point(rule=EXACT, knob=LENGTH, value=each, options={LENGTH: each}) for each in lengths]
     declared = knobs_of_rules()
     for rule, own_options in rules.items():
         if rule == EXACT:

@@ -179,9 +179,13 @@ def build_engines(
     engines = {EXACT: llm.with_method(exact)}
     drafters: dict[str, Any] = {}
     for point in points:
+        config = point.config(exact)
+        if point.rule == EXACT and point.options:
+            same = _with_drafter(config, {}, engines[EXACT].recipe.drafter)
+            engines[point.label] = llm.with_method({**same, "verifier": config.get("verifier", "auto")})
+            continue
         if not point.lossy:
             continue
-        config = point.config(exact)
         if point.rule in drafters:
             config = _with_drafter(config, point.options, drafters[point.rule])
         try:

@@ -89,11 +89,12 @@ class Row:
         quality: over all tasks; by_task: over each.
         tokens_per_step: None for the draft alone, which calls no target.
         target_calls: per 100 tokens.
-        tokens_per_second, against_plain, against_exact: the clock, and its ratios within the same repeat.
+        tokens_per_second, against_plain, against_exact: the clock, and its ratios within the same repeat. Exact
+            verification is that of the draft length at which it was fastest.
         gain_in_speed: the ratio to exact verification over all repeats, with the 95 % interval of its linearised
-            logarithm over the blocks of questions, the independent units. None at exact itself.
+            logarithm over the blocks of questions, the independent units. None at the exact row that is compared with.
         flops_per_token: counted, of target and drafter after the prompt; see
-        :class:`foretoken_lab.tasks.evaluate.Report`. None where the drafter does not count its own.
+            :class:`foretoken_lab.tasks.evaluate.Report`. None where the drafter does not count its own.
         distortion, kl: the meter's, per token; None for the draft alone, which it does not see.
         mean_tokens: length of an answer.
         truncated, failed: answers cut at their limit; requests that ended in an error.
@@ -160,6 +161,11 @@ class Tradeoff:
     measure: str
     fronts: Mapping[str, tuple[int, ...]]
 
+    @property
+    def exact(self) -> Row | None:
+        """The row that speeds are compared with: exact verification at its fastest."""
+        return next((row for row in self.rows if row.point.rule == EXACT and row.gain_in_speed is None), None)
+
     def row(self, rule: str) -> Row | None:
         """The row of a point without a knob."""
         return next((row for row in self.rows if row.point.label == rule), None)
@@ -186,8 +192,11 @@ def tradeoff(points: Sequence[Point], trials: Sequence[Trial], temperature: floa
     by_label: dict[str, list[Trial]] = {}
     for trial in trials:
         by_label.setdefault(trial.label, []).append(trial)
+    known = [point for point in points if point.label in by_label]
     exact, plain = by_label[EXACT], by_label[PLAIN]
-    rows = tuple(_row(point, by_label[point.label], exact, plain) for point in points if point.label in by_label)
+    of_exact = [by_label[point.label] for point in known if point.rule == EXACT]
+    fastest = max(of_exact, key=lambda trials: median(_speeds(trials).values()))
+    rows = tuple(_row(point, by_label[point.label], exact, fastest, plain) for point in known)
     measure = _measure(rows)
     return Tradeoff(
         temperature=temperature,
@@ -231,7 +240,10 @@ def quality_gain(row: Row, measure: str) -> Gain | None:
     return quality.gains.get(measure)
 
 
-def _row(point: Point, own: Sequence[Trial], exact: Sequence[Trial], plain: Sequence[Trial]) -> Row:
+def _row(
+    point: Point, own: Sequence[Trial], exact: Sequence[Trial], fastest: Sequence[Trial], plain: Sequence[Trial]
+) -> Row:
+    """The figures of a point; quality is compared with ``exact``, speed with exact verification at its fastest."""
     first = [trial for trial in own if trial.repeat == 0]
     metrics = Metrics()
     for trial in first:
@@ -252,8 +264,8 @@ def _row(point: Point, own: Sequence[Trial], exact: Sequence[Trial], plain: Sequ
         target_calls=0.0 if alone else 100.0 * metrics.num_steps / max(1, metrics.num_tokens),
         tokens_per_second=_spread(list(speeds.values())),
         against_plain=_ratio(speeds, _speeds(plain)),
-        against_exact=_ratio(speeds, _speeds(exact)),
-        gain_in_speed=None if point.rule == EXACT else _by_block(own, exact),
+        against_exact=_ratio(speeds, _speeds(fastest)),
+        gain_in_speed=None if own is fastest else _by_block(own, fastest),
         flops_per_token=_flops(first),
         distortion=None if alone else metrics.distortion,
         kl=None if alone else metrics.kl,

@@ -73,6 +73,29 @@ def compared(both, own_only, exact_only, neither, seconds=(1.0, 1.0), **scores):
     )
 
 
+def test_rules_are_compared_with_exact_verification_at_its_fastest_length():
+    """Once a rule that drafts 20 was faster than exact verification of 4, and slower than that of 20."""
+    right = [True] * 6
+    longer = Point(rule=EXACT, knob="num_speculative_tokens", value=20, options={"num_speculative_tokens": 20})
+    study = tradeoff(
+        [Point(rule=PLAIN), Point(rule=EXACT), longer, MIXTURE],
+        [
+            *trials(PLAIN, right, seconds=(2.0, 2.0)),
+            *trials(EXACT, right, seconds=(1.0, 1.0)),
+            *trials(longer.label, right, seconds=(0.5, 0.5)),
+            *trials(MIXTURE.label, right, seconds=(0.8, 0.8)),
+        ],
+        0.0,
+    )
+    assert study.exact.point is longer
+    mixture = study.row(MIXTURE.label)
+    assert mixture.against_exact.middle == pytest.approx(0.625)
+    assert mixture.gain_in_speed.mean < 1.0
+    assert study.row(EXACT).against_exact.middle == pytest.approx(0.5)
+    assert "at its best, with num_speculative_tokens=20," in advice(study)
+    assert "No lossy rule is shown to be faster" in advice(study)
+
+
 # ---------------------------------------------------------------------- the front
 
 
@@ -299,6 +322,17 @@ def test_every_rule_over_its_knob_and_the_budgets_beside_the_three_references():
     points = make_points(named(EXACT, "typical", "mixture"), varied, [0.01], draft=True, own=with_model)
     labels = [point.label for point in points]
     assert labels[:3] == ["plain", "draft", "exact"]
+    longer = make_points(named(EXACT, "typical"), {}, [], draft=False, lengths=(4, 20), own=with_model)
+    assert [point.label for point in longer[1:4]] == [
+        "exact",
+        "exact num_speculative_tokens=4",
+        "exact num_speculative_tokens=20",
+    ]
+    assert longer[3].config({"method": "draft_model", "model": "m"}) == {
+        "method": "draft_model",
+        "model": "m",
+        "num_speculative_tokens": 20,
+    }
     assert labels[3:6] == [f"typical epsilon={value:g}" for value in RULES["typical"].values]
     assert labels[6:8] == ["typical max_distortion=0.01", "mixture lam=0.2"]
     assert labels[8:] == ["mixture lam=0.4", "mixture max_distortion=0.01"]

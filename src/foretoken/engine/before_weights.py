@@ -1,0 +1,103 @@
+"""What can be refused before any weight is read: what configs, tokenizers and the names of files say.
+
+A model takes up to minutes to load, a mistake in what stands beside it is told at once. The same checks are made again
+with the loaded model, by the parts that need them; nothing here may refuse what they would take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from foretoken import catalog, zoo
+from foretoken.core.errors import MismatchError
+from foretoken.drafting import learned_part
+from foretoken.engine.intake.vllm_options import METHODS
+from foretoken.models.language_model import different_vocabulary
+from foretoken.models.load import load_config, load_tokenizer, source_of
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A model that is not loaded yet: what learned parts look at to be found."""
+
+    name: str
+    source: str
+    config: Any
+
+
+def check(
+    model: str, settings: Mapping[str, Any] | None, *, revision: str | None = None, trust_remote_code: bool = False
+) -> None:
+    """Refuse a draft model of another vocabulary, and a learned part that is missing or another target's.
+
+    Args:
+        model: the target, as typed.
+        settings: the ``speculative_config``; what is wrong with the options themselves is for engine/compose.py.
+        revision, trust_remote_code: as for the target's loading.
+    Raises:
+        ConfigError, ModelError, MismatchError: as the loaded model would be refused.
+    """
+    settings = dict(settings or {}) if isinstance(settings, Mapping) else {}
+    method = settings.get("method", "draft_model" if "model" in settings else "none")
+    method = METHODS.get(method, method) if isinstance(method, str) else None
+    drafter = _class_of(method, "drafter")
+    verifier = _class_of(settings.get("verifier"), "verifier")
+    if drafter is not None and drafter.declared.draft_model:
+        draft = settings.get("model") or (zoo.DRAFT if zoo.drafts_for(zoo.DRAFT, model) else None)
+        if isinstance(draft, str):
+            check_vocabulary(model, draft, revision=revision, trust_remote_code=trust_remote_code)
+    alone = drafter is not None and not drafter.declared.draft_model and drafter.declared.brought is None
+    config = partial(load_config, model, revision=revision, trust_remote_code=trust_remote_code)
+    if alone and drafter.declared.learned_part is not None:
+        _check_part(drafter.declared.learned_part, str(method), settings, model, config, also="model")
+    if verifier is not None and verifier.declared.learned_part is not None:
+        _check_part(verifier.declared.learned_part, str(settings["verifier"]), settings, model, config)
+
+
+def check_vocabulary(target: str, draft: str, *, revision: str | None = None, trust_remote_code: bool = False) -> None:
+    """Refuse a draft model whose tokens are not the target's.
+
+    Raises:
+        ConfigError, ModelError: one of them cannot be read.
+        MismatchError: they are not.
+    """
+    ours = load_tokenizer(target, revision=revision, trust_remote_code=trust_remote_code)
+    reason = different_vocabulary(ours, load_tokenizer(draft, trust_remote_code=trust_remote_code))
+    if reason is not None:
+        raise MismatchError(
+            f"draft model '{draft}' has another vocabulary than '{target}' ({reason}): use a draft with the target's "
+            "tokenizer"
+        )
+
+
+def _class_of(name: Any, kind: Literal["drafter", "verifier"]) -> Any:
+    """The class of a method of the catalogue; None of others, which are refused or taken later."""
+    if not isinstance(name, str) or name not in {entry.name for entry in catalog.entries(kind)}:
+        return None
+    return catalog.find(name, kind).load()
+
+
+def _check_part(
+    place: str,
+    owner: str,
+    settings: Mapping[str, Any],
+    model: str,
+    config: Callable[[], Any],
+    also: str | None = None,
+) -> None:
+    """Refuse a learned part that is not there, or that says it is another target's.
+
+    Args:
+        owner: of the option that names its folder.
+        also: another name of the option.
+    """
+    kind = catalog.imported(place)
+    keys = [kind.option, f"{owner}.{kind.option}", *([also] if also else [])]
+    given = next((settings[key] for key in keys if settings.get(key)), None)
+    source = source_of(model)
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # for the loaded part to say
+        learned_part.check_present(kind, given, Prospect(model, source, config()))
