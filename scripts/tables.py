@@ -14,12 +14,13 @@ from pathlib import Path
 
 from foretoken import catalog
 from foretoken.options.model import EngineOptions, ModelOptions
+from foretoken.options.recipe import RecipeOptions
 from foretoken.options.sampling import SamplingParams
 from foretoken.options.tables import knobs, markdown, parameters
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->\n)", flags=re.DOTALL)
-SETS = {each.__name__: each for each in (SamplingParams, ModelOptions, EngineOptions)}
+SETS = {each.__name__: each for each in (SamplingParams, ModelOptions, EngineOptions, RecipeOptions)}
 
 _DRAFTS = "any draft, under a lossless verifier"
 _MEANING = {  # of a promise, where an entry says nothing else

@@ -38,7 +38,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.options.tables import parameters
 from helpers.serving import served
 
-PROMPT = "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?"
+PROMPT = "Once upon a time"
 
 
 def command(*typed):

@@ -246,7 +246,7 @@ def test_options_of_a_method(capsys):
     assert main(["methods", "ngram", "--json"]) == 0
     options = {each["name"]: each for each in json.loads(capsys.readouterr().out)["options"]}
     assert options["prompt_lookup_max"]["default"] == 4
-    assert "longest n-gram" in options["prompt_lookup_max"]["help"]
+    assert "Longest n-gram" in options["prompt_lookup_max"]["help"]
     assert "num_speculative_tokens" in options
     assert main(["methods", "draft_model"]) == 0
     assert "model = required" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from foretoken import catalog, zoo
 from foretoken.cli.shared.console import emit, emit_json
 from foretoken.cli.shared.options import Verbose, check_model_name
 from foretoken.core.errors import ConfigError
+from foretoken.options.recipe import RecipeOptions
 from foretoken.options.tables import rows_of
 
 _HEADINGS = {
@@ -22,21 +23,7 @@ _HEADINGS = {
     "plan": "plans (--set plan=NAME, verification.KEY=VALUE, stree.KEY=VALUE): how the target computes drafts",
 }
 _FIRST = ("draft_model", "ngram", "suffix", "suffix_first")  # what most people need
-# of every drafter, beside those of its Config
-_COMMON_OPTIONS = (
-    {
-        "name": "num_speculative_tokens",
-        "type": "int | 'auto'",
-        "default": "auto",
-        "help": "draft tokens per step; auto chooses by measured acceptance and cost.",
-    },
-    {
-        "name": "verifier",
-        "type": "str",
-        "default": "auto",
-        "help": "which draft tokens stand; auto takes the strongest lossless rule that fits the draft.",
-    },
-)
+_COMMON_OPTIONS = ("num_speculative_tokens", "verifier")  # of every drafter, beside those of its Config
 
 
 def methods(
@@ -174,7 +161,7 @@ def _describe(entry: catalog.Entry) -> dict[str, Any]:
     if entry.kind == "plan":
         options = [{**option, "name": f"{method.settings_key}.{option['name']}"} for option in options]
     if entry.kind == "drafter":
-        own = method.declared.own_verifier
-        for common in _COMMON_OPTIONS:
-            options.append({**common, "default": own} if own and common["name"] == "verifier" else common)
+        own = {"verifier": method.declared.own_verifier or "auto"}
+        common = [row for row in rows_of(RecipeOptions) if row["name"] in _COMMON_OPTIONS]
+        options += [{**row, "default": own.get(row["name"], row["default"])} for row in common]
     return {**_public(entry), "options": options}

@@ -43,7 +43,8 @@ from foretoken.options.option import Option
 
 DRAFT_CHECKPOINT = Option(
     "The draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target. For zoo:base it need "
-    "not be named: zoo:draft."
+    "not be named: zoo:draft.",
+    remedy="name the draft checkpoint, as in zoo:NAME, a folder or a hub id",
 )
 """Of drafters that have a model of their own."""
 

@@ -21,19 +21,18 @@ from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafting import gloo, learned_part
-from foretoken.engine import executors
 from foretoken.engine.executors.lane import split
 from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.intake.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION
 from foretoken.engine.recipe import Recipe, verifier_named
 from foretoken.forward.dense import DensePlans
+from foretoken.options.option import declared
+from foretoken.options.recipe import LANES, RecipeOptions
 
-OWN_KEYS = ("method", "verifier", "num_speculative_tokens", "executor", "lane", "plan")
-LANES = ("thread", "process", "gloo")
+OWN_KEYS = tuple(each.name for each in declared(RecipeOptions))
 _HELPED = LANES[1:]  # by another process
 _DENSE = "dense"
 MAX_ADAPTIVE_NODES = 16
-_MAX_NODES = 256
 
 
 def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
@@ -53,24 +52,19 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
             raise ConfigError(f"speculative_config has the key {key!r:.60}: keys are names of options")
         if isinstance(settings[key], str):
             check_name(settings[key], f"{key:.60}=")
-    for key in ("executor", "lane", "plan"):
-        if not isinstance(settings.get(key, ""), str):
-            raise ConfigError(f"{key}={settings[key]!r:.60} must be a name")
+    own = RecipeOptions(**{key: value for key, value in settings.items() if key in OWN_KEYS})
     plan = plan_of(settings, target)
     if settings.get("num_speculative_tokens") is not None and not settings.keys() & {"method", "model"}:
         raise ConfigError("num_speculative_tokens is given without a method: add 'method', for example 'suffix'")
-    method = settings.pop("method", None)
+    for key in OWN_KEYS:
+        settings.pop(key, None)
+    method, asked, executor, lane = own.method, own.verifier, own.executor, own.lane
     if method is None:
         method = "draft_model" if "model" in settings else "none"
     if isinstance(method, str):
         method = METHODS.get(method, method)
-    asked = settings.pop("verifier", None)
-    executor = settings.pop("executor", "serial")
-    if executor not in executors.NAMED:
-        raise ConfigError(f"executor={executor!r}: {nearest(str(executor), list(executors.NAMED))}")
-    lane = settings.pop("lane", "thread")
     _check_lane(lane, executor, method)
-    num_nodes, adaptive = _length(settings.pop("num_speculative_tokens", None), method)
+    num_nodes, adaptive = _length(own.num_speculative_tokens, method)
     if asked is None:  # a drafter may have a rule of its own; 'auto' is lossless
         asked = _class_of(method).declared.own_verifier
     verifier = None if asked in (None, "auto") else _rule(asked, settings, method, target)
@@ -107,9 +101,7 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
 
 
 def _check_lane(lane: Any, executor: str, method: Any) -> None:
-    """Refuse a place for drafting ahead that is none, or where nothing is drafted ahead."""
-    if lane not in LANES:
-        raise ConfigError(f"lane={lane!r}: {nearest(str(lane), LANES)}")
+    """Refuse a place for drafting ahead that is not available, or where nothing is drafted ahead."""
     if lane == "gloo" and not gloo.available():
         raise ConfigError("lane='gloo': this build of torch has no torch.distributed with gloo; use lane='process'")
     if lane in _HELPED and executor == "serial":
@@ -146,10 +138,6 @@ def _length(count: Any, method: Any) -> tuple[int, bool]:
     """Draft nodes per step at most, and whether the controller decides how many."""
     if count in (None, "auto"):
         return (0, False) if method == "none" else (MAX_ADAPTIVE_NODES, True)
-    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= _MAX_NODES:
-        raise ConfigError(
-            f"num_speculative_tokens={count!r} must be an integer between 0 and {_MAX_NODES}, or 'auto' for adaptive"
-        )
     if method == "none" and count:
         raise ConfigError(
             f"num_speculative_tokens={count} with method 'none', which drafts nothing: name a method, for example "

@@ -123,7 +123,8 @@ class Declared:
     def allowed(self) -> str:
         """What a value may be, in words: "an integer, at least 1"."""
         if self.option.choices:
-            words = [", ".join(map(repr, self.option.choices))]
+            names = ", ".join(map(repr, self.option.choices))
+            words = [names if len(self.option.choices) == 1 else f"one of {names}"]
             words += [each for kind in self.kinds if kind is not str and (each := self._in_words(kind))]
         else:
             words = [each for kind in self.kinds if (each := self._in_words(kind))]

@@ -81,4 +81,6 @@ def _default(value: Any) -> str:
 
 def _in_words(kind: Any) -> str:
     """A type as it is written."""
+    if kind is Any:
+        return "name"
     return kind.__name__ if isinstance(kind, type) else re.sub(r"[a-z_]+\.(?=[A-Z])|pathlib\.|_local\.", "", str(kind))

@@ -72,12 +72,3 @@ def check_names(retriever: Any, method: str) -> None:
         raise ConfigError(f"retriever '{retriever}' is unknown: {nearest(retriever, RETRIEVERS)}")
     if method not in METHODS:
         raise ConfigError(f"method '{method}' is unknown: {nearest(method, METHODS)}")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _whole(name: str, value: Any, least: int, most: int, further: str = "") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ConfigError(f"{name}={value!r} must be an integer between {least} and {most}{further}")

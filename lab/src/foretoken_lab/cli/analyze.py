@@ -13,19 +13,13 @@ import typer
 from foretoken import zoo
 from foretoken.bench.suite import fingerprint, read_suite
 from foretoken.cli.shared.console import emit, emit_json, note, progress_bar
+from foretoken.cli.shared.flags import with_flags
 from foretoken.cli.shared.options import (
-    Device,
     DraftModel,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
+    Loading,
     Model,
-    Revision,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_model_name,
-    check_placement,
     check_vocabulary,
     json_option,
     limit_option,
@@ -59,7 +53,9 @@ def analyze() -> None:
 
 
 @app.command()
+@with_flags
 def acceptance(
+    *,
     context: typer.Context,
     model: Model = DEFAULT_MODEL,
     draft: DraftModel = None,
@@ -101,13 +97,7 @@ def acceptance(
             "--raw", "--no-chat", help="Give prompts as they are, without the chat template.", rich_help_panel=_GRID
         ),
     ] = False,
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    loading: Loading,
     json: Annotated[
         bool,
         json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
@@ -145,7 +135,6 @@ def acceptance(
         for p in grid.top_ps
     ]
     grid.check()
-    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     if draft is None and not zoo.drafts_for(DEFAULT_DRAFT, model):
         raise ConfigError(f"give --draft-model: for {model} no draft model is known, its tokenizer must be the same")
@@ -158,13 +147,7 @@ def acceptance(
         model,
         {"method": "none"},
         verbose=verbose,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        threads=threads,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        max_model_len=max_model_len,
+        loading=loading,
     )
     from foretoken_lab.studies.acceptance.observe import load_draft, observe
     from foretoken_lab.studies.acceptance.study import study

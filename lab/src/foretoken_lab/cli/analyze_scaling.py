@@ -10,9 +10,9 @@ import typer
 from foretoken.bench.suite import fingerprint, is_file, read_suite
 from foretoken.cli.learn.training import progress
 from foretoken.cli.shared.console import emit, emit_json, note, quiet_transformers
+from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import (
     Model,
-    Threads,
     Verbose,
     check_model_name,
     data_option,
@@ -28,6 +28,7 @@ from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_folder, check_writable
 from foretoken.data.folder import check_one_text
 from foretoken.data.prompts import limit_per_category
+from foretoken.options.model import ModelOptions
 from foretoken.train.command import WIDEST
 from foretoken.train.stopping import stoppable
 
@@ -39,7 +40,9 @@ _MOST = {"--layers": 32, "--batch-size": 256, "--nodes": 256}
 _RESULT = "scaling.json"
 
 
+@with_flags
 def scaling(
+    *,
     context: typer.Context,
     out: Annotated[Path, out_option("Folder to make; give it again to go on after a stop.", _OUTPUT)],
     target: Model = DEFAULT_MODEL,
@@ -98,7 +101,7 @@ def scaling(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and order.", rich_help_panel=_HEADS)] = 0,
-    threads: Threads = None,
+    loading: Annotated[ModelOptions, Flags("Model", ("threads",))],
     json: Annotated[bool, json_option("What was fitted as one JSON object on stdout, no text.", _OUTPUT)] = False,
     pictures: Annotated[
         Path | None,
@@ -148,7 +151,7 @@ def scaling(
 
     quiet_transformers(verbose)
     text = sources.parse_all(corpus) if corpus else mixture(data_root(data))
-    llm = LLM(target, speculative_config={"method": "none"}, device="cpu", threads=threads)
+    llm = LLM(target, speculative_config={"method": "none"}, device="cpu", threads=loading.threads)
     try:
         read = [_ids(llm, prompt.text) for prompt in prompts]
         fitting = [ids for ids in read if len(ids) + answer <= llm.target.max_length]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,20 +12,14 @@ import typer
 
 from foretoken import catalog
 from foretoken.cli.shared.console import emit, emit_json, note, progress_bar
+from foretoken.cli.shared.flags import with_flags
 from foretoken.cli.shared.options import (
-    Device,
     DraftModel,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
+    Loading,
     Model,
-    Revision,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     answer_length_option,
     check_model_name,
-    check_placement,
     data_option,
     json_option,
     limit_option,
@@ -60,7 +54,9 @@ _MANY = 100  # questions of a task, from which on nobody is told to ask more
 _METHOD, _RULES, _MEASURE, _OUTPUT = "Method", "Rules", "Measuring", "Output"
 
 
+@with_flags
 def tradeoff(
+    *,
     context: typer.Context,
     target: Model = DEFAULT_MODEL,
     draft: DraftModel = None,
@@ -134,13 +130,7 @@ def tradeoff(
         int, typer.Option("--batch-size", min=1, help="Questions that run together.", rich_help_panel=_MEASURE)
     ] = 1,
     seed: Annotated[int, seed_option(_MEASURE)] = 0,
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    loading: Loading,
     json: Annotated[
         bool,
         json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
@@ -192,7 +182,6 @@ def tradeoff(
             rule, drafter, fixed, target, exact.get("model"), strict=rules is not None
         ),
     )
-    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(target)
     if alone is not None:
         check_model_name(str(alone))
@@ -208,16 +197,7 @@ def tradeoff(
     for value in temperatures:
         replace(params[tasks[0].name], temperature=value)  # its own check
 
-    placement: dict[str, Any] = {
-        "dtype": dtype,
-        "kv_cache_dtype": kv_cache_dtype,
-        "device": device,
-        "threads": threads,
-        "max_num_seqs": batch_size,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "max_model_len": max_model_len,
-    }
+    placement: dict[str, Any] = {**asdict(loading), "max_num_seqs": batch_size}
     llm = load_model(target, {"method": "none"}, verbose=verbose, **placement)
     check_fits(prompt_length, llm)
     engines = _engines(llm, points, exact, alone, strict=rules is not None, verbose=verbose, placement=placement)

@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.shared.console import emit, emit_json, progress_bar, quiet_transformers
+from foretoken.cli.shared.flags import with_flags
 from foretoken.cli.shared.options import (
-    Device,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
+    Loading,
     Model,
-    Revision,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_model_name,
-    check_placement,
     json_option,
     out_option,
     repeats_option,
@@ -45,7 +39,9 @@ _MOST_POSITIONS = 1 << 22  # what a machine could hold of the smallest models
 _PLANS_PANEL, _MEASURE, _OUTPUT = "Plans", "Measuring", "Output"
 
 
+@with_flags
 def verify(
+    *,
     arguments: typer.Context,
     model: Model = DEFAULT_MODEL,
     context: Annotated[
@@ -90,13 +86,7 @@ def verify(
             rich_help_panel=_MEASURE,
         ),
     ] = "text",
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    loading: Loading,
     json: Annotated[
         bool,
         json_option("Results and provenance as one JSON object on stdout, no table; --json FILE: as --out.", _OUTPUT),
@@ -134,7 +124,6 @@ def verify(
     if fill not in ("text", "random"):
         raise ConfigError(f"unknown --fill '{fill}': {nearest(fill, ('text', 'random'))}")
     settings = _parse_plans(plans, sets or [])
-    check_placement(dtype, device, kv_cache_dtype)
     check_outputs({"--out": out})
 
     import torch
@@ -147,19 +136,14 @@ def verify(
     from foretoken_lab.timing.verification import Prefix, measure
 
     quiet_transformers(verbose)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if loading.threads is not None:
+        torch.set_num_threads(loading.threads)
     with ExitStack() as stack:
         target = _load(
             model,
             max(contexts) + max(counts),
             stack,
-            dtype=dtype,
-            device=device,
-            max_length=max_model_len,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            kv_cache_dtype=kv_cache_dtype,
+            **loading.of_a_checkpoint,
         )
         makers: dict[str, Any] = {label: plan_of(dict(each), target) for label, each in settings.items()}
         prefix = Prefix(target, _text(target, max(contexts) + max(counts)), random=fill == "random")

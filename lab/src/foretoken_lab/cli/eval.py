@@ -13,23 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.shared.console import emit, emit_json, finite, note, progress_bar
+from foretoken.cli.shared.flags import with_flags
 from foretoken.cli.shared.given import check_alone
 from foretoken.cli.shared.options import (
-    Device,
     DraftModel,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
-    MaxNumSeqs,
+    Engine,
+    Loading,
     Model,
-    Revision,
     Settings,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     answer_length_option,
     check_model_name,
-    check_placement,
     data_option,
     json_option,
     limit_option,
@@ -58,7 +52,9 @@ _TASK, _METHOD, _SAMPLING, _OUTPUT = "Task", "Method", "Sampling", "Output"
 Key = tuple[str, str]  # task, example
 
 
+@with_flags
 def eval_command(
+    *,
     context: typer.Context,
     model: Model = DEFAULT_MODEL,
     task: Annotated[
@@ -106,14 +102,8 @@ def eval_command(
     max_tokens: Annotated[int | None, answer_length_option(_SAMPLING)] = None,
     temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
     seed: Annotated[int, seed_option(_SAMPLING)] = 0,
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    max_num_seqs: MaxNumSeqs = 16,
+    loading: Loading,
+    engine: Engine,
     json: Annotated[bool, json_option("One JSON object a task on stdout, and nothing else.", _OUTPUT)] = False,
     save_outputs: Annotated[
         Path | None,
@@ -188,7 +178,6 @@ def eval_command(
         target=model,
         draft_model=draft_model,
     )
-    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     if save_outputs is not None:
         check_writable(save_outputs, "--save-outputs")
@@ -211,14 +200,8 @@ def eval_command(
         model,
         config,
         verbose=verbose,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        threads=threads,
-        max_num_seqs=max_num_seqs,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        max_model_len=max_model_len,
+        loading=loading,
+        max_num_seqs=engine.max_num_seqs,
     )
     setting = Setting(data=data, context=prompt_length, count=lambda text: num_tokens(llm, text))
     results: list[_Result] = []

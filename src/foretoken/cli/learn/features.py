@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers, stderr_console
-from foretoken.cli.shared.options import Device, Threads, Verbose, check_placement, data_option, json_option, out_option
+from foretoken.cli.shared.flags import Flags, with_flags
+from foretoken.cli.shared.options import Verbose, data_option, json_option, out_option
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.files import check_folder, check_readable
+from foretoken.options.model import ModelOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +34,9 @@ GIGABYTE = 10**9
 SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
 
 
+@with_flags
 def features(
+    *,
     target: Annotated[
         str, typer.Option("--target", "-t", metavar="MODEL", help="A Hugging Face folder, a hub id, or zoo:NAME.")
     ],
@@ -71,8 +75,7 @@ def features(
         str, typer.Option("--state-dtype", help="To store hidden states in: bfloat16, float16 or float32.")
     ] = "bfloat16",
     seed: Annotated[int, typer.Option("--seed", help="Of the order of the text.")] = 0,
-    device: Device = "cpu",
-    threads: Threads = None,
+    loading: Annotated[ModelOptions, Flags("Model", ("device", "threads"), defaults={"device": "cpu"})],
     as_json: Annotated[bool, json_option("What the folder holds as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -90,7 +93,6 @@ def features(
         raise ConfigError(f"--state-dtype {dtype}: {nearest(dtype, DTYPES)}")
     if not max_gb > 0:
         raise ConfigError(f"--max-gb {max_gb}: must be more than 0")
-    check_placement("auto", device)
     chosen = _sources(corpus, data)
     check_folder(out, "--out")
 
@@ -102,9 +104,9 @@ def features(
 
     quiet_transformers(verbose)
     wanted = Wanted(depths, kept, dtype)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    loaded = load_as_is(target, device=device)
+    if loading.threads is not None:
+        torch.set_num_threads(loading.threads)
+    loaded = load_as_is(target, device=loading.device)
     most = longest(loaded.model)
     if most is not None and block > most:
         raise ConfigError(f"--block {block}: the target takes at most {most} tokens")

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from foretoken.cli.shared.console import note, stderr_console
-from foretoken.cli.shared.options import check_placement
 from foretoken.core.errors import ConfigError
+from foretoken.options.model import ModelOptions
+from foretoken.options.option import named
 
 if TYPE_CHECKING:
     from foretoken.train.trainer import Progress, Report
@@ -20,7 +21,7 @@ SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
 def found_device(device: str) -> str:
     """The device to train on; "auto" is cuda where there is one. Refuses what torch does not see."""
     try:
-        check_placement("auto", device)
+        named(ModelOptions, "device").check(device)
     except ConfigError as error:
         raise ConfigError(f"--device {device}: not available here; {error}") from None
     if device == "cpu":

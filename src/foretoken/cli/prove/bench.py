@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,21 +16,15 @@ from foretoken.bench.suite import Column, Run, Section, find_suite, fingerprint,
 from foretoken.cli.prove.methods import check_draft_is_used, parse_methods
 from foretoken.cli.shared.console import emit, emit_json, note, progress_bar, status_line
 from foretoken.cli.shared.extended import ExtendedGroup
+from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.given import check_alone, typed
 from foretoken.cli.shared.options import (
-    Device,
     DraftModel,
-    Dtype,
-    KvCacheDtype,
-    MaxModelLen,
+    Loading,
     Model,
-    Revision,
-    Threads,
-    TrustRemoteCode,
     Verbose,
     check_methods,
     check_model_name,
-    check_placement,
     data_option,
     explain,
     json_option,
@@ -39,7 +33,6 @@ from foretoken.cli.shared.options import (
     out_option,
     repeats_option,
     suite_option,
-    temperature_option,
 )
 from foretoken.cli.shared.outputs import check_outputs, check_pictures, write_json, write_text
 from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_numbers
@@ -51,6 +44,7 @@ from foretoken.options.sampling import SamplingParams
 _INTERRUPTED = 130
 _FILE_WIDTH = 120
 _DEFAULT_METHODS = "draft_model,ngram,suffix,suffix_first"
+_OF_PARAMS = ("max_tokens", "temperature", "ignore_eos")  # that a named suite may set
 _MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
 
 
@@ -64,7 +58,9 @@ app = typer.Typer(cls=Group, rich_markup_mode="rich")
 
 
 @app.callback(invoke_without_command=True)
+@with_flags
 def bench(
+    *,
     context: typer.Context,
     model: Model = DEFAULT_MODEL,
     methods: Annotated[
@@ -119,34 +115,25 @@ def bench(
             rich_help_panel=_MEASURE,
         ),
     ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", help="Tokens of an answer at most.", rich_help_panel=_MEASURE)
-    ] = 128,
-    temperature: Annotated[float, temperature_option(_MEASURE)] = 0.0,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Seeds the sampling, of all methods alike.", rich_help_panel=_MEASURE)
-    ] = 0,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-eos",
-            help="Go on behind the natural end of an answer; flatters drafts that copy.",
-            rich_help_panel=_MEASURE,
+    params: Annotated[
+        SamplingParams,
+        Flags(
+            _MEASURE,
+            ("max_tokens", "temperature", "seed", "ignore_eos"),
+            defaults={"seed": 0},
+            helps={
+                "seed": "Seeds the sampling, of all methods alike.",
+                "ignore_eos": "Go on after the natural end of an answer; flatters drafts that copy.",
+            },
         ),
-    ] = False,
+    ],
     raw: Annotated[
         bool,
         typer.Option(
             "--raw", "--no-chat", help="Give prompts as they are, without the chat template.", rich_help_panel=_MEASURE
         ),
     ] = False,
-    dtype: Dtype = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    revision: Revision = None,
-    trust_remote_code: TrustRemoteCode = False,
-    max_model_len: MaxModelLen = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    loading: Loading,
     json: Annotated[
         bool,
         json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
@@ -214,17 +201,15 @@ def bench(
     said = typed(context)  # goes before a suite's defaults
     if named is not None:
         chosen = {key: value for key, value in named.options.items() if key not in said}
-        max_tokens, repeats = chosen.get("max_tokens", max_tokens), chosen.get("repeats", repeats)
-        temperature, dtype = chosen.get("temperature", temperature), chosen.get("dtype", dtype)
-        ignore_eos = chosen.get("ignore_eos", ignore_eos)
+        repeats = chosen.get("repeats", repeats)
+        params = replace(params, **{key: value for key, value in chosen.items() if key in _OF_PARAMS})
+        loading = replace(loading, dtype=chosen.get("dtype", loading.dtype))
         model = model if "model" in said else named.model
         methods = methods or ",".join(named.methods)
     offered = draft_model if named is None or "model" in said else draft_model or named.draft_model
     names = methods or (_DEFAULT_METHODS if offered or model == DEFAULT_MODEL else "ngram,suffix")
     rows = parse_methods(names, sets or [], target=model, draft_model=offered)
     check_draft_is_used(draft_model, rows)
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed, ignore_eos=ignore_eos)
-    check_placement(dtype, device, kv_cache_dtype)
     check_model_name(model)
     grid = _grid(batch_size, prompt_tokens)
     files = {"--out": out, "--csv": csv, "--markdown": markdown, "--report": report}
@@ -237,17 +222,13 @@ def bench(
         model,
         rows[0].config,
         verbose=verbose,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        threads=threads,
+        loading=loading,
         max_num_seqs=max(cell.batch_size for cell in grid),
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        max_model_len=max_model_len,
     )
     chat = llm.is_chat_model and not raw
-    asked = {cell.prompt_tokens: _prompts_of(cell.prompt_tokens, prompts, llm, chat, max_tokens) for cell in grid}
+    asked = {
+        cell.prompt_tokens: _prompts_of(cell.prompt_tokens, prompts, llm, chat, params.max_tokens) for cell in grid
+    }
     engines = {rows[0].label: llm}
     for row in rows[1:]:
         engines[row.label] = llm.with_method(row.config)
@@ -286,7 +267,7 @@ def bench(
             interrupted = True
     arguments = context.find_root().obj or sys.argv[1:]
     plan = Plan(prompts, params, repeats=repeats, chat=chat)
-    facts = _facts(arguments, llm, model, suite, plan, grid, seed=seed, interrupted=interrupted)
+    facts = _facts(arguments, llm, model, suite, plan, grid, interrupted=interrupted)
     record: dict[str, Any] = {"provenance": facts, "results": results, "samples": answers}
     if sections:
         record["studies"] = {section.name: list(section.rows) for section in sections}
@@ -409,7 +390,6 @@ def _facts(
     plan: Plan,
     grid: Sequence[_Cell],
     *,
-    seed: int,
     interrupted: bool,
 ) -> dict[str, Any]:
     import torch
@@ -426,7 +406,7 @@ def _facts(
         dtype=llm.target.precision,
         device=str(llm.target.device),
         threads=torch.get_num_threads(),
-        seed=seed,
+        seed=plan.params.seed,
         temperature=plan.params.temperature,
         max_tokens=plan.params.max_tokens,
         ignore_eos=plan.params.ignore_eos,

@@ -12,12 +12,11 @@ import typer
 
 from foretoken import zoo
 from foretoken.cli.shared.console import note, passing_note, quiet_transformers
-from foretoken.cli.shared.flags import Flags, flag_of
+from foretoken.cli.shared.flags import Flags
 from foretoken.core.errors import ConfigError
 from foretoken.core.importing import collector_at_rest
 from foretoken.models.gguf.magic import is_gguf
 from foretoken.options.model import EngineOptions, ModelOptions
-from foretoken.options.option import named
 
 HELP_NAMES = ["-h", "--help"]
 
@@ -54,15 +53,7 @@ DraftModel = Annotated[
         rich_help_panel=_METHOD,
     ),
 ]
-Dtype = Annotated[str, flag_of(named(ModelOptions, "dtype"), _MODEL)]
-KvCacheDtype = Annotated[str, flag_of(named(ModelOptions, "kv_cache_dtype"), _MODEL)]
-Device = Annotated[str, flag_of(named(ModelOptions, "device"), _MODEL)]
-TrustRemoteCode = Annotated[bool, flag_of(named(ModelOptions, "trust_remote_code"), _MODEL)]
-MaxModelLen = Annotated[int | None, flag_of(named(ModelOptions, "max_model_len"), _MODEL)]
-Revision = Annotated[str | None, flag_of(named(ModelOptions, "revision"), _MODEL)]
-Threads = Annotated[int | None, flag_of(named(ModelOptions, "threads"), _MODEL)]
 Loading = Annotated[ModelOptions, Flags(_MODEL)]
-MaxNumSeqs = Annotated[int, flag_of(named(EngineOptions, "max_num_seqs"), _MODEL)]
 Engine = Annotated[EngineOptions, Flags(_MODEL, only=("max_num_seqs",))]
 Settings = Annotated[
     list[str] | None,
@@ -198,15 +189,6 @@ def _word(option: Any) -> str | None:
         if each in (kind, *get_args(kind)):
             return word
     return None
-
-
-def check_placement(dtype: str, device: str, kv_cache_dtype: str = "auto") -> None:
-    """Refuse an unknown dtype or device before anything heavy is imported.
-
-    Raises:
-        ConfigError: with the nearest known name.
-    """
-    ModelOptions(dtype=dtype, device=device, kv_cache_dtype=kv_cache_dtype)
 
 
 def load_model(

@@ -21,12 +21,6 @@ from foretoken.methods.sparse.blocks import SCORES, SETS
 from foretoken.options.option import Checked, Option
 
 KEY = "verification"
-_CHOICES = {
-    "attention": ("off", *SETS),
-    "score": SCORES,
-    "reuse": ("off", "calibrated"),
-    "moe_rule": ("nested", "largest", "all_or_none"),
-}
 _SMALLEST_BLOCK = 16
 # a setting that says nothing while the parts that it belongs to are all off
 _PARTS_OF: dict[str, tuple[str, ...]] = {
@@ -162,11 +156,3 @@ def configured(given: Mapping[str, Any]) -> VerificationConfig:
                 f"'{KEY}.{name}' does nothing while {KEY}.{part} is off: add {KEY}.{part}={_EXAMPLES[part]}"
             )
     return config
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _wrong(name: str, value: Any, what: str) -> ConfigError:
-    return ConfigError(f"{KEY}.{name}={value!r} {what}")

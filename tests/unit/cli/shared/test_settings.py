@@ -44,5 +44,5 @@ def test_the_draft_model_of_a_method():
 def test_a_device_to_train_on():
     assert found_device("cpu") == "cpu"
     assert found_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ConfigError, match=r"^device="):
+    with pytest.raises(ConfigError, match=r"^--device gpu"):
         found_device("gpu")
