@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def test_a_wheel_brings_its_decoder(tmp_path: Path) -> None:
     subprocess.run(build, check=True, capture_output=True, env={**os.environ, "FORETOKEN_PREBUILT": "1"})
     (wheel,) = tmp_path.glob("*.whl")
     assert "-py3-none-linux_" in wheel.name
+    assert not any("foretoken_lab" in name for name in zipfile.ZipFile(wheel).namelist())
     target = tmp_path / "installed"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True, capture_output=True)
     done = subprocess.run(

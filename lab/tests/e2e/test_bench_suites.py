@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from foretoken import zoo
 from foretoken.bench.suite import find_suite
 from foretoken.cli.main import main
 
@@ -13,9 +14,13 @@ SHORT = "--limit 1 --repeats 1 --max-tokens 8 --threads 1 --device cpu --json"
 
 
 @pytest.mark.parametrize(
-    ("name", "studies"), [("exits", ()), pytest.param("entropy_adaptive", ("turns",), marks=pytest.mark.slow)]
+    ("name", "studies"),
+    [("exits", ()), ("state_space", ()), pytest.param("entropy_adaptive", ("turns",), marks=pytest.mark.slow)],
 )
 def test_a_suite_measures_its_recipes_and_what_it_studies(name, studies, capsys):
+    model = find_suite(name).model
+    if zoo.find(model).folder is None:
+        pytest.skip(f"{model} has to be made first")
     assert main(["bench", "--suite", name, *SHORT.split()]) == 0
     record = json.loads(capsys.readouterr().out)
     assert len(record["results"]) == len(find_suite(name).methods) + 1

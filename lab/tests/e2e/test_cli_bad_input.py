@@ -30,7 +30,7 @@ BAD = [
     ("train base --recipe base --compile yes", "'--compile': 'yes' is not one of 'auto', 'on', 'off'"),
     ("eval --task code --save-outputs good.jsonl --against good.jsonl", "--against is this file"),
     ("eval --task arithmetic --limit 99999999999", "at most 100000"),
-    ("bench verify --threads 100000", "threads=100000"),
+    ("bench verify --threads 100000", "--threads 100000"),
     ("bench verify --context 99999999999", "--context 99999999999: at most"),
     ("bench serve --url http://localhost:99999", "write http://HOST:PORT"),
     ("bench serve --url http://localhost:80+top_k", "write http://HOST:PORT"),
@@ -42,7 +42,7 @@ BAD = [
     ("eval --list --limit 5 --json", "--list lists names, and does nothing else: leave --limit out"),
     ("eval --task list --model x", "--task list lists names, and does nothing else: leave --model out"),
     ("bench --suite sprintr", "did you mean 'sprinter'"),
-    ("bench --suite self_speculation", "name it with --data DIR"),
+    ("bench --suite self_speculation --model zoo:base", "name it with --data DIR"),
     ("bench serve --url http://localhost:1 --out no/out.json", "there is no folder no"),
     ("analyze scaling --out o --data . --corpus good.jsonl", "--data . and --corpus good.jsonl"),
 ]

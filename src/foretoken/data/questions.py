@@ -1,6 +1,6 @@
 """Questions whose answers can be checked: what ``foretoken train judge`` mines labels from.
 
-A file of the user has one a line; further sets are entry points of the group ``foretoken_lab.tasks``::
+A file of the user has one a line; further sets are entry points of the group ``foretoken.tasks``::
 
     {"question": "What is 12 + 30?", "answer": "42"}                      a number: the final one of the text counts
     {"question": "Who wrote it?", "answer": ["Ada Lovelace", "Ada"]}      words: several answers may be right
@@ -54,15 +54,15 @@ class QuestionSet:
 
 
 def find_questions(name: str) -> QuestionSet:
-    """A set of questions by the path of a file, or by the name of its entry point.
+    """A set of questions by the name of its entry point, or else by the path of a file.
 
     Raises:
         ConfigError: there is no such set; the message offers the nearest, or says where named ones come from.
         InputError: the file holds none, or one that cannot be used.
     """
-    if set(name) & set("./\\~") or Path(name).exists():
-        return read_questions(Path(name))
     found = extensions.loaded(extensions.TASKS, name)
+    if found is None and (set(name) & set("./\\~") or Path(name).exists()):
+        return read_questions(Path(name))
     if found is None:
         known = extensions.declared(extensions.TASKS)
         own = "or give a file of questions with answers (FILE.jsonl)"

@@ -12,7 +12,7 @@ import typer
 
 from foretoken import zoo
 from foretoken.bench.suite import fingerprint, read_suite
-from foretoken.cli.shared.console import emit, emit_json, note, progress_bar
+from foretoken.cli.shared.console import emit, emit_json, emit_laid_out, note, progress_bar
 from foretoken.cli.shared.flags import with_flags
 from foretoken.cli.shared.options import (
     DraftModel,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from foretoken_lab.studies.acceptance.study import Setting
 
 _INTERRUPTED = 130
-_FILE_WIDTH = 120
 _MOST_DRAFTS = 64
 _GRID, _OUTPUT = "Grid", "Output"
 
@@ -142,7 +141,7 @@ def acceptance(
     check_model_name(small_name)
     _check_outputs(out, pictures)
     prompts = limit_per_category(read_suite(suite), limit)
-    check_vocabulary(model, small_name, revision=revision, trust_remote_code=trust_remote_code)
+    check_vocabulary(model, small_name, revision=loading.revision, trust_remote_code=loading.trust_remote_code)
     llm = load_model(
         model,
         {"method": "none"},
@@ -287,14 +286,7 @@ def _facts(
 
 
 def _print(settings: Sequence[Setting], facts: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    # a file or a pipe has no width: wide enough then for every column
-    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
-    with console.capture() as capture:
-        for setting in settings:
-            console.print(_table(setting))
-    emit(capture.get(), end="")
+    emit_laid_out(*map(_table, settings))
     emit(
         f"{facts['target']} with {facts['draft']}, {facts['dtype']}. Intervals: 95 % over {settings[0].num_prompts} "
         "prompts. Gap: points below the optimum of the scheme. "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken import catalog
-from foretoken.cli.shared.console import emit, emit_json, note, progress_bar
+from foretoken.cli.shared.console import emit, emit_json, emit_laid_out, note, progress_bar
 from foretoken.cli.shared.flags import with_flags
 from foretoken.cli.shared.options import (
     DraftModel,
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from foretoken_lab.tasks.catalog import Setting, Task
 
 _INTERRUPTED = 130
-_FILE_WIDTH = 100
 _MANY = 100  # questions of a task, from which on nobody is told to ask more
 _METHOD, _RULES, _MEASURE, _OUTPUT = "Method", "Rules", "Measuring", "Output"
 
@@ -408,13 +407,9 @@ def _facts(
 
 
 def _print(studies: Sequence[Tradeoff], facts: Mapping[str, Any]) -> None:
-    from rich.console import Console
-
     from foretoken_lab.studies.tradeoff.advice import advice
     from foretoken_lab.studies.tradeoff.table import tables
 
-    # a file or a pipe has no width
-    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
     asked = ", ".join(f"{each['num_questions']} {name}" for name, each in facts["tasks"].items())
     drafter = " ".join(str(value) for key, value in facts["exact"].items() if key in ("method", "model"))
     for study in studies:
@@ -422,9 +417,7 @@ def _print(studies: Sequence[Tradeoff], facts: Mapping[str, Any]) -> None:
             f"{facts['target']} with {drafter}, {facts['dtype']}, temperature {study.temperature:g}; {asked}; "
             f"{facts['threads']} threads, batch {facts['batch_size']}, {facts['cpu']}"
         )
-        with console.capture() as capture:
-            console.print(tables(study))
-        emit(capture.get(), end="")
+        emit_laid_out(tables(study), width=100)
         emit(f"{advice(study)}\n")
     fewest = min(each["num_questions"] for each in facts["tasks"].values())
     if fewest < _MANY:

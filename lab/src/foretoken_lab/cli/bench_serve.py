@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -10,14 +9,13 @@ from urllib.parse import urlsplit
 import typer
 
 from foretoken.bench.suite import read_suite
-from foretoken.cli.shared.console import emit, emit_json, note, progress_bar
+from foretoken.cli.shared.console import emit_json, emit_laid_out, note, progress_bar
 from foretoken.cli.shared.options import Verbose, json_option, limit_option, out_option, repeats_option, suite_option
 from foretoken.cli.shared.outputs import check_outputs, write_json
 from foretoken.cli.shared.settings import parse_numbers, parse_setting, split_settings
 from foretoken.core.errors import ConfigError
 from foretoken.data.prompts import limit_per_category
 
-_FILE_WIDTH = 120
 _SERVERS, _MEASURE, _OUTPUT = "Servers", "Measuring", "Output"
 
 
@@ -127,18 +125,13 @@ def _endpoint(text: str, model: str, key: str | None) -> Any:
 
 
 def _print(results: list[dict[str, Any]]) -> None:
-    from rich.console import Console
+    from rich.text import Text
 
     from foretoken.bench.table import terminal_table
     from foretoken_lab.timing.serving import sheet
 
-    # a file or a pipe has no width: wide enough then for every column
-    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
     table = sheet(results)
-    with console.capture() as capture:
-        console.print(terminal_table(table))
-        console.print(table.meaning, style="dim")
-    emit(capture.get(), end="")
+    emit_laid_out(terminal_table(table), Text(table.meaning, style="dim"))
     for each in results:
         if each["first_error"]:
             note(f"error: {each['failed']} requests to {each['endpoint']} failed, the first: {each['first_error']}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.shared.console import emit, emit_json, progress_bar, quiet_transformers
+from foretoken.cli.shared.console import emit_json, emit_laid_out, progress_bar, quiet_transformers
 from foretoken.cli.shared.flags import with_flags
 from foretoken.cli.shared.options import (
     Loading,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _PLANS = ("dense", "hybrid", "sparse")
 _KEY = "verification."
-_FILE_WIDTH = 120
 _MOST_POSITIONS = 1 << 22  # what a machine could hold of the smallest models
 _PLANS_PANEL, _MEASURE, _OUTPUT = "Plans", "Measuring", "Output"
 
@@ -251,7 +250,7 @@ def _text(target: LanguageModel, count: int) -> list[int]:
 
 
 def _print_tables(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
-    from rich.console import Console
+    from rich.text import Text
 
     from foretoken.bench.table import terminal_table
     from foretoken_lab.timing.verification import sheets
@@ -259,12 +258,7 @@ def _print_tables(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
     title = f"{facts['model']} {facts['dtype']}, {facts['threads']} threads, {facts['cpu']}"
     if facts["decoder"] is not None:
         title += f", fused decoder {facts['decoder']}"
-    # a file or a pipe has no width: wide enough then for every column
-    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
-    with console.capture() as capture:
-        console.print(title, style="bold")
-        for sheet in sheets(results):
-            console.print()
-            console.print(terminal_table(sheet))
-            console.print(sheet.meaning, style="dim")
-    emit(capture.get(), end="")
+    parts: list[Any] = [Text(title, style="bold")]
+    for sheet in sheets(results):
+        parts += ["", terminal_table(sheet), Text(sheet.meaning, style="dim")]
+    emit_laid_out(*parts)

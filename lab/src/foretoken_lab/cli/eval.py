@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.shared.console import emit, emit_json, finite, note, progress_bar
+from foretoken.cli.shared.console import emit, emit_json, emit_laid_out, finite, note, progress_bar
 from foretoken.cli.shared.flags import with_flags
 from foretoken.cli.shared.given import check_alone
 from foretoken.cli.shared.options import (
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from foretoken_lab.tasks.example import Example
 
 _INTERRUPTED = 130
-_FILE_WIDTH = 120
 _TEXT_TOKENS = 16384
 _TASK, _METHOD, _SAMPLING, _OUTPUT = "Task", "Method", "Sampling", "Output"
 
@@ -376,7 +375,6 @@ def _in_words(config: Mapping[str, Any]) -> str:
 
 
 def _print_table(results: Sequence[_Result], title: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
@@ -394,11 +392,7 @@ def _print_table(results: Sequence[_Result], title: str) -> None:
             f"{report.tokens_per_step:.2f}",
             f"{report.tokens_per_second:.0f}",
         )
-    # a file or a pipe has no width: wide enough then for every column
-    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
-    with console.capture() as capture:
-        console.print(table)
-    emit(capture.get(), end="")
+    emit_laid_out(table)
     for result in results:
         _print_remarks(result)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import ConfigError
+from foretoken.data.questions import find_questions
 from foretoken.engine.llm import LLM
 from foretoken.methods.judge import mining as judge_mining
 from foretoken.methods.judge.mining import RANDOM, Mining, mine
@@ -98,3 +99,9 @@ def greedy(most: int) -> Any:
     from foretoken.options.sampling import SamplingParams
 
     return SamplingParams(temperature=0.0, max_tokens=most)
+
+
+def test_a_task_is_found_beside_a_file_of_its_name(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    assert find_questions("code").max_tokens == catalog.find("code").max_tokens

@@ -14,7 +14,7 @@ import typer
 from foretoken.bench.harness import Method, Plan, Records, measure
 from foretoken.bench.suite import Column, Run, Section, find_suite, fingerprint, is_file, read_suite, suites
 from foretoken.cli.prove.methods import check_draft_is_used, parse_methods
-from foretoken.cli.shared.console import emit, emit_json, note, progress_bar, status_line
+from foretoken.cli.shared.console import emit, emit_json, emit_laid_out, note, progress_bar, status_line
 from foretoken.cli.shared.extended import ExtendedGroup
 from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.given import check_alone, typed
@@ -42,7 +42,6 @@ from foretoken.data.prompts import Prompt, filled_up, limit_per_category
 from foretoken.options.sampling import SamplingParams
 
 _INTERRUPTED = 130
-_FILE_WIDTH = 120
 _DEFAULT_METHODS = "draft_model,ngram,suffix,suffix_first"
 _OF_PARAMS = ("max_tokens", "temperature", "ignore_eos")  # that a named suite may set
 _MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
@@ -217,7 +216,9 @@ def bench(
     if report is not None:
         check_pictures("--report")
     prompts = limit_per_category(read_suite(suite, data), limit)
-    check_methods(model, [row.config for row in rows], revision=revision, trust_remote_code=trust_remote_code)
+    check_methods(
+        model, [row.config for row in rows], revision=loading.revision, trust_remote_code=loading.trust_remote_code
+    )
     llm = load_model(
         model,
         rows[0].config,
@@ -432,16 +433,10 @@ def _facts(
 def _print_tables(
     results: list[dict[str, Any]], facts: dict[str, Any], columns: Sequence[Column], sections: Sequence[Section]
 ) -> None:
-    from rich.console import Console
-
     from foretoken.bench.page import terminal_page
     from foretoken.bench.sheets import in_words
 
-    # a file or a pipe has no width: wide enough then for every column
-    console = Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH)
-    with console.capture() as capture:
-        console.print(terminal_page(results, in_words(facts), columns, sections))
-    emit(capture.get(), end="")
+    emit_laid_out(terminal_page(results, in_words(facts), columns, sections))
     if facts["interrupted"]:
         emit("interrupted: only what every method had finished is counted")
 

@@ -118,6 +118,21 @@ def finite(value: Any) -> Any:
     return value
 
 
+def emit_laid_out(*parts: Any, width: int = 120) -> None:
+    """Print what rich lays out, such as tables.
+
+    Args:
+        width: columns in a file or a pipe; a terminal has its own.
+    """
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=width)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    emit(capture.get(), end="")
+
+
 def stderr_console() -> Console:
     """A rich console on stderr, for progress bars."""
     from rich.console import Console

@@ -25,7 +25,7 @@ class Config(Common):
             f"Tasks of foretoken-lab to mine labels from, or files of your questions with their answers; default: "
             f"{DEFAULT_TASKS}, or none with --triples.",
             name="task",
-            metavar="NAME|FILE,…",
+            metavar="A,B,…",
             says_default=False,
         ),
     ] = None
