@@ -10,8 +10,8 @@ import torch
 
 from foretoken.cli.main import main
 from foretoken.methods.diffuspec import train as diffuspec
+from foretoken.methods.diffuspec.command import Config
 from foretoken.methods.diffuspec.network import BlockNetwork
-from foretoken.methods.diffuspec.train import Shape
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is
@@ -73,8 +73,8 @@ def test_a_network_of_the_targets_own_words_drafts(capsys):
 def run(out, steps, **options):
     settings = {"bounds": Bounds(tokens=steps * STEP), **options}
     sources = [] if "features" in settings else [parse("mine.jsonl")]
-    course = diffuspec.course("target", Shape(slots=3, draft_vocab_size=60), own_words=0.0)
-    return training.run("target", course, sources, Path(out), **settings)
+    config = Config(target="target", out=Path(out), slots=3, draft_vocab_size=60, own_words=0.0)
+    return training.run(diffuspec.training(config), sources, Path(out), **settings)
 
 
 def test_it_learns_stops_and_goes_on():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,16 @@ from foretoken.cli.main import main
 from foretoken.methods.dovetail import train as dovetail
 from foretoken.methods.dovetail.network import Dovetail
 from foretoken.models.fingerprint import fingerprint
+from helpers.head_training import STEP, shortened
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
-BLOCK, BATCH = 32, 4
-STEP = BLOCK * BATCH
-
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
-    made = dovetail.recipe
-
-    def small(*arguments):
-        recipe = made(*arguments)
-        return replace(recipe, block=BLOCK, schedule=replace(recipe.schedule, batch=BATCH))
-
-    monkeypatch.setattr(dovetail, "recipe", small)
+    made = dovetail.training
+    monkeypatch.setattr(dovetail, "training", lambda options: shortened(made(options)))
 
 
 @pytest.fixture(scope="module")

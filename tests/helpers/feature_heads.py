@@ -184,7 +184,7 @@ def assert_all_equal_the_plain_forward(network: PairNetwork, folder: Path, ways:
             tokens = torch.tensor([*text.tokens[1 : column + 1], *path])
             with torch.inference_mode():
                 rows = network(text.states_TF[: column + 1], tokens, text.embedding_VW)
-            expected[path] = rows[-1] @ text.rows_KW.T
+                expected[path] = rows[-1] @ text.rows_KW.T
         assert difference(found, expected) < 1e-5, way
 
 

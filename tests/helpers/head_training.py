@@ -1,4 +1,4 @@
-"""What the tests of ``foretoken train`` share for heads over hidden states: little to read, and steps of few tokens."""
+"""For tests of ``foretoken train`` of draft networks: little to read, and steps of few tokens."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from typing import Any
 import pytest
 
 from foretoken.train import mixture, outputs
+from foretoken.train.feature_heads.training import HeadTraining
 from helpers.tiny_models import save_model
 
 BLOCK, BATCH = 32, 4
 STEP = BLOCK * BATCH
 
 
+def shortened(training: HeadTraining, block: int = BLOCK, micro_batch: int = BATCH) -> HeadTraining:
+    """The same training in steps of few tokens."""
+    schedule = replace(training.recipe.schedule, batch=BATCH, micro_batch=micro_batch)
+    return replace(training, recipe=replace(training.recipe, block=block, schedule=schedule))
+
+
 def small_steps(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
-    """Let a method's recipe read short blocks, and its target write little."""
-    made = module.recipe
-
-    def small(*arguments: Any) -> Any:
-        recipe = made(*arguments)
-        return replace(recipe, block=BLOCK, schedule=replace(recipe.schedule, batch=BATCH))
-
-    monkeypatch.setattr(module, "recipe", small)
+    """Let a method's training read short blocks, and its target write little."""
+    made = module.training
+    monkeypatch.setattr(module, "training", lambda options: shortened(made(options)))
     monkeypatch.setattr(outputs, "BATCH", 16)
     monkeypatch.setattr(outputs, "LENGTH", 8)
     monkeypatch.setattr(mixture, "GROW_WRITTEN", 500)
 
 
 def fill(place: Path, prompts: int, targets: Sequence[tuple[str, int]]) -> Path:
-    """``mine.jsonl`` to learn from, ``ask.jsonl`` to be judged by, a file, and targets of these names and widths."""
+    """Write ``mine.jsonl`` to train on, ``ask.jsonl`` with held-out prompts, a file, and targets of these widths."""
     lines = [{"prompt": f"Tom has {n} marbles.", "response": f"He has {2 * n + 3}."} for n in range(200)]
     (place / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (place / "ask.jsonl").write_text("".join(json.dumps({"prompt": f"Who has {n}?"}) + "\n" for n in range(prompts)))
@@ -49,7 +51,7 @@ def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_foretold(record: dict[str, Any], modes: Sequence[str] = ("greedy",)) -> None:
-    """What serving measured is what the walk over the target's own text had said."""
+    """Serving measured the tokens per step that training expected on the target's own text."""
     for mode in modes:
         served, walked = record["acceptance"][mode]["tokens_per_step"], record["walked"][mode]["after"]
         assert served == pytest.approx(walked, abs=0.05)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from foretoken.cli.main import main
 from foretoken.methods.scylla import train as scylla
+from foretoken_lab.studies.scaling import sweep
 from foretoken_lab.studies.scaling.laws import contradictions
+from helpers.head_training import shortened
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -18,13 +19,8 @@ from helpers.tiny_models import save_model
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
-    made = scylla.recipe
-
-    def small(*arguments):
-        recipe = made(*arguments)
-        return replace(recipe, block=32, schedule=replace(recipe.schedule, batch=4))
-
-    monkeypatch.setattr(scylla, "recipe", small)
+    made = scylla.training
+    monkeypatch.setattr(sweep, "training", lambda options: shortened(made(options)))
 
 
 @pytest.fixture(scope="module")

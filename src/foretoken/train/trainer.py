@@ -47,6 +47,15 @@ class Bounds:
         if not given or not all(bound > 0 for bound in given):
             raise ConfigError(f"a run needs an end: tokens={self.tokens}, minutes={self.minutes} must be more than 0")
 
+    def part(self, share: float) -> Bounds:
+        """The bounds of a stage that takes this share of the run."""
+        if share == 1:
+            return self
+        return Bounds(
+            tokens=None if self.tokens is None else max(1, round(self.tokens * share)),
+            minutes=None if self.minutes is None else self.minutes * share,
+        )
+
     def progress(self, tokens: int, seconds: float) -> float:
         """The share that is done, from 0 to 1."""
         parts = [0.0]

@@ -340,7 +340,7 @@ def test_only_committed_rows_of_another_cache_are_read(prefix: tuple[int, int], 
         check_prefixes([(0, 3)], cache, 2)
 
 
-@pytest.mark.parametrize(("most", "message"), [(2, None), (3, "ahead.most=3: 1 to 2"), (0, "ahead.most=0")])
+@pytest.mark.parametrize(("most", "message"), [(2, None), (3, "prefetch.most=3: 1 to 2"), (0, "prefetch.most=0")])
 def test_a_chain_ends_where_positions_do(most: int, message: str | None) -> None:
     cache = KVCache(1, 1, 200)
     cache.reserve(cache.acquire(), 200)

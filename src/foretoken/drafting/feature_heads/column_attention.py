@@ -4,7 +4,7 @@
     forward   P = softmax(S)    O = P_first V + sum over own steps of p own V
     backward  dP = [dO V', dO . own V]    dS = P (dP - rowsum(P dP))    and the six products of attention
 
-With a backward pass of its own: scores are written once, beside each other, and nothing but P is kept.
+With a backward pass of its own: all scores are written once into one buffer, and only P is kept.
 
 Letters: N columns that ask, C columns, H query heads, G key/value heads, R = H/G, s own steps, d width of a head.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class _ColumnAttention(torch.autograd.Function):
-    """Of the queries that share keys, [G, N R, d]: by column, the R of one beside each other."""
+    """Of the queries that share keys, [G, N R, d]: by column, the R queries of one column adjacent."""
 
     @staticmethod
     def forward(

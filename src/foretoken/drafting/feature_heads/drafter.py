@@ -26,13 +26,13 @@ from foretoken.core.needs import HiddenLayers, Needs, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary, learned_part
-from foretoken.drafting.ahead import ReadAhead, foreseen
 from foretoken.drafting.draft_builder import no_numbers
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.feature_heads.description import Taps
-from foretoken.drafting.feature_heads.native.chains import Ahead
+from foretoken.drafting.feature_heads.native.chains import Prefetch
 from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree
 from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
+from foretoken.drafting.prefetch import Prefetched, prefetch_plan
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
@@ -73,7 +73,7 @@ class DraftPass(NamedTuple):
     Attributes:
         output: of its wanted rows.
         following_MW: the features recycled from these rows.
-        drafts, tokens: see :class:`foretoken.drafting.ahead.ReadPass`.
+        drafts, tokens: see :class:`foretoken.drafting.prefetch.PrefetchedPass`.
     """
 
     output: Output
@@ -93,12 +93,12 @@ class SeveralPasses(Protocol):
         *,
         top: int,
         rows: HeadRows | None = None,
-        ahead: Sequence[Ahead],
+        prefetch: Sequence[Prefetch],
     ) -> list[DraftPass]:
         """As :meth:`NetworkRunner.forward`, and the further passes of each draft that are likely to be needed.
 
         Args:
-            ahead: for each segment, whose last row is the only one that is wanted; see native/pairs.py.
+            prefetch: one for each segment; only its last row is wanted; see native/pairs.py.
         """
         ...
 
@@ -116,7 +116,7 @@ class SeveralPasses(Protocol):
         """As :meth:`NetworkRunner.forward`, and all levels of the trees that grow from its rows.
 
         Args:
-            extents: for each segment, whose last row is the only one that is wanted; see native/pairs.py.
+            extents: one for each segment; only its last row is wanted; see native/pairs.py.
             width: nodes of a level that are expanded.
             top: children that a node gets.
         """
@@ -185,7 +185,7 @@ class GrowthOptions(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions(GrowthOptions):
-    """Options of a drafter whose network lies in a folder."""
+    """Options of a drafter with a network in a folder."""
 
     head: Annotated[str | Path | None, learned_part.FOLDER] = None
     dtype: Annotated[
@@ -206,7 +206,7 @@ class FeatureDrafter(Drafter):
 
     Args:
         options: of the drafts.
-        target: the model whose states are read.
+        target: the model that is read.
         runner: of the network.
         taps: the states that are read; None: a subclass hands them over.
     Raises:
@@ -237,7 +237,7 @@ class FeatureDrafter(Drafter):
         self._columns = DraftColumns(target, vocabulary, target.vocab_size)
         self._top = min(options.width, runner.num_scored, len(self._columns)) if options.tree else 1
         self._pending = PendingStates(target, self._cache, taps)
-        self._ahead = ReadAhead[DraftPass]()
+        self._prefetched = Prefetched[DraftPass]()
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """Take the target's states; a long queue is read at once."""
@@ -255,12 +255,12 @@ class FeatureDrafter(Drafter):
                 growing.append(_Builder(context, replace(budget, max_depth=depth), state=state))
         with torch.inference_mode():
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
-            self._ahead = ReadAhead[DraftPass]()  # passes of other drafts do not fit these
+            self._prefetched = Prefetched[DraftPass]()  # passes of other drafts do not fit these
             self._columns.begin([draft.context for draft in active])
             if self._grow_at_once(active):
                 active = []
             while active:
-                output, starts = self._read_ahead(active) or self._read(active)
+                output, starts = self._prefetched_pass(active) or self._read(active)
                 for draft, start in zip(active, starts, strict=True):
                     stop, own = start + len(draft.frontier), draft.budget.own_past
                     seen, first = self._columns.view(output, start, stop, draft.context, top=self._top, own=own)
@@ -329,7 +329,7 @@ class FeatureDrafter(Drafter):
     # ------------------------------------------------------------------ the network
 
     def _begins(self, state: Pending, context: Context) -> bool:
-        """Whether all rows before the root are known; forgets a draft that was never verified."""
+        """Whether all rows before the root are known; drops a draft that was never verified."""
         state.unverified = None
         rows, read = len(context.tokens) - 1, self._cache.lengths[state.slot]
         if read == rows > 0 and not state.num_rows and state.last is not None:
@@ -338,9 +338,9 @@ class FeatureDrafter(Drafter):
             return True
         return state.num_rows > 0 and read + state.num_rows == rows
 
-    def _read_ahead(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
-        """What :meth:`_read` would give, if it was read already."""
-        found = self._ahead.next(active)
+    def _prefetched_pass(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
+        """The result of :meth:`_read`, if an earlier call computed it."""
+        found = self._prefetched.next(active)
         if found is None:
             return None
         made, rows = found
@@ -409,19 +409,19 @@ class FeatureDrafter(Drafter):
         self._cache.commit(slot, range(len(draft.context.tokens) - 1 - self._cache.lengths[slot]))
 
     def _forward(self, active: Sequence[_Builder], batch: PackedBatch, g_TW: Tensor) -> tuple[Output, Tensor]:
-        """One pass; what it is foreseen to be followed by is read ahead."""
+        """One pass, with the prefetched passes of chains that are likely to go on."""
         rows = self._columns.rows
         runner = self._runner.several
         scored = self._runner.num_scored if rows is None else len(rows)
-        ahead = foreseen(active, scored) if runner is not None and not self.options.tree else []
-        if runner is None or not ahead:
+        prefetch = prefetch_plan(active, scored) if runner is not None and not self.options.tree else []
+        if runner is None or not prefetch:
             return self._runner.forward(batch, self._cache, g_TW, top=self._top, rows=rows)
-        first, *others = runner.passes(batch, self._cache, g_TW, top=self._top, rows=rows, ahead=ahead)
-        self._ahead.keep(others, active)
+        first, *others = runner.passes(batch, self._cache, g_TW, top=self._top, rows=rows, prefetch=prefetch)
+        self._prefetched.keep(others, active)
         return first.output, first.following_MW
 
     def _catch_up(self, longer: Sequence[tuple[Pending, Context]]) -> None:
-        """Read the pending rows whose next token is known, without scoring them."""
+        """Read the pending rows that have a next token, without scoring them."""
         batch, features, counts = PackedBatch(), [], []
         for state, context in longer:
             begin = self._cache.lengths[state.slot]

@@ -2,7 +2,7 @@
 
     pair i      feature g_i of row i  ─┐
                 token x_{i+1}         ─┴─ layers ── h_i ── LM head ── q of x_{i+2}
-    drafting    what is recycled from h_i replaces g_{i+1}, which the target has not computed yet
+    drafting    the feature recycled from h_i replaces g_{i+1}, which the target has not computed yet
 
 A method adds its weights, its description (description.py), and the plain ``forward`` of its paper.
 
@@ -30,7 +30,7 @@ class PairNetwork(nn.Module):
     """The weights, the description, and the arithmetic that follows from it.
 
     Attributes:
-        description: what is computed.
+        description: of the arithmetic.
         ids_K: int64, increasing: the tokens that are scored; None: all.
     """
 
@@ -154,7 +154,7 @@ class PairNetwork(nn.Module):
 
 
 class LayeredNetwork(StateNetwork, PairNetwork):
-    """A network over pairs whose layers are ours; a subclass makes the modules that its description names."""
+    """A network over pairs with layers of ours; a subclass makes the modules that its description names."""
 
     @property
     def num_layers(self) -> int:

@@ -6,7 +6,7 @@ The token's half of the input of the first layer does not depend on the token's 
     concatenated   fc [e; g]            = W_e e       + W_g g            table [V, W], added to what enters the layer
     gated          h2, and its half of the gate                          table [V, 2W]
 
-With it the first layer of a stacked entry is an ordinary one whose input is the feature. For a large vocabulary the
+With it the first layer of a stacked entry is an ordinary one; its input is the feature. For a large vocabulary the
 product is computed for each row instead.
 
 Letters: T packed rows, M wanted rows, F width of the fused states, W width, Q queries, keys and values together, O
@@ -28,7 +28,7 @@ from foretoken.core.threads import threads_for
 from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.description import Concatenated, Gated, Stacked
 from foretoken.drafting.feature_heads.drafter import DraftPass
-from foretoken.drafting.feature_heads.native.chains import Ahead
+from foretoken.drafting.feature_heads.native.chains import Prefetch
 from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree, PairDecoder, Pairing
 from foretoken.drafting.feature_heads.native_layers import fits, native_block, rounded, rounded_block
 from foretoken.drafting.feature_heads.own_rows import OwnRows
@@ -142,11 +142,11 @@ class Runner:
         *,
         top: int,
         rows: HeadRows | None = None,
-        ahead: Sequence[Ahead],
+        prefetch: Sequence[Prefetch],
     ) -> list[DraftPass]:
         """See :meth:`foretoken.drafting.feature_heads.drafter.SeveralPasses`."""
         assert self._native is not None
-        return self._native.passes(batch, cache, g_TW, self.lm_head.columns, top, rows, ahead)
+        return self._native.passes(batch, cache, g_TW, self.lm_head.columns, top, rows, prefetch)
 
     @torch.inference_mode()
     def trees(
@@ -223,7 +223,7 @@ class _NativeNetwork:
         columns: Columns | None,
         top: int,
         rows: HeadRows | None,
-        ahead: Sequence[Ahead] = (),
+        prefetch: Sequence[Prefetch] = (),
     ) -> list[DraftPass]:
         """See :class:`Runner`."""
         packed, columns = (None, columns) if rows is None else (rows.packed, rows.columns)
@@ -233,8 +233,8 @@ class _NativeNetwork:
             span = Span(0, depth, x_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=has_norm)
             found = self._decoder.forward(batch, NativePlan(cache), span, top=top, head=packed)
             return [DraftPass(Output.ranked(found, columns), self._net.recycled(found.hidden[depth]))]
-        ids_C = None if columns is None or not ahead else columns.ids_C.int()
-        made = self.pairs.passes(batch, cache, g_TW, top=top, head=packed, ids_C=ids_C, ahead=ahead)
+        ids_C = None if columns is None or not prefetch else columns.ids_C.int()
+        made = self.pairs.passes(batch, cache, g_TW, top=top, head=packed, ids_C=ids_C, prefetch=prefetch)
         return [DraftPass(Output.ranked(each.ranked, columns), *each[1:]) for each in made]
 
     def trees(
@@ -296,7 +296,7 @@ def _pairing(network: LayeredNetwork, entry: Concatenated | Stacked, embedding_V
             embedding_VW,
             Projection(token_WW),
             feature=Projection(feature_WW, product.bias),
-            behind_W=recycled_W,
+            recycled_norm_W=recycled_W,
             final_norm=last is not None,
             table_bytes=TABLE_BYTES,
         )
@@ -306,8 +306,8 @@ def _pairing(network: LayeredNetwork, entry: Concatenated | Stacked, embedding_V
         embedding_VW,
         Projection(torch.cat([each.weight[:, :width] for each in heads])),
         token_norm_W=network.part(entry.token_norm).weight,
-        before_W=network.part(entry.feature_norm).weight if entry.normed_residual else None,
-        behind_W=recycled_W,
+        feature_norm_W=network.part(entry.feature_norm).weight if entry.normed_residual else None,
+        recycled_norm_W=recycled_W,
         final_norm=last is not None,
         table_bytes=TABLE_BYTES,
     )

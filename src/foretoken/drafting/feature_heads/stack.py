@@ -51,7 +51,7 @@ class StackConfig(BlockConfig):
 
     @property
     def fuse(self) -> Fuse:
-        """The state is the feature; of a grown target, whose final norm divides it among copies, the first in full."""
+        """The state is the feature; of a grown target, which divides it among copies, the first in full."""
         return Fuse(first_copy=None if self.target_width == self.width else self.width)
 
 

@@ -66,7 +66,7 @@ class TrainableNetwork(nn.Module):
 
 
 class StateNetwork(LearnedPart, TrainableNetwork):
-    """Decoder layers over a target's states; a subclass makes ``norm``, ``layers`` and what comes before them.
+    """Decoder layers over a target's states; a subclass makes ``norm``, ``layers`` and the modules before them.
 
     Args:
         config: its sizes, and its target.

@@ -17,56 +17,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foretoken.core.errors import ConfigError
+from foretoken.methods.diffuspec.command import Config
 from foretoken.methods.diffuspec.many_blocks import many_blocks, unrolled
 from foretoken.methods.diffuspec.network import (
-    LAYERS,
-    MOST_SLOTS,
-    SLOTS,
     BlockNetwork,
     BlockNetworkConfig,
     config_for,
 )
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
-from foretoken.train.feature_heads.course import Course, HeadShape, Stage, recipe_for, vocabulary_of
-from foretoken.train.feature_heads.lessons import Lessons
+from foretoken.train.feature_heads.batches import Batches
 from foretoken.train.feature_heads.objective import HeadObjective
+from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scored, recipe_for, vocabulary_of
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.recipe import Recipe
 
 TRIGRAM_LEAST = 2  # occurrences from which a triple is kept
 _ANCHORS = 32  # blocks of one sequence
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape(HeadShape):
-    """Sizes of the network to train.
-
-    Attributes:
-        layers: L.
-        slots: k.
-        draft_vocab_size: K; None: 4096, or the whole vocabulary where that is smaller.
-        mlp_width: None: a quarter of the target's.
-    """
-
-    scored: ClassVar[int] = 4096
-
-    layers: int = LAYERS
-    slots: int = SLOTS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.layers <= 32:
-            raise ConfigError(f"--layers {self.layers}: from 1 to 32")
-        if not 1 <= self.slots <= MOST_SLOTS:
-            raise ConfigError(f"--slots {self.slots}: from 1 to {MOST_SLOTS}")
 
 
 class BlockLoss(HeadObjective):
@@ -74,20 +45,20 @@ class BlockLoss(HeadObjective):
 
     name = "block_cross_entropy"
 
-    def __init__(self, lessons: Lessons, embedding_VW: Tensor, head_of: Callable[[], Tensor], steps: int) -> None:
-        self._lessons, self._embedding_VW, self._head_of = lessons, embedding_VW, head_of
+    def __init__(self, batches: Batches, embedding_VW: Tensor, lm_head: Callable[[], Tensor], steps: int) -> None:
+        self._batches, self._embedding_VW, self._lm_head = batches, embedding_VW, lm_head
         gamma = steps / 2  # DFlash: 4 for 8 slots, 7 for 16
         self._weight_k = torch.tensor([math.exp(-slot / gamma) for slot in range(steps)])
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
         assert isinstance(model, BlockNetwork)
-        lesson = self._lessons(tokens_BT)
-        used_BT, slots = lesson.used_BT, model.config.slots
+        batch = self._batches(tokens_BT)
+        used_BT, slots = batch.used_BT, model.config.slots
         device = used_BT.device
         row_BT = torch.full(used_BT.shape, -1, dtype=torch.int64, device=device)
         row_BT[used_BT] = torch.arange(int(used_BT.sum()), device=device)
         anchors_BA = _anchors(used_BT, generator)
-        rows = many_blocks(model, lesson.states_BTF, lesson.tokens_BT, anchors_BA, self._embedding_VW)
+        rows = many_blocks(model, batch.states_BTF, batch.tokens_BT, anchors_BA, self._embedding_VW)
         at_BAk = anchors_BA[..., None] + torch.arange(slots, device=device)  # row a + j - 1 is p_j
         inside = at_BAk < used_BT.shape[1]
         sequence = torch.arange(len(used_BT), device=device)[:, None, None]
@@ -95,8 +66,8 @@ class BlockLoss(HeadObjective):
         taken = of_BAk >= 0
         if not bool(taken.any()):
             return rows.sum() * 0.0
-        log_q_NK = (rows[taken] @ self._head_of().T).log_softmax(-1)
-        p_NK = lesson.target_NV[of_BAk[taken]].softmax(-1)
+        log_q_NK = (rows[taken] @ self._lm_head().T).log_softmax(-1)
+        p_NK = batch.target_NV[of_BAk[taken]].softmax(-1)
         if model.ids_K is not None:
             p_NK = p_NK[:, model.ids_K.to(device)]
         weight_N = self._weight_k.to(device).expand(of_BAk.shape)[taken]
@@ -112,35 +83,17 @@ def _anchors(used_BT: Tensor, generator: torch.Generator) -> Tensor:
     return noise_BT.topk(min(_ANCHORS, used_BT.shape[1] - 1), dim=-1).indices
 
 
-def recipe(target: str, own_words: float) -> Recipe:
-    """Return the recipe of a training run, apart from the network's shape.
+def training(options: Config) -> HeadTraining:
+    """The network that the options describe, and how it is trained.
 
     Raises:
-        ConfigError: the share is out of range.
+        ConfigError: the share of own words is out of range, or the target has fewer tokens than are to be scored.
     """
-    return recipe_for("diffuspec", f"block network of {target}", target, own_words)
+    target = options.target
 
-
-def course(target: str, shape: Shape, own_words: float) -> Course:
-    """Describe the training of one network.
-
-    Args:
-        own_words: share of the text that the target generates.
-    Raises:
-        ConfigError: the share is out of range, or the target has fewer tokens than the network is to score.
-    """
-
-    def config(target: Any, name: str, fingerprint: str, size: int | None) -> BlockNetworkConfig:
-        return config_for(
-            target,
-            name,
-            fingerprint,
-            draft_vocab_size=size,
-            mlp_width=shape.mlp_width,
-            layers=shape.layers,
-            slots=shape.slots,
-            norm_heads=True,
-        )
+    def config(text: Any, name: str, fingerprint: str) -> BlockNetworkConfig:
+        shape = {"mlp_width": options.mlp_width, "layers": options.layers, "slots": options.slots}
+        return config_for(text, name, fingerprint, norm_heads=True, **shape)
 
     def build(config: BlockNetworkConfig, target: FrozenTarget, ids_K: Tensor | None) -> BlockNetwork:
         network = BlockNetwork(config, ids_K=ids_K)
@@ -148,20 +101,21 @@ def course(target: str, shape: Shape, own_words: float) -> Course:
         network.begin_near(target.model)
         return network
 
-    def read(blocks: Iterable[list[int]], folder: Path) -> dict[str, Any]:
+    def keep(blocks: Iterable[list[int]], folder: Path) -> dict[str, Any]:
         Trigram.fit(blocks, vocabulary_of(target), least=TRIGRAM_LEAST).save(folder)
         return {"trigram_bytes": (folder / FILE).stat().st_size, "trigram_least": TRIGRAM_LEAST}
 
-    return Course(
+    return HeadTraining(
+        target=target,
         part=BlockNetwork,
-        recipe=recipe(target, own_words),
-        stages=(Stage(own_words=own_words),),
-        shape=asdict(shape),
-        steps=shape.slots,
+        recipe=recipe_for("diffuspec", f"block network of {target}", target, options.share),
+        stages=(Stage(own_words=options.share),),
+        shape=options.shape,
+        steps=options.slots,
         config=config,
         build=build,
-        kept=shape.kept(target),
+        num_scored=num_scored(options),
         objective=BlockLoss,
         unroll=unrolled,
-        read=read,
+        keep=keep,
     )

@@ -1,16 +1,13 @@
-"""``foretoken train dovetail``: its options, the run, and what it says; without torch until it runs."""
+"""``foretoken train dovetail``: its options and its help; without torch until it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
+from foretoken.core.errors import ConfigError
 from foretoken.options.option import Option
-from foretoken.train.command import Command, Session
-from foretoken.train.feature_heads.command import UnrolledOptions, train_and_serve
-from foretoken.train.feature_heads.said import served
+from foretoken.train.feature_heads.command import UnrolledOptions, network_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,42 +17,22 @@ class Config(UnrolledOptions):
     blocks: Annotated[int, Option("Decoder blocks.", metavar="N", least=1)] = 2
     fusion: Annotated[str, Option("How feature and token meet: gate, or concat for EAGLE-2's.")] = "gate"
 
-
-def run(config: Config, session: Session) -> dict[str, Any]:
-    """Train a head, and let it draft chains for the held-out prompts, as many tokens a step as training unrolled."""
-    from foretoken.methods.dovetail import train as training
-    from foretoken.train.feature_heads.run import run as train
-
-    shape = training.Shape(
-        blocks=config.blocks,
-        fusion=config.fusion,
-        draft_vocab_size=config.draft_vocab_size,
-        mlp_width=config.mlp_width,
-        steps=config.steps,
-    )
-    depth = {"max_depth": config.steps, "num_speculative_tokens": config.steps}
-    chain = {"method": "dovetail", "head": str(config.out), "tree": False, "budget": "fixed", **depth}
-    course = training.course(config.target, shape, config.share)
-    return train_and_serve(
-        config,
-        session,
-        title="training a Dovetail head",
-        recipe=course.recipe,
-        run=partial(train, config.target, course),
-        chain=chain,
-    )
+    def check_together(self) -> None:
+        super().check_together()
+        if not 1 <= self.blocks <= 32:
+            raise ConfigError(f"--blocks {self.blocks}: from 1 to 32")
+        if self.fusion not in ("gate", "concat"):
+            raise ConfigError(f"--fusion {self.fusion}: 'gate' or 'concat'")
 
 
-def say(record: dict[str, Any], out: Path) -> list[str]:
-    """What it became, what stands of its drafts, and whether training foretold that."""
-    return [
-        *served(record, out, f"Dovetail head of {record['blocks']} blocks ({record['fusion']})"),
-        f"try: foretoken generate PROMPT --model {record['target']} --method dovetail --set head={out}",
-    ]
+def chain(options: Config) -> dict[str, Any]:
+    """Drafts chains of as many tokens a step as training unrolled."""
+    depth = {"max_depth": options.steps, "num_speculative_tokens": options.steps}
+    return {"method": "dovetail", "head": str(options.out), "tree": False, "budget": "fixed", **depth}
 
 
-COMMAND = Command(
-    name="dovetail",
+COMMAND = network_command(
+    "dovetail",
     help="""\
     Train Dovetail's head: decoder blocks behind a gate, over a target's last state.
 
@@ -65,6 +42,9 @@ COMMAND = Command(
     """,
     example="foretoken train dovetail --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
-    run=run,
-    say=say,
+    training="foretoken.methods.dovetail.train:training",
+    title="training a Dovetail head",
+    called=lambda record: f"Dovetail head of {record['blocks']} blocks ({record['fusion']})",
+    chain=chain,
+    hint="try: foretoken generate PROMPT --model {target} --method dovetail --set head={out}",
 )

@@ -57,7 +57,7 @@ class DovetailConfig(StackConfig):
             raise ValueError(f"fusion={self.fusion!r}: '{GATE}' or '{CONCAT}'")
 
 
-def described(config: DovetailConfig) -> NetworkDescription:
+def describe(config: DovetailConfig) -> NetworkDescription:
     """The network as data; :meth:`Dovetail.forward` is the same in the paper's words."""
     gate = Gated("fusion.feature", "fusion.token", "fusion.gate", "fusion.norm")
     entry: Entry = gate if config.fusion == GATE else Concatenated("fc")
@@ -107,7 +107,7 @@ class Dovetail(StackNetwork):
 
     def __init__(self, config: DovetailConfig, **shared: Any) -> None:
         super().__init__(config, **shared)
-        self.description = described(config)
+        self.description = describe(config)
         if config.fusion == GATE:
             self.fusion = GatedFusion(config)
         else:

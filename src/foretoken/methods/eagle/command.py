@@ -1,16 +1,13 @@
-"""``foretoken train eagle``: its options, the run, and what it says; without torch until it runs."""
+"""``foretoken train eagle``: its options and its help; without torch until it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
+from foretoken.core.errors import ConfigError
 from foretoken.options.option import Option
-from foretoken.train.command import Command, Session
-from foretoken.train.feature_heads.command import UnrolledOptions, train_and_serve
-from foretoken.train.feature_heads.said import served
+from foretoken.train.feature_heads.command import UnrolledOptions, network_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,42 +23,23 @@ class Config(UnrolledOptions):
         bool, Option("Let the residual begin with the feature as it is, as the paper has it; else with the normed one.")
     ] = False
 
-
-def run(config: Config, session: Session) -> dict[str, Any]:
-    """Train a head, and let it draft for the held-out prompts, as many tokens a step as training unrolled."""
-    from foretoken.methods.eagle import train as training
-    from foretoken.train.feature_heads.run import run as train
-
-    shape = training.Shape(
-        algorithm=config.algorithm,
-        draft_vocab_size=config.draft_vocab_size,
-        mlp_width=config.mlp_width,
-        own_head=config.own_head,
-        plain_residual=config.plain_residual,
-        steps=config.steps,
-    )
-    chain = {"method": "eagle", "head": str(config.out), "num_speculative_tokens": config.steps}
-    course = training.course(config.target, shape, config.share)
-    return train_and_serve(
-        config,
-        session,
-        title="training an EAGLE head",
-        recipe=course.recipe,
-        run=partial(train, config.target, course),
-        chain=chain,
-    )
+    def check_together(self) -> None:
+        super().check_together()
+        if self.algorithm not in ("eagle", "eagle3"):
+            raise ConfigError(f"--algorithm {self.algorithm}: 'eagle' or 'eagle3'")
+        if self.algorithm == "eagle" and (self.draft_vocab_size is not None or self.own_head):
+            raise ConfigError("--algorithm eagle has the target's head: leave out --draft-vocab-size and --own-head")
+        if self.algorithm == "eagle" and self.plain_residual:
+            raise ConfigError("--algorithm eagle begins with a mix of feature and token: leave out --plain-residual")
 
 
-def say(record: dict[str, Any], out: Path) -> list[str]:
-    """What it became, what stands of its drafts, and whether training foretold that."""
-    return [
-        *served(record, out, f"{record['algorithm']} head"),
-        f"try: foretoken generate PROMPT --model {record['target']} --method eagle --set head={out}",
-    ]
+def chain(options: Config) -> dict[str, Any]:
+    """Drafts as many tokens a step as training unrolled."""
+    return {"method": "eagle", "head": str(options.out), "num_speculative_tokens": options.steps}
 
 
-COMMAND = Command(
-    name="eagle",
+COMMAND = network_command(
+    "eagle",
     help="""\
     Train EAGLE's head: one decoder layer that drafts from a target's hidden states.
 
@@ -71,6 +49,9 @@ COMMAND = Command(
     """,
     example="foretoken train eagle --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
-    run=run,
-    say=say,
+    training="foretoken.methods.eagle.train:training",
+    title="training an EAGLE head",
+    called=lambda record: f"{record['algorithm']} head",
+    chain=chain,
+    hint="try: foretoken generate PROMPT --model {target} --method eagle --set head={out}",
 )

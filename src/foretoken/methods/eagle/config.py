@@ -212,7 +212,7 @@ def from_settings(settings: Any) -> dict[str, Any]:
 def _block(block: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """The fields that ``transformer_layer_config`` says."""
     known: dict[str, tuple[Any, ...]] = {"model_type": _BLOCKS, "hidden_act": ("silu",)}
-    if algorithm == EAGLE3:  # EAGLE-1/2 is one layer, whatever is said: the config may be the whole target's
+    if algorithm == EAGLE3:  # EAGLE-1/2 has one layer whatever the config says, which may be the target's
         known["num_hidden_layers"] = (1,)
     for name, values in known.items():
         if block.get(name, values[0]) not in values:

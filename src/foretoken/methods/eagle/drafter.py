@@ -21,12 +21,12 @@ class EagleDrafter(FeatureDrafter):
     """Drafts with a head over the target's hidden states.
 
     Paper:   EAGLE-2, arXiv:2406.16858: the dynamic tree (sections 4.1 and 4.2); EAGLE-3, arXiv:2503.01840: the head.
-             Which of the two networks a head has is said in its folder.
+             The folder of a head names its network.
     Exact:   chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses; a token
              outside of the draft vocabulary has q = 0. Lossless under any lossless verifier that knows the kind.
     Differs: chains, and they are the default; batches, each request with its own draft; the adaptive controller may end
              a draft before its next node is drawn, which depends on q alone. A tree's children are deterministic as
-             in the released code, and said to be.
+             in the released code, and declared so.
     """
 
     name = "eagle"

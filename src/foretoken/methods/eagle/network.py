@@ -4,7 +4,7 @@
                 token x_{i+1}         ─┴─ layer ── a_i ── LM head ── q of x_{i+2}
     drafting    a_i replaces g_{i+1}, which the target has not computed yet
 
-Papers: EAGLE-3, arXiv:2503.01840, section 3.1 and figure 5; EAGLE-2, arXiv:2406.16858, whose network is that of
+Papers: EAGLE-3, arXiv:2503.01840, section 3.1 and figure 5; EAGLE-2, arXiv:2406.16858, has the network of
 EAGLE-1, arXiv:2401.15077, section 3.1 and figure 6. Differs: the depths of a network of ours lie in the target as
 (2, L/2, L-3) lie in 32 layers; a network without ``lm_head`` reads its K rows in the target's own LM head.
 
@@ -33,7 +33,7 @@ from foretoken.drafting.feature_heads.pair_network import LayeredNetwork
 from foretoken.methods.eagle.config import EAGLE3, EagleConfig
 
 
-def described(config: EagleConfig) -> NetworkDescription:
+def describe(config: EagleConfig) -> NetworkDescription:
     """The network as data; :meth:`EagleNetwork.forward` is the same in the papers' words."""
     if config.algorithm != EAGLE3:
         return NetworkDescription(
@@ -64,7 +64,7 @@ class EagleNetwork(LayeredNetwork):
 
     def __init__(self, config: EagleConfig, **shared: Any) -> None:
         super().__init__(config, **shared)
-        self.description, eagle3 = described(config), config.algorithm == EAGLE3
+        self.description, eagle3 = describe(config), config.algorithm == EAGLE3
         fused = config.taps.count * config.target_width
         if eagle3:
             self.fc = nn.Linear(fused, config.width, bias=False)

@@ -19,27 +19,26 @@ Letters: B sequences, T positions, N rows, D width, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
 from foretoken.core.files import write_whole
 from foretoken.core.provenance import provenance
 from foretoken.forward import anatomy
-from foretoken.forward.hidden_states import FINAL
 from foretoken.methods.kangaroo.network import Adapter, AdapterConfig
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is, load_config
 from foretoken.train import trainer
 from foretoken.train.begin_as import begin_as
+from foretoken.train.feature_heads.batches import Batches, FromFeatures, FromTokens
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.optimiser import Rates
@@ -111,92 +110,32 @@ class ExitTarget(FrozenTarget):
         self.exit_layer = exit_layer
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """Input and desired output of one micro-batch.
-
-    Attributes:
-        exit_BTD: the residual stream after E layers.
-        used_BT: bool, positions that count.
-        target_NV: logits of p at the used positions.
-    """
-
-    exit_BTD: Tensor
-    used_BT: Tensor
-    target_NV: Tensor
-
-
-Lessons = Callable[[Tensor], Lesson]  # from one micro-batch of the run's input, int64 [B, ...]
-
-
-class FromTokens:
-    """Makes lessons from tokens, with a forward of the target."""
-
-    def __init__(self, target: ExitTarget, replies: Replies) -> None:
-        self._target, self._replies = target, replies
-
-    @torch.no_grad()
-    def __call__(self, tokens_BT: Tensor) -> Lesson:
-        states = self._target.states(tokens_BT)
-        used_BT = self._replies.used(tokens_BT)
-        return Lesson(states[self._target.exit_layer], used_BT, _laws(self._target, states[FINAL][used_BT]))
-
-
-class FromFeatures:
-    """Makes lessons from a feature store: of the target only the head runs, or nothing where logits were stored."""
-
-    def __init__(self, target: ExitTarget, replies: Replies, stored: StoredBlocks) -> None:
-        self._target, self._replies, self._stored = target, replies, stored
-
-    @torch.no_grad()
-    def __call__(self, numbers_B1: Tensor) -> Lesson:
-        device, depth = self._target.device, self._target.exit_layer
-        found = self._stored.sequences(numbers_B1.flatten().tolist())
-        exit_BTD = pad_sequence([each.hidden[depth].float() for each in found], batch_first=True).to(device)
-        used_BT = torch.zeros(exit_BTD.shape[:2], dtype=torch.bool)
-        for used_T, each in zip(used_BT, found, strict=True):  # sequence by sequence: padding is no reply
-            used_T[: len(each)] = self._replies.used(each.tokens_N[None])[0]
-        rows = [used_T[: len(each)] for used_T, each in zip(used_BT, found, strict=True)]
-        if FINAL in found[0].hidden:
-            final_ND = torch.cat([each.hidden[FINAL][taken] for each, taken in zip(found, rows, strict=True)])
-            target_NV = _laws(self._target, final_ND.float().to(device))
-        else:
-            stored = [(each.logits_NV, taken) for each, taken in zip(found, rows, strict=True)]
-            target_NV = torch.cat([logits[taken] for logits, taken in stored if logits is not None]).float().to(device)
-        return Lesson(exit_BTD, used_BT.to(device), target_NV)
-
-
-def _laws(target: FrozenTarget, rows_ND: Tensor) -> Tensor:
-    """The head's logits; [0, V] for no rows."""
-    return target.logits(rows_ND) if len(rows_ND) else rows_ND.new_zeros(0, target.vocabulary)
-
-
 class FullLaw:
     """-sum_v p(v) log q(v), the mean over the used positions; 0 where a micro-batch has none.
 
     Args:
         target: its head gives q.
-        lessons: gives p, and what the adapter reads.
+        batches: states after E layers, which the adapter reads, and p.
     """
 
     name = "cross_entropy"
 
-    def __init__(self, target: FrozenTarget, lessons: Lessons) -> None:
-        self._target, self._lessons = target, lessons
+    def __init__(self, target: FrozenTarget, batches: Batches) -> None:
+        self._target, self._batches = target, batches
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
-        lesson = self._lessons(tokens_BT)
-        out_ND = model(lesson.exit_BTD)[lesson.used_BT]
+        batch = self._batches(tokens_BT)
+        out_ND = model(batch.states_BTF)[batch.used_BT]
         if not len(out_ND):
             return out_ND.sum()  # 0, with the gradient 0
-        return F.cross_entropy(self._target.logits(out_ND), lesson.target_NV.softmax(-1))
+        return F.cross_entropy(self._target.logits(out_ND), batch.target_NV.softmax(-1))
 
 
 @torch.no_grad()
 def judge(
     adapters: Mapping[str, Adapter],
     target: FrozenTarget,
-    lessons: Lessons,
+    batches: Batches,
     blocks: Blocks,
     count: int,
     micro_batch: int,
@@ -211,13 +150,13 @@ def judge(
     sums = {name: torch.zeros(2 + AGREE, dtype=torch.float64) for name in adapters}
     positions = 0
     for chunk in blocks.held_out(count).split(micro_batch):
-        lesson = lessons(chunk.to(target.device))
-        if not len(lesson.target_NV):
+        batch = batches(chunk.to(target.device))
+        if not len(batch.target_NV):
             continue
-        p_NV, favourite_N = lesson.target_NV.softmax(-1), lesson.target_NV.argmax(-1)
+        p_NV, favourite_N = batch.target_NV.softmax(-1), batch.target_NV.argmax(-1)
         positions += len(p_NV)
         for name, adapter in adapters.items():
-            log_q_NV = target.logits(adapter(lesson.exit_BTD)[lesson.used_BT]).log_softmax(-1)
+            log_q_NV = target.logits(adapter(batch.states_BTF)[batch.used_BT]).log_softmax(-1)
             agrees_NK = log_q_NV.topk(AGREE, dim=-1).indices == favourite_N[:, None]
             found = [-(p_NV * log_q_NV).sum(), torch.minimum(p_NV, log_q_NV.exp()).sum()]
             found += list(agrees_NK.cumsum(-1).sum(0))
@@ -321,21 +260,21 @@ def run(
             claim["features"] = [shard.sha256 for shard in stored.store.index.shards]
         refuse_another(work, claim)
         write_claim(work, claim)
-        lessons: Lessons
+        batches: Batches
         blocks: Blocks | Any
         if stored is not None:
-            blocks, lessons = stored, FromFeatures(target, replies, stored)
+            blocks, batches = stored, FromFeatures(target, replies, stored, (target.exit_layer,))
         else:
             text = [*scaled(sources, 1 - own_words), *written(chosen, adapter, sources, work, seed)]
             block = min(chosen.block, target.longest or chosen.block)
             encode = encoder(loaded.tokenizer)
             blocks = Mixture(text, encode, work / "tokens", block, target.vocabulary, seed)
-            lessons = FromTokens(target, replies)
+            batches = FromTokens(target, replies, (target.exit_layer,))
         micro_batch = max(1, min(chosen.schedule.micro_batch, LOGITS // (blocks.block * target.vocabulary)))
         rates = chosen.schedule.rates.scaled(rate)
         schedule = replace(chosen.schedule, micro_batch=micro_batch, rates=rates, seed=seed)
         untrained = deepcopy(adapter)
-        objective = FullLaw(target, lessons)
+        objective = FullLaw(target, batches)
         progress = trainer.fit(
             adapter,
             objective,
@@ -349,7 +288,7 @@ def run(
         )
         # both at the end, on the same blocks: the text that the target generates does not exist before
         pair = {"before": untrained.eval(), "after": adapter.eval()}
-        held_out = judge(pair, target, lessons, blocks, HELD_OUT_BLOCKS, micro_batch)
+        held_out = judge(pair, target, batches, blocks, HELD_OUT_BLOCKS, micro_batch)
         record = {
             "method": "kangaroo",
             "target": name,

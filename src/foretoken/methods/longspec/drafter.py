@@ -26,10 +26,10 @@ from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary, learned_part
-from foretoken.drafting.ahead import ReadAhead, foreseen
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.learned_part import find
 from foretoken.drafting.level_tree import extend_chain, grow_levels
+from foretoken.drafting.prefetch import Prefetched, prefetch_plan
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.drafting.ring import Ring
 from foretoken.forward import target_kv
@@ -118,7 +118,7 @@ class LongSpecDrafter(Drafter):
         self._columns = DraftColumns(target, draft_vocabulary.find(config.draft_vocab, target), target.vocab_size)
         self._top = min(config.width, len(self._columns)) if config.tree else 1
         self._states: dict[int, int] = {}  # request -> slot of the ring
-        self._ahead = ReadAhead[Read]()
+        self._prefetched = Prefetched[Read]()
         self._target_cache: KVCache | None = None
 
     def attach(self, cache: Any) -> None:
@@ -145,7 +145,7 @@ class LongSpecDrafter(Drafter):
                 if budget.max_nodes > 0 and depth > 0:
                     growing.append(_Builder(context, replace(budget, max_depth=depth), slot=self._slot(context)))
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
-            self._ahead = ReadAhead()  # reads for earlier drafts are of no use
+            self._prefetched = Prefetched()  # reads for earlier drafts are of no use
             self._columns.begin([draft.context for draft in active])
             for draft in active:
                 self._fill(draft)
@@ -172,9 +172,9 @@ class LongSpecDrafter(Drafter):
         else:
             extend_chain(draft, output, first, self.name)
 
-    def _read_ahead(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
+    def _prefetched_pass(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
         """Output of an earlier call that has already read these frontiers, and the first row of each."""
-        found = self._ahead.next(active)
+        found = self._prefetched.next(active)
         if found is None:
             return None
         for draft in active:
@@ -182,16 +182,16 @@ class LongSpecDrafter(Drafter):
         return found[0].output, found[1]
 
     def _read(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
-        """Score the frontiers: one level, or for a chain all levels that an earlier call has not read ahead."""
-        found = self._read_ahead(active)
+        """Score the frontiers: one level, or for a chain all levels that an earlier call has not prefetched."""
+        found = self._prefetched_pass(active)
         if found is not None:
             return found
         assert self._target_cache is not None
         levels, rows = [self._level(draft) for draft in active], self._columns.rows
         scored = self._target.vocab_size if rows is None else len(rows)
-        ahead = foreseen(active, scored) if self._runner.reads_ahead and not self.config.tree else []
-        first, *others = self._runner.read(levels, self._target_cache, top=self._top, rows=rows, ahead=ahead)
-        self._ahead.keep(others, active)
+        prefetch = prefetch_plan(active, scored) if self._runner.prefetches and not self.config.tree else []
+        first, *others = self._runner.read(levels, self._target_cache, top=self._top, rows=rows, prefetch=prefetch)
+        self._prefetched.keep(others, active)
         return first.output, [0, *itertools.accumulate(len(level.tokens) for level in levels[:-1])]
 
     def _finish(self, draft: _Builder) -> Draft:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.drafting.feature_heads.native.chains import Ahead
+from foretoken.drafting.feature_heads.native.chains import Prefetch
 from foretoken.drafting.ring import Ring
 from foretoken.forward import anatomy, target_kv
 from foretoken.forward.batch import PackedBatch
@@ -66,7 +66,7 @@ class Level:
 
 
 class Read(NamedTuple):
-    """One forward: the scores of its rows; see :class:`foretoken.drafting.ahead.ReadPass`."""
+    """One forward: the scores of its rows; see :class:`foretoken.drafting.prefetch.PrefetchedPass`."""
 
     output: Output
     drafts: Sequence[int] = ()
@@ -101,7 +101,7 @@ class Runner:
             self._native = self._described(head, target.fused)
 
     @property
-    def reads_ahead(self) -> bool:
+    def prefetches(self) -> bool:
         """Whether one call computes several levels of a chain."""
         return self._native is not None
 
@@ -119,7 +119,7 @@ class Runner:
         *,
         top: int,
         rows: HeadRows | None = None,
-        ahead: Sequence[Ahead] = (),
+        prefetch: Sequence[Prefetch] = (),
     ) -> list[Read]:
         """Run one forward and score all its rows with the target's head.
 
@@ -127,9 +127,9 @@ class Runner:
             cache: the target's.
             top: tokens of each row to rank.
             rows: rows of the head to score instead of all.
-            ahead: for chains at their root, how many further levels the native call computes.
+            prefetch: for chains at their root, how many further levels the native call computes.
         Returns:
-            one item a level: the first, and natively with ``ahead`` the following ones.
+            one item a level: the first, and natively with ``prefetch`` the following ones.
         """
         if self._native is None:
             return [Read(self._written_out(levels, cache, top, rows))]
@@ -147,9 +147,9 @@ class Runner:
             prefixes.append(TargetPrefix(level.target_slot, level.root))
         batch.positions = positions
         packed, columns = (None, None) if rows is None else (rows.packed, rows.columns)
-        ids_C = None if columns is None or not ahead else columns.ids_C.int()
+        ids_C = None if columns is None or not prefetch else columns.ids_C.int()
         made = self._native.passes(
-            batch, self._ring.cache, prefixes, cache, top=top, head=packed, ids_C=ids_C, ahead=ahead
+            batch, self._ring.cache, prefixes, cache, top=top, head=packed, ids_C=ids_C, prefetch=prefetch
         )
         return [Read(Output.ranked(each.ranked, columns), each.drafts, each.tokens) for each in made]
 

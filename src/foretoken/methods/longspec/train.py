@@ -332,7 +332,7 @@ def run(
                 objective,
                 blocks,
                 Schedule(batch=stage.batch, micro_batch=micro_batch, rates=rates, seed=seed),
-                _part_of(bounds, stage.share),
+                bounds.part(stage.share),
                 place / "checkpoints",
                 report=report,
                 device=target.device,
@@ -378,11 +378,3 @@ def run(
         head.save(out)
         write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
     return record
-
-
-def _part_of(bounds: Bounds, share: float) -> Bounds:
-    """The bounds of one stage."""
-    return Bounds(
-        tokens=None if bounds.tokens is None else max(1, round(bounds.tokens * share)),
-        minutes=None if bounds.minutes is None else bounds.minutes * share,
-    )

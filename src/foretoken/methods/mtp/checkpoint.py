@@ -32,7 +32,7 @@ def check_place(folder: Path, source: Path, ours: Path) -> None:
 
     Args:
         source: of the target.
-        ours: a file that a run of ours leaves behind in its folder.
+        ours: a file that a run of ours leaves in its folder.
     Raises:
         ConfigError: it is a file, the target's own folder, or another model lies in it.
     """
@@ -48,7 +48,7 @@ def write(layer: PredictionLayer, source: Path, folder: Path, dtype: torch.dtype
     """Write a whole checkpoint.
 
     Args:
-        source: folder of the target, whose layer is replaced if it has one.
+        source: folder of the target; its layer, if it has one, is replaced.
         folder: to fill.
         dtype: of the layer's weights.
     Raises:

@@ -1,16 +1,12 @@
-"""``foretoken train mtp``: its options, the run, and what it says; without torch until it runs."""
+"""``foretoken train mtp``: its options and its help; without torch until it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.options.option import Option
-from foretoken.train.command import Command, Session
-from foretoken.train.feature_heads.command import HeadOptions, train_and_serve
-from foretoken.train.feature_heads.said import served
+from foretoken.train.feature_heads.command import HeadOptions, network_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,32 +16,13 @@ class Config(HeadOptions):
     steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1, most=64)] = 3
 
 
-def run(config: Config, session: Session) -> dict[str, Any]:
-    """Train a layer, and let the new checkpoint draft with it, as many tokens a step as training unrolled."""
-    from foretoken.methods.mtp import train as training
-
-    shape = training.Shape(steps=config.steps)
-    return train_and_serve(
-        config,
-        session,
-        title="training a prediction layer",
-        recipe=training.recipe(config.target, config.share),
-        run=partial(training.run, config.target, shape, own_words=config.share),
-        chain={"method": "mtp", "max_depth": config.steps, "num_speculative_tokens": config.steps},
-        served=str(config.out),
-    )
+def chain(options: Config) -> dict[str, Any]:
+    """Drafts as many tokens a step as training unrolled."""
+    return {"method": "mtp", "max_depth": options.steps, "num_speculative_tokens": options.steps}
 
 
-def say(record: dict[str, Any], out: Path) -> list[str]:
-    """What it became, what stands of its drafts, and whether training foretold that."""
-    return [
-        *served(record, out, "next-token-prediction layer"),
-        f"try: foretoken generate PROMPT --model {out} --method mtp",
-    ]
-
-
-COMMAND = Command(
-    name="mtp",
+COMMAND = network_command(
+    "mtp",
     help="""\
     Train a next-token-prediction layer, and write the target's checkpoint with it, as such checkpoints are published.
 
@@ -56,6 +33,10 @@ COMMAND = Command(
     """,
     example="foretoken train mtp --target zoo:base --corpus generated --minutes 30 --out base-mtp",
     config=Config,
-    run=run,
-    say=say,
+    training="foretoken.methods.mtp.train:training",
+    title="training a prediction layer",
+    called=lambda record: "next-token-prediction layer",
+    chain=chain,
+    hint="try: foretoken generate PROMPT --model {out} --method mtp",
+    whole=True,
 )

@@ -1,7 +1,7 @@
 """A dense model in the layout of GLM-4-MoE: the same function, in a checkpoint that can bring a prediction layer.
 
     Llama, Qwen2, Qwen3        GLM-4-MoE
-    every layer                dense, as all are before first_k_dense_replace = L; layer L, behind them, has experts
+    every layer                dense, as all are before first_k_dense_replace = L; layer L, after them, has experts
     rotary over whole heads    partial_rotary_factor = 1
     q_norm, k_norm (Qwen3)     use_qk_norm; biases of q, k and v (Qwen2): attention_bias
     a head that is the         lm_head of its own, as GLM-4-MoE has it
@@ -30,7 +30,7 @@ def relaid(model: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
 
     Args:
         model: of transformers.
-        name: what it is called, for messages.
+        name: of the model, for messages.
     Raises:
         UnsupportedArchitecture: it is not one of ``FAMILIES``, or computes something that GLM-4-MoE does not.
     """
@@ -43,9 +43,9 @@ def relaid(model: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
             f"{', '.join(FAMILIES)}"
         )
     weights = dict(model.state_dict())
-    for part, said in (("o_proj.bias", "a bias behind attention"), ("mlp.gate_proj.bias", "an MLP with biases")):
+    for part, feature in (("o_proj.bias", "a bias after attention"), ("mlp.gate_proj.bias", "an MLP with biases")):
         if any(each.endswith(part) for each in weights):
-            raise UnsupportedArchitecture(f"method 'mtp': '{name}' has {said}, which GLM-4-MoE has not")
+            raise UnsupportedArchitecture(f"method 'mtp': '{name}' has {feature}, which GLM-4-MoE has not")
     if any(each == "sliding_attention" for each in getattr(theirs, "layer_types", None) or ()):
         raise UnsupportedArchitecture(f"method 'mtp': '{name}' has sliding windows, which GLM-4-MoE has not")
     width = theirs.intermediate_size // EXPERTS // 32 * 32

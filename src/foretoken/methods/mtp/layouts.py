@@ -23,8 +23,8 @@ class Layout:
 
     Attributes:
         prefix: of all of the layer's tensors; "{}" is the target's number of layers.
-        inner: what names of the decoder layer begin with behind that.
-        parts: our name of what lies beside the decoder layer -> theirs.
+        inner: prefix of names of the decoder layer, after ``prefix``.
+        parts: our names of modules outside the decoder layer -> theirs.
         copies: names of the copies of embedding and head.
     """
 

@@ -35,7 +35,7 @@ _KINDS = ("gate_proj", "up_proj", "down_proj")  # of an expert's matrices, in pu
 _BOTH, _DOWN = f"{EXPERTS}gate_up_proj", f"{EXPERTS}down_proj"  # as the library has them: all experts in one tensor
 
 
-def described(*, norm_output: bool) -> NetworkDescription:
+def describe(*, norm_output: bool) -> NetworkDescription:
     """The network as data; :meth:`PredictionLayer.forward` is the same in the paper's words."""
     return NetworkDescription(
         taps=Taps(final=True),
@@ -78,7 +78,7 @@ class PredictionLayer(PairNetwork):
         self, model: Any, name: str, tensors: Mapping[str, Tensor] | None = None, *, norm_output: bool = True
     ) -> None:
         super().__init__()
-        self.description, self.ids_K = described(norm_output=norm_output), None
+        self.description, self.ids_K = describe(norm_output=norm_output), None
         parts, table = anatomy.find(model), model.get_input_embeddings().weight
         text = copy.copy(model.config.get_text_config(decoder=True))
         text._attn_implementation = attention.NAME  # independent of the target's own attention
@@ -114,7 +114,7 @@ class PredictionLayer(PairNetwork):
             positions = torch.arange(len(h))[None]
             with attention.following(_Causal()):
                 out = self.layer(x, position_ids=positions, position_embeddings=self.rotary(x, positions))[0]
-            # (23)  P = OutHead(h), whose norm is here and whose rows are the LM head's
+            # (23)  P = OutHead(h): the norm here, the rows in the LM head
             normed: Tensor = self.norm(out)
             if len(h) == len(tokens_T):
                 return normed
@@ -155,9 +155,9 @@ class PredictionLayer(PairNetwork):
         theirs = {published: ours for ours, published in self.layout.parts.items()}
         given = {theirs[name]: tensors.pop(name) for name in list(tensors) if name in theirs}
         inner = self.layout.inner
-        odd = next((name for name in tensors if not name.startswith(inner)), None)
-        if odd is not None:
-            raise ModelError(f"{self._where}: the tensor {odd} is not of such a layer")
+        other = next((name for name in tensors if not name.startswith(inner)), None)
+        if other is not None:
+            raise ModelError(f"{self._where}: the tensor {other} is not of such a layer")
         stacked = self._stacked({name.removeprefix(inner): value for name, value in tensors.items()})
         given |= {f"layer.{name}": value for name, value in stacked.items()}
         expected = self.state_dict()
@@ -216,7 +216,7 @@ class PredictionLayer(PairNetwork):
 
 
 def _number(text: Any) -> int:
-    """The number that makes the library's layer one of this kind: behind the others, or of full attention."""
+    """The number that makes the library's layer one of this kind: after the others, or of full attention."""
     types = getattr(text, "layer_types", None)
     if types is None or (len(types) <= text.num_hidden_layers and "linear_attention" not in types):
         return cast(int, text.num_hidden_layers)  # beyond the dense ones, so that it has experts

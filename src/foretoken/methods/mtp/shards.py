@@ -50,7 +50,7 @@ class Shards:
             raise ModelError(f"{self.folder}: its index of tensors cannot be read: {error}") from None
 
     def has(self, prefix: str) -> bool:
-        """Whether there are tensors whose names begin so."""
+        """Whether any tensor name begins so."""
         return any(each.startswith(prefix) for each in self.file_of)
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ class Shards:
 
 
 def read_layer(config: Any, source: str, name: str) -> dict[str, Tensor]:
-    """The tensors of the layer behind the last one, by their names within it.
+    """The tensors of the layer after the last one, by their names within it.
 
     Args:
         config: the target's.
@@ -100,7 +100,7 @@ def read_layer(config: Any, source: str, name: str) -> dict[str, Tensor]:
     there = sorted(int(match[1]) for each in shards.file_of if (match := _PROJECTION.fullmatch(each)))
     if there and count not in there:
         raise ModelError(
-            f"method 'mtp': the layer of '{name}' must be {prefix}*, behind num_hidden_layers={count}, "
+            f"method 'mtp': the layer of '{name}' must be {prefix}*, after num_hidden_layers={count}, "
             f"but there is model.layers.{there[0]}.*: it is of a target of another depth"
         )
     if not shards.has(prefix):

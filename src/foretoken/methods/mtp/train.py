@@ -2,11 +2,12 @@
 
 Papers: DeepSeek-V3, arXiv:2412.19437, section 2.2 (the layer); EAGLE-3, arXiv:2503.01840, section 3.2 (unrolling).
 Differs: the target is frozen, where the paper trains both together; the layer is unrolled over its own outputs, taken
-behind its norm, as it is served (drafting/feature_heads/unroll.py), where the paper trains a layer for each depth; the
-loss is over the target's whole law, and not over tokens (train/feature_heads/objective.py). Experts are not balanced.
+after its norm, as it is served (drafting/feature_heads/unroll.py), where the paper trains a layer for each depth; the
+loss is over the target's whole distribution, and not over tokens (train/feature_heads/objective.py). Experts are not
+balanced.
 
-A target of a family without such a layer is laid out as a GLM-4-MoE first (glm.py). A layer that the target brings is
-where training begins, else what hands the target's feature on.
+A target of a family without such a layer is laid out as a GLM-4-MoE first (glm.py). Training begins with the
+layer of the target if it has one, else with a layer that hands the target's state on.
 
 Letters: V vocabulary.
 """
@@ -14,8 +15,7 @@ Letters: V vocabulary.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,35 +26,21 @@ from foretoken.drafting.feature_heads.description import Taps
 from foretoken.drafting.feature_heads.state_network import TrainableNetwork
 from foretoken.forward import anatomy
 from foretoken.methods.mtp import checkpoint
+from foretoken.methods.mtp.command import Config
 from foretoken.methods.mtp.glm import write_relaid
 from foretoken.methods.mtp.layouts import LAYOUTS
 from foretoken.methods.mtp.network import PredictionLayer
 from foretoken.methods.mtp.shards import Shards, read_layer
 from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.load import load_as_is, load_config, source_of
-from foretoken.train.feature_heads import run as training
-from foretoken.train.feature_heads.course import Course, Stage, recipe_for
+from foretoken.train.feature_heads.training import HeadTraining, Stage, recipe_for
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.mixture import Source
-from foretoken.train.recipe import RECORD, Recipe, add_to_record
-
-STEPS = 3  # as deep as it drafts by default
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What is trained, beside the target.
-
-    Attributes:
-        steps: S.
-    """
-
-    steps: int = STEPS
+from foretoken.train.recipe import RECORD
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
-    """What a run records of the layer; see :class:`foretoken.drafting.feature_heads.state_network.NetworkConfig`.
+    """The sizes of the layer, for the record; see ``NetworkConfig`` of drafting/feature_heads/state_network.py.
 
     Attributes:
         draft_vocab_size: V.
@@ -94,84 +80,64 @@ class LearningLayer(PredictionLayer, TrainableNetwork):
 
     @classmethod
     def check_place(cls, folder: Path) -> None:
-        """Checked with the target's folder, see :func:`run`."""
+        """Checked with the target's folder, see :func:`training`."""
 
     def save(self, folder: Path) -> None:
         checkpoint.write(self, self._source, folder, self._dtype)
 
     @torch.no_grad()
     def draw(self, final_norm: Any) -> None:
-        """Draw the weights such that the target's feature is handed on to its head, nearly as it is."""
+        """Draw the weights such that the target's state reaches its LM head nearly as it is."""
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
                 gain = 0.3 if "o_proj" in name or "down_proj" in name else 1.0
                 weight.copy_(torch.randn_like(weight) * gain / weight.shape[-1] ** 0.5)
         for name, buffer in self.named_buffers():
             if name.startswith("layer.mlp"):
-                buffer.zero_()  # what experts are chosen by beside their scores
+                buffer.zero_()  # expert choice biases
         width = len(self.eh_proj.weight)
         self.eh_proj.weight.mul_(0.3)
         self.eh_proj.weight[:, width:] += torch.eye(width, device=self.eh_proj.weight.device)
-        # what it reads is normed once more: the length of what the final norm gives comes back at the end
+        # its input is normed once more: the final gain restores the length of the final norm's output
         unit = final_norm(torch.ones(1, width, device=self.eh_proj.weight.device, dtype=self.eh_proj.weight.dtype))
         self.norm.weight.mul_(unit.pow(2).mean().sqrt())
 
 
-def recipe(target: str, own_words: float) -> Recipe:
-    """What decides a run on text, beside the shape.
+def training(options: Config) -> HeadTraining:
+    """The layer, and how it is trained; lays out a target of a family without such layers in the output folder first.
 
     Raises:
-        ConfigError: the share is out of range.
+        ConfigError: the share of own words is out of range, or another model lies in the folder.
+        ForetokenError: the target cannot be laid out.
     """
-    return recipe_for("mtp", f"next-token-prediction layer of {target}", target, own_words)
-
-
-def run(
-    name: str,
-    shape: Shape,
-    sources: Sequence[Source],
-    out: Path,
-    *,
-    own_words: float,
-    **loop: Any,
-) -> dict[str, Any]:
-    """Train a layer, and write the target's checkpoint with it; goes on where an interrupted run stopped.
-
-    Args:
-        own_words: share of the text that the target writes.
-        loop: see ``train/feature_heads/run.py``, as the other arguments.
-    Returns:
-        the record that is saved as ``training.json``.
-    Raises:
-        ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
-    """
-    chosen = recipe(name, own_words)
+    name, out = options.target, options.out
     dtype = load_config(name).dtype or torch.float32
     source = folder_of(source_of(name))
     checkpoint.check_place(out, source, Path(RECORD))
+    recipe = recipe_for("mtp", f"next-token-prediction layer of {name}", name, options.share)
     learned_from = laid_out(name, source, out)
 
-    def config(target: Any, name: str, fingerprint: str, size: int | None) -> LayerConfig:
-        return LayerConfig.of(target)
+    def config(text: Any, name: str, fingerprint: str) -> LayerConfig:
+        return LayerConfig.of(text)
 
     def build(config: LayerConfig, target: FrozenTarget, ids_K: Tensor | None) -> LearningLayer:
         return LearningLayer(config, target.model, learned_from, dtype)
 
-    course = Course(
+    return HeadTraining(
+        target=str(learned_from),
         part=LearningLayer,
-        recipe=chosen,
-        stages=(Stage(own_words=own_words),),
-        shape=asdict(shape),
-        steps=shape.steps,
+        recipe=recipe,
+        stages=(Stage(own_words=options.share),),
+        shape=options.shape,
+        steps=options.steps,
         config=config,
         build=build,
+        original=source,
     )
-    training.run(str(learned_from), course, sources, out, laid_out_from=source, **loop)
-    return add_to_record(out, {"target": name})
 
 
 def untrained(name: str, folder: Path) -> str:
-    """A checkpoint of a target with a layer that nobody trained, which hands its feature on; where it lies.
+    """Write a checkpoint of a target with an untrained layer, which hands the state on; return its folder.
 
     Raises:
         ForetokenError: see :func:`laid_out`.
@@ -185,7 +151,7 @@ def untrained(name: str, folder: Path) -> str:
 
 
 def laid_out(name: str, source: Path, out: Path) -> Path:
-    """The folder of a target whose layout has prediction layers: its own, or one beside ``out`` that is made.
+    """The folder of a target in a layout with prediction layers: its own, or one that is made in ``out``.
 
     Raises:
         ForetokenError: see glm.py.

@@ -1,4 +1,4 @@
-"""Measuring ``k_opt(b)`` (width.py): what stands of a tree of k nodes, and what a step of b requests with it takes.
+"""Measure ``k_opt(b)`` (width.py): accepted tokens of a tree of k nodes, and the time of a step of b requests.
 
     rate(b, k) = b A(k) / t(b, k)      A(k): tokens per step;  t: seconds from one draft to the next;  k = 0: plain
 
@@ -10,7 +10,7 @@ are the processor's, in which others that run at the same time do not count. The
 answer the same prompts: some prompts are easier to draft for, so that the rates of different b could not be compared.
 
 Paper: arXiv:2505.07858, the third law. Differs: it fits a formula to where arithmetic intensity meets the machine's
-balance; here that width is reported beside (``k_roof``), because what is free to verify is not yet what pays.
+balance; here that width is reported as well (``k_roof``), because a node that is free to verify need not pay.
 
     FLOPs(b, k) = b k (2 N + 4 layers s d)        bytes(b, k) = w N + b s kv + b k act
     k_roof(b)   = the largest k with FLOPs / bytes <= I_crit = GEMM operations per second / bytes streamed per second
@@ -38,7 +38,7 @@ _LEAST_STEPS = 3
 
 
 class Watched(ScyllaDrafter):
-    """Drafts so many nodes, and keeps what came of it.
+    """Drafts a given number of nodes, and records the verdicts and the times.
 
     Attributes:
         clock: seconds.

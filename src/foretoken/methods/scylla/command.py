@@ -1,16 +1,13 @@
-"""``foretoken train scylla``: its options, the run, and what it says; without torch until it runs."""
+"""``foretoken train scylla``: its options and its help; without torch until it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
+from foretoken.core.errors import ConfigError
 from foretoken.options.option import Option
-from foretoken.train.command import Command, Session
-from foretoken.train.feature_heads.command import UnrolledOptions, train_and_serve
-from foretoken.train.feature_heads.said import served
+from foretoken.train.feature_heads.command import UnrolledOptions, network_command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,43 +20,22 @@ class Config(UnrolledOptions):
         float | None, Option("Share of the SFT stage's text that the target writes itself; default: 0.5.")
     ] = None
 
-
-def run(config: Config, session: Session) -> dict[str, Any]:
-    """Train a head, and let it draft chains for the held-out prompts, as many tokens a step as training unrolled."""
-    from foretoken.methods.scylla import train as training
-    from foretoken.train.feature_heads.run import run as train
-
-    shape = training.Shape(
-        layers=config.layers,
-        draft_vocab_size=config.draft_vocab_size,
-        mlp_width=config.mlp_width,
-        steps=config.steps,
-        pretrain=config.pretrain,
-    )
-    depth = {"max_depth": config.steps, "num_speculative_tokens": config.steps}
-    chain = {"method": "scylla", "head": str(config.out), "tree": False, **depth}
-    course = training.course(config.target, shape, config.share)
-    return train_and_serve(
-        config,
-        session,
-        title="training a Scylla head",
-        recipe=course.recipe,
-        run=partial(train, config.target, course),
-        chain=chain,
-    )
+    def check_together(self) -> None:
+        super().check_together()
+        if not 1 <= self.layers <= 32:
+            raise ConfigError(f"--layers {self.layers}: from 1 to 32")
+        if not 0 <= self.pretrain <= 1:
+            raise ConfigError(f"--pretrain {self.pretrain}: a share must be from 0 to 1")
 
 
-def say(record: dict[str, Any], out: Path) -> list[str]:
-    """What it became, what stands of its drafts, and whether training foretold that."""
-    return [
-        *served(record, out, f"Scylla head of {record['layers']} layers"),
-        f"measure the tree's size: foretoken calibrate scylla --model {record['target']} --head {out}",
-        f"try: foretoken generate PROMPT --model {record['target']} --method scylla --set head={out}",
-    ]
+def chain(options: Config) -> dict[str, Any]:
+    """Drafts chains of as many tokens a step as training unrolled."""
+    depth = {"max_depth": options.steps, "num_speculative_tokens": options.steps}
+    return {"method": "scylla", "head": str(options.out), "tree": False, **depth}
 
 
-COMMAND = Command(
-    name="scylla",
+COMMAND = network_command(
+    "scylla",
     help="""\
     Train Scylla's head: decoder layers that draft from a target's last hidden state, in two stages.
 
@@ -69,6 +45,11 @@ COMMAND = Command(
     """,
     example="foretoken train scylla --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
-    run=run,
-    say=say,
+    training="foretoken.methods.scylla.train:training",
+    title="training a Scylla head",
+    called=lambda record: f"Scylla head of {record['layers']} layers",
+    chain=chain,
+    hint="""\
+measure the tree's size: foretoken calibrate scylla --model {target} --head {out}
+try: foretoken generate PROMPT --model {target} --method scylla --set head={out}""",
 )

@@ -1,4 +1,4 @@
-"""Scylla: decoder layers over the target's last state draft a tree whose size depends on how many requests run."""
+"""Scylla: decoder layers over the target's last state draft a tree; its size depends on the number of requests."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ScyllaDrafter(FeatureDrafter):
     """Drafts with D decoder layers over what the target's final norm gives.
 
     Paper:   "Scaling Laws for Speculative Decoding", arXiv:2505.07858; the tree is EAGLE-2's, arXiv:2406.16858.
-    Exact:   trees are point masses, chains carry the q they were drawn from. The width is a matter of how many
-             requests are drafted for together, never of what is drafted, so that it cannot bias what is emitted.
+    Exact:   trees are point masses, chains carry the q they were drawn from. The width depends
+             on the number of requests, never on their drafts, so it cannot bias the output.
     Differs: the width comes from a table that was measured (width.py), and not from a fitted formula; at batches where
-             no width beats plain decoding it is 0. Requests whose drafts must follow from their own past get that of
+             no width beats plain decoding it is 0. Requests that draft from their own history only get that of
              one request, whoever else runs. Chains, too. Without a table, as many nodes as any other drafter gets.
     """
 

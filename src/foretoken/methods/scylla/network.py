@@ -5,7 +5,7 @@
 Paper: "Scaling Laws for Speculative Decoding", arXiv:2505.07858 (no code could be found; the network is taken from
 descriptions of it, which number no equation of it). Differs: all layers have both of their norms, and the recycled
 feature is the output of the final norm, as the target's f is; the MLP has by default a quarter of the target's
-channels; a network may score some tokens only (``draft_vocab_size``), whose ids it stores.
+channels; a network may score some tokens only (``draft_vocab_size``), and stores their ids.
 
 Letters: D layers, S rows of the target, T pairs, F width of the target's states, W width, V vocabulary.
 """
@@ -31,7 +31,7 @@ class ScyllaConfig(StackConfig):
     norm_output: bool = True
 
 
-def described(config: ScyllaConfig) -> NetworkDescription:
+def describe(config: ScyllaConfig) -> NetworkDescription:
     """The network as data; :meth:`Scylla.forward` is the same in the paper's words."""
     return NetworkDescription(
         taps=config.taps,
@@ -58,7 +58,7 @@ class Scylla(StackNetwork):
 
     def __init__(self, config: ScyllaConfig, **shared: Any) -> None:
         super().__init__(config, **shared)
-        self.description = described(config)
+        self.description = describe(config)
         self.fc = nn.Linear(2 * config.width, config.width, bias=False)
         self.layers = nn.ModuleList([Block(config) for _ in range(config.layers)])
         self.norm = Norm(config.width, eps=config.norm_eps)

@@ -1,4 +1,4 @@
-"""Training of Scylla's head: text of all kinds first, then replies, half of them the target's own words.
+"""Training of Scylla's network: text of all kinds first, then replies, half of them the target's own words.
 
     stage       share of the run    text                                positions    rate
     pretrain    3/4                 the mixture                         all          RATES
@@ -11,89 +11,47 @@ matrices are trained by Muon; each stage warms up and falls to zero linearly; ra
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from torch import Tensor
-
-from foretoken.core.errors import ConfigError
-from foretoken.drafting.feature_heads.stack import LAYERS, MOST_LAYERS
+from foretoken.methods.scylla.command import Config
 from foretoken.methods.scylla.network import Scylla, ScyllaConfig
-from foretoken.train.feature_heads.course import STEPS, Course, HeadShape, Stage, begun, recipe_for
-from foretoken.train.frozen_target import FrozenTarget
+from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scored, recipe_for, untrained
 from foretoken.train.optimiser import Rates
-from foretoken.train.recipe import Recipe
 
-PRETRAIN = 0.75  # share of the run
 RATES = Rates(muon=5e-3, adamw=3e-3, warmup=0.03, decay=0.9)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape(HeadShape):
-    """What is trained, beside the target.
-
-    Attributes:
-        layers: D.
-        draft_vocab_size: K; None: 2048, or the whole vocabulary where that is smaller.
-        mlp_width: None: a quarter of the target's.
-        steps: S.
-        pretrain: share of the run that is the first stage; 0 or 1: there is one stage only.
-    """
-
-    layers: int = LAYERS
-    steps: int = STEPS
-    pretrain: float = PRETRAIN
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.layers <= MOST_LAYERS:
-            raise ConfigError(f"--layers {self.layers}: from 1 to {MOST_LAYERS}")
-        if not 0 <= self.pretrain <= 1:
-            raise ConfigError(f"--pretrain {self.pretrain}: a share must be from 0 to 1")
-
-
-def recipe(target: str, shape: Shape, own_words: float) -> Recipe:
-    """What decides a run on text, beside the shape.
-
-    Raises:
-        ConfigError: the share is out of range.
-    """
-    return recipe_for("scylla", f"Scylla head of {shape.layers} layers of {target}", target, own_words, RATES)
-
-
-def stages(shape: Shape, own_words: float) -> tuple[Stage, ...]:
-    """Those whose share is not 0."""
+def stages(options: Config) -> tuple[Stage, ...]:
+    """The stages with a share above 0."""
     both = (
-        Stage(name="pretrain", share=shape.pretrain, own_words=0.0, replies_only=False),
-        Stage(name="sft", share=1 - shape.pretrain, own_words=own_words, rates=RATES.scaled(0.5)),
+        Stage(name="pretrain", share=options.pretrain, own_words=0.0, replies_only=False),
+        Stage(name="sft", share=1 - options.pretrain, own_words=options.share, rates=RATES.scaled(0.5)),
     )
     return tuple(each for each in both if each.share)
 
 
-def course(target: str, shape: Shape, own_words: float) -> Course:
-    """What is trained, and how.
+def training(options: Config) -> HeadTraining:
+    """The network that the options describe, and how it is trained.
 
-    Args:
-        own_words: share of the second stage's text that the target writes.
     Raises:
-        ConfigError: the share is out of range, or the target has fewer tokens than are to be scored.
+        ConfigError: the share of own words is out of range, or the target has fewer tokens than are to be scored.
     """
+    target, layers = options.target, options.layers
 
-    def config(target: Any, name: str, fingerprint: str, size: int | None) -> ScyllaConfig:
-        return Scylla.config_for(
-            target, name, fingerprint, layers=shape.layers, draft_vocab_size=size, mlp_width=shape.mlp_width
-        )
+    def config(text: Any, name: str, fingerprint: str) -> ScyllaConfig:
+        found: ScyllaConfig = Scylla.config_for(text, name, fingerprint, layers=layers, mlp_width=options.mlp_width)
+        return found
 
-    def build(config: ScyllaConfig, target: FrozenTarget, ids_K: Tensor | None) -> Scylla:
-        return begun(Scylla(config, ids_K=ids_K), target)
-
-    return Course(
+    description = f"Scylla head of {layers} layers of {target}"
+    return HeadTraining(
+        target=target,
         part=Scylla,
-        recipe=recipe(target, shape, own_words),
-        stages=stages(shape, own_words),
-        shape=asdict(shape),
-        steps=shape.steps,
+        recipe=recipe_for("scylla", description, target, options.share, RATES),
+        stages=stages(options),
+        shape=options.shape,
+        steps=options.steps,
         config=config,
-        build=build,
-        kept=shape.kept(target),
+        build=partial(untrained, Scylla),
+        num_scored=num_scored(options),
     )

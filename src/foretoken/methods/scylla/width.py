@@ -1,7 +1,7 @@
 """How many nodes a request drafts, by the number of requests: ``k_opt(b)``, a table that was measured on a machine.
 
     widths.json   {"algorithm": "scylla_widths", "unit": "verified nodes per sequence", "target_fingerprint": "...",
-                   "widths": [[1, 16], [2, 16], [4, 8], [8, 2]], and what it was made from (calibrate.py)}
+                   "widths": [[1, 16], [2, 16], [4, 8], [8, 2]], and the measurements (calibrate.py)}
 
 Between measured batches the width is interpolated, beyond the last one it is the last one's. 0: nothing is drafted.
 """
@@ -40,7 +40,7 @@ class Widths:
                 raise ValueError(f"widths has {list(pair)}: pairs of requests and nodes are wanted")
         for (batch, nodes), (more, fewer) in zip(self.table, self.table[1:], strict=False):
             if more <= batch:
-                raise ValueError(f"widths: {more} requests stand behind {batch}")
+                raise ValueError(f"widths: {more} requests come after {batch}")
             if fewer > nodes:
                 raise ValueError(f"widths: {fewer} nodes for {more} requests, but {nodes} for {batch}")
 

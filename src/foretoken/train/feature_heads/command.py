@@ -1,4 +1,4 @@
-"""What the commands that train a head over hidden states share: where text comes from, and the run that is then served.
+"""The command that trains a draft network over hidden states, made from a method's options; and its run.
 
 Without torch until it runs, as help imports it.
 """
@@ -6,23 +6,21 @@ Without torch until it runs, as help imports it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError
 from foretoken.options.option import Option
-from foretoken.train.command import WIDEST, Continued, Judged, Loop, Session
-
-if TYPE_CHECKING:
-    from foretoken.train.recipe import Recipe
+from foretoken.train.command import WIDEST, Command, Continued, Judged, Loop, Session
+from foretoken.train.feature_heads.summary import summary
 
 TARGET = Option("The model to draft for: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions(Loop, Judged):
-    """Options of every such command; a subclass adds the head's shape, and ``own_words`` with its own default."""
+    """Options of every such command; a subclass adds the network's shape, and may change ``own_words``."""
 
     target: Annotated[str, TARGET]
     features: Annotated[
@@ -33,10 +31,16 @@ class HeadOptions(Loop, Judged):
 
     @property
     def share(self) -> float:
-        """Of the text, or of its last stage, what the target writes; stored features are of text that there is."""
+        """Of the text, or of its last stage, the part that the target writes; stored features are of given text."""
         if self.features is not None:
             return 0.0
         return self.own_words_else if self.own_words is None else self.own_words
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The options that make it another network."""
+        shared = {each.name for kind in (HeadOptions, Continued) for each in fields(kind)}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in shared}
 
     def check_together(self) -> None:
         if self.features is not None and (self.data is not None or self.corpus or self.own_words is not None):
@@ -44,55 +48,74 @@ class HeadOptions(Loop, Judged):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnrolledOptions(HeadOptions, Continued):
-    """Options of a head of decoder layers, which training unrolls as deep as it is to draft (unroll.py)."""
+class NetworkOptions(HeadOptions, Continued):
+    """Options of a network of our decoder layers; a subclass may score another number of tokens by default."""
 
     draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 2048.", metavar="N", least=1)] = (
         None
     )
+    num_scored = 2048
     mlp_width: Annotated[
         int | None,
         Option("Channels of a layer's MLP; default: a quarter of the target's.", metavar="N", least=32, most=WIDEST),
     ] = None
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.mlp_width is not None and self.mlp_width % 32:
+            raise ConfigError(f"--mlp-width {self.mlp_width}: a multiple of 32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnrolledOptions(NetworkOptions):
+    """Options of a network that training unrolls as deep as it is to draft (unroll.py)."""
+
     steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1, most=64)] = 4
 
 
-def train_and_serve(
-    config: HeadOptions,
-    session: Session,
+def network_command(
+    name: str,
     *,
+    help: str,  # noqa: A002  (Command calls it so)
+    example: str,
+    config: type[HeadOptions],
+    training: str,
     title: str,
-    recipe: Recipe,
-    run: Callable[..., Any],
-    chain: Mapping[str, Any],
-    served: str | None = None,
-) -> dict[str, Any]:
-    """Train a head, and let the engine draft chains with it for the held-out prompts.
+    called: Callable[[Mapping[str, Any]], str],
+    chain: Callable[[Any], Mapping[str, Any]],
+    hint: str,
+    whole: bool = False,
+) -> Command:
+    """The command of one method: it trains a network, and lets the engine draft chains with it for held-out prompts.
 
     Args:
+        name, help, example, config: see :class:`Command`.
+        training: "module:NAME" of a function (options) -> HeadTraining; imported when the command runs.
         title: of the progress, as in "training an EAGLE head".
-        recipe: of the run.
-        run: (sources, out, ``prompts``, ``features``, what a loop takes, ``start`` if one is given) -> the record.
-        chain: a ``speculative_config`` that drafts as many tokens a step as training unrolled.
-        served: the checkpoint that drafts; None: the one that was trained for.
-    Returns:
-        the record, with ``acceptance`` added.
-    Raises:
-        ForetokenError: see train/feature_heads/run.py.
+        called: (record) -> the network, as in "CALLED of 1.2 M parameters".
+        chain: (options) -> a ``speculative_config`` that drafts as many tokens a step as training unrolled.
+        hint: lines for the user at the end, with {target} and {out}.
+        whole: the folder that is made is a whole checkpoint, which drafts for itself.
     """
-    from foretoken.train import acceptance
-    from foretoken.train.recipe import add_to_record
 
-    prompts = session.prompts(config.suite)
-    text = config.sources(recipe.sources) if config.features is None else []
-    start = {"start": config.start} if isinstance(config, Continued) else {}
-    with session.training(title) as report:
-        run(
-            text,
-            config.out,
-            prompts=prompts,
-            features=config.features,
-            **start,
-            **config.loop(recipe.bounds, report, session),
-        )
-    return add_to_record(config.out, {"acceptance": acceptance.measure(served or config.target, chain, prompts)})
+    def run(options: Any, session: Session) -> dict[str, Any]:
+        from foretoken import catalog
+        from foretoken.train import acceptance
+        from foretoken.train.feature_heads.run import run as train
+        from foretoken.train.feature_heads.training import BOUNDS, SOURCES, HeadTraining
+        from foretoken.train.recipe import add_to_record
+
+        prompts = session.prompts(options.suite)
+        text = options.sources(SOURCES) if options.features is None else []
+        made: HeadTraining = catalog.imported(training)(options)
+        start = {"start": options.start} if isinstance(options, Continued) else {}
+        with session.training(title) as report:
+            loop = {**start, **options.loop(BOUNDS, report, session)}
+            train(made, text, options.out, prompts=prompts, features=options.features, **loop)
+        drafting = str(options.out) if whole else options.target
+        return add_to_record(options.out, {"acceptance": acceptance.measure(drafting, chain(options), prompts)})
+
+    def say(record: dict[str, Any], out: Path) -> list[str]:
+        return [*summary(record, out, called(record)), *hint.format(target=record["target"], out=out).splitlines()]
+
+    return Command(name=name, help=help, example=example, config=config, run=run, say=say)

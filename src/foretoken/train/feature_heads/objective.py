@@ -1,10 +1,10 @@
-"""The loss of a head that is unrolled over its own outputs, as it is when it drafts (drafting/feature_heads/unroll.py).
+"""The loss of a network that is unrolled over its own outputs, as in drafting (drafting/feature_heads/unroll.py).
 
     loss = sum over s of 0.8^s mean over columns of -sum over kept tokens v of p(v) log q_s(v)   /  sum of 0.8^s
 
-Paper: EAGLE-3, arXiv:2503.01840, section 3.2. Differs: p is neither renormalised over the kept tokens nor are columns
-left out whose favourite is not kept, so that a position weighs by the mass that can be accepted. Columns are those from
-which serving drafts: pairs whose next token is of a reply.
+Paper: EAGLE-3, arXiv:2503.01840, section 3.2. Differs: p is not renormalised over the kept tokens, and no column is
+left out because its best token is not kept, so that a position weighs by the mass that can be accepted. Columns are
+those from which serving drafts: pairs with a next token in a reply.
 
 Letters: B sequences, T positions, N rows, W width, K draft vocabulary, V vocabulary.
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from foretoken.drafting.feature_heads.state_network import TrainableNetwork
 from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
-from foretoken.train.feature_heads.lessons import Lessons
+from foretoken.train.feature_heads.batches import Batches
 from foretoken.train.head_loss import law_loss
 
 DECAY = 0.8  # of a step's weight
@@ -27,18 +27,18 @@ ROUND = 64  # columns
 
 
 class HeadObjective(Protocol):
-    """The loss of a head over hidden states, called as :class:`foretoken.train.objectives.Objective` is.
+    """The loss of a draft network, called as :class:`foretoken.train.objectives.Objective` is.
 
     Args:
-        lessons: gives states and laws.
+        batches: states and the target's distributions.
         embedding_VW: where tokens are looked up.
-        head_of: gives the rows that score, [K, W]; asked at every call, as they may be in training.
+        lm_head: returns the rows that score, [K, W]; called every time, because they may be trained.
         steps: S, tokens that are drafted.
     """
 
     name: str
 
-    def __init__(self, lessons: Lessons, embedding_VW: Tensor, head_of: Callable[[], Tensor], steps: int) -> None: ...
+    def __init__(self, batches: Batches, embedding_VW: Tensor, lm_head: Callable[[], Tensor], steps: int) -> None: ...
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor: ...
 
@@ -47,38 +47,38 @@ class Unrolled(HeadObjective):
     """The loss of all steps; 0 where a micro-batch has no position that counts.
 
     Attributes:
-        unroll: what the head says from every column; another head brings another.
+        unroll: the network's output at every column.
     """
 
     name = "unrolled_cross_entropy"
     unroll: Unroll = staticmethod(unrolled)
 
-    def __init__(self, lessons: Lessons, embedding_VW: Tensor, head_of: Callable[[], Tensor], steps: int) -> None:
-        self._lessons, self._embedding_VW, self._head_of, self._steps = lessons, embedding_VW, head_of, steps
+    def __init__(self, batches: Batches, embedding_VW: Tensor, lm_head: Callable[[], Tensor], steps: int) -> None:
+        self._batches, self._embedding_VW, self._lm_head, self._steps = batches, embedding_VW, lm_head, steps
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
         assert isinstance(model, TrainableNetwork)
-        lesson = self._lessons(tokens_BT)
-        p_NK = _kept(lesson.target_NV, model.ids_K)
-        row_BT = torch.full(lesson.used_BT.shape, -1, dtype=torch.int64, device=p_NK.device)
-        row_BT[lesson.used_BT] = torch.arange(len(p_NK), device=p_NK.device)
-        # serving drafts from pairs whose next token it has to find, and never from the middle of a question
-        wanted_BC = rounded_up(lesson.used_BT[:, 1:])
+        batch = self._batches(tokens_BT)
+        p_NK = _kept(batch.target_NV, model.ids_K)
+        row_BT = torch.full(batch.used_BT.shape, -1, dtype=torch.int64, device=p_NK.device)
+        row_BT[batch.used_BT] = torch.arange(len(p_NK), device=p_NK.device)
+        # serving drafts only where the next token is of a reply, never within a prompt
+        wanted_BC = rounded_up(batch.used_BT[:, 1:])
         sequence_N, column_N = wanted_BC.nonzero(as_tuple=True)
-        asked_N = lesson.used_BT[sequence_N, column_N + 1]
-        steps = self.unroll(model, lesson.states_BTF, lesson.tokens_BT, self._embedding_VW, self._steps, wanted_BC)
-        rows, laws, shares, weights = [], [], [], 0.0
+        drafted_N = batch.used_BT[sequence_N, column_N + 1]
+        steps = self.unroll(model, batch.states_BTF, batch.tokens_BT, self._embedding_VW, self._steps, wanted_BC)
+        rows, targets, shares, weights = [], [], [], 0.0
         for step, rows_NW in enumerate(steps):
-            place_N = column_N + 1 + step  # of the law of x_{i+2+s}
+            place_N = column_N + 1 + step  # the row that predicts x_{i+2+s}
             of_N = row_BT[sequence_N, place_N.clamp_max(row_BT.shape[1] - 1)]
-            counts_N = asked_N & (of_N >= 0) & (place_N < row_BT.shape[1])
+            counts_N = drafted_N & (of_N >= 0) & (place_N < row_BT.shape[1])
             rows.append(rows_NW)
-            laws.append(torch.where(counts_N, of_N, 0))
+            targets.append(torch.where(counts_N, of_N, 0))
             shares.append(counts_N * (DECAY**step / counts_N.sum().clamp_min(1)))
             weights += DECAY**step
         if not len(p_NK) or not rows:
             return sum((each.sum() for each in rows), p_NK.new_zeros(())) * 0.0
-        return law_loss(torch.cat(rows), self._head_of(), p_NK, torch.cat(laws), torch.cat(shares)) / weights
+        return law_loss(torch.cat(rows), self._lm_head(), p_NK, torch.cat(targets), torch.cat(shares)) / weights
 
 
 def rounded_up(wanted_BC: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def rounded_up(wanted_BC: Tensor) -> Tensor:
 
 
 def _kept(target_NV: Tensor, ids_K: Tensor | None) -> Tensor:
-    """The target's chances of the tokens that are scored, [N, K]."""
+    """The target's probabilities of the tokens that are scored, [N, K]."""
     if ids_K is None:
         return target_NV.softmax(-1)
     return (target_NV[:, ids_K.to(target_NV.device)] - target_NV.logsumexp(-1, keepdim=True)).exp_()

@@ -1,6 +1,6 @@
-"""The run that trains a head over a target's hidden states: text or stored features, one stage or several, the walk.
+"""The run that trains a draft network over a target's hidden states, from text or stored features, in stages.
 
-A method gives a :class:`Course`; the loop, the folder, the claim on it and the record are the same for all of them.
+A method gives a :class:`HeadTraining`; the loop, the folder, the claim on it and the record are the same for all.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is
 from foretoken.train import trainer
 from foretoken.train.begin_as import begin_as
-from foretoken.train.feature_heads.course import Course, Stage
-from foretoken.train.feature_heads.lessons import AllPositions, FromFeatures, FromTokens, Lessons, depths_read, frequent
-from foretoken.train.feature_heads.walk import Walk, texts
+from foretoken.train.feature_heads.batches import AllPositions, Batches, FromFeatures, FromTokens, depths_read, frequent
+from foretoken.train.feature_heads.expected_length import ExpectedLength, texts
+from foretoken.train.feature_heads.training import HeadTraining, Stage
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
 from foretoken.train.recipe import (
@@ -47,8 +47,7 @@ LOGITS = 1 << 25  # of one micro-batch's target, about: 128 MB of float32
 
 
 def run(
-    name: str,
-    course: Course,
+    training: HeadTraining,
     sources: Sequence[Source],
     out: Path,
     *,
@@ -56,7 +55,6 @@ def run(
     bounds: Bounds | None = None,
     features: Path | None = None,
     start: Path | None = None,
-    laid_out_from: Path | None = None,
     seed: int = 0,
     device: str = "cpu",
     report: trainer.Report = lambda progress: None,
@@ -64,31 +62,30 @@ def run(
     checkpoint_every: float = trainer.CHECKPOINT_SECONDS,
     rate: float = 1.0,
 ) -> dict[str, Any]:
-    """Train a head; goes on where an interrupted run stopped.
+    """Train a network; continues where an interrupted run stopped.
 
     Args:
-        name: of the target: zoo name, folder or hub id.
         sources: the text; not read if features are given.
         out: the folder to make: ``config.json``, ``model.safetensors``, ``training.json``, and ``run/``.
-        prompts: held-out prompts; what the target answers is walked (walk.py) while the head is trained.
+        prompts: held-out prompts; the network is tried on the target's answers while it trains (expected_length.py).
         bounds: of all stages together; None: the recipe's.
         features: folder of a feature store to train from instead.
-        start: folder of a head of the same shape, or of one with a narrower MLP, whose weights this one begins with; it
-            scores the same tokens where it scores as many.
-        laid_out_from: the model whose function the target is in another layout: its features are the target's.
+        start: folder of a network of the same shape, or with a narrower MLP; its weights are the first ones here, and
+            its tokens are scored again if the number is the same.
         arguments: the command line, for the record.
         checkpoint_every: seconds between two checkpoints.
         rate: factor on the learning rates.
     Returns:
         the record that is saved as ``training.json``.
     Raises:
-        ForetokenError: target, data, disk or loss stop the run; what was reached is kept.
+        ForetokenError: target, data, disk or loss stop the run; the last checkpoint is kept.
     """
-    course.part.check_place(out)
-    recipe, bounds = course.recipe, bounds or course.recipe.bounds
-    stages = tuple(replace(each, own_words=0.0) if features is not None else each for each in course.stages)
+    name = training.target
+    training.part.check_place(out)
+    recipe, bounds = training.recipe, bounds or training.recipe.bounds
+    stages = tuple(replace(each, own_words=0.0) if features is not None else each for each in training.stages)
     loaded = load_as_is(name, device=device)
-    config = course.config(loaded.model.config, name, loaded.fingerprint, None)
+    config = training.config(loaded.model.config, name, loaded.fingerprint)
     depths = depths_read(config, loaded.model.config.get_text_config(decoder=True).num_hidden_layers)
     numbers = tuple(sorted({each for each in depths if each != FINAL}))
     target = FrozenTarget(loaded.model, numbers)
@@ -97,15 +94,15 @@ def run(
             f"vocabulary mismatch: the tokenizer of {name} has {len(loaded.tokenizer)} entries, its model "
             f"{target.vocabulary}"
         )
-    begun = None if start is None else _learned(course.part, start)
+    begun = None if start is None else _learned(training.part, start)
     replies = Replies(loaded.tokenizer)
     stored = None
     if features is not None:
         stored = StoredBlocks(features, numbers, seed)
-        stored.store.check_target(laid_out_from or loaded.folder)
+        stored.store.check_target(training.original or loaded.folder)
     work = out / "run"
     with disk_trouble(out):
-        claim = {**claim_of(recipe, sources, seed), "target": loaded.fingerprint, "shape": dict(course.shape)}
+        claim = {**claim_of(recipe, sources, seed), "target": loaded.fingerprint, "shape": dict(training.shape)}
         if start is not None:
             claim["start"] = fingerprint(start)
         if stored is not None:
@@ -123,34 +120,37 @@ def run(
 
         blocks = blocks_of(stages[0], work)
         tokens_of: Callable[[Tensor], Tensor] = torch.Tensor.flatten if stored is None else stored.tokens
-        few = course.kept is not None and course.kept < target.vocabulary
+        few = training.num_scored is not None and training.num_scored < target.vocabulary
         ids = None
-        if few and begun is not None and begun.ids_K is not None and len(begun.ids_K) == course.kept:
+        if few and begun is not None and begun.ids_K is not None and len(begun.ids_K) == training.num_scored:
             ids = begun.ids_K.tolist()
         elif few:
-            ids = _kept(work, blocks, tokens_of, course.kept or 0, target.vocabulary)
+            ids = _kept(work, blocks, tokens_of, training.num_scored or 0, target.vocabulary)
         torch.manual_seed(seed)
-        config = course.config(loaded.model.config, name, loaded.fingerprint, None if ids is None else len(ids))
-        head = course.build(config, target, None if ids is None else torch.tensor(ids)).to(target.device)
+        if ids is not None:
+            config = replace(cast(Any, config), draft_vocab_size=len(ids))
+        network = training.build(config, target, None if ids is None else torch.tensor(ids)).to(target.device)
         if begun is not None and start is not None:
-            # rows of the target's head are nobody's weights here: others may be scored than before
-            begin_as(head, begun, start, () if course.own_head else ("draft_vocab_size",))
-        embedding_VW = head.embedding_of(target.model)
-        shared_KW = None if course.own_head else head.lm_head_of(target.model)
+            # rows of the target's LM head are no weights of the network: it may score other tokens than before
+            begin_as(network, begun, start, () if training.own_rows else ("draft_vocab_size",))
+        embedding_VW = network.embedding_of(target.model)
+        shared_KW = None if training.own_rows else network.lm_head_of(target.model)
 
-        def head_of() -> Tensor:
-            return head.lm_head_of(target.model) if shared_KW is None else shared_KW
+        def lm_head() -> Tensor:
+            return network.lm_head_of(target.model) if shared_KW is None else shared_KW
 
-        walks = {
-            temperature: Walk(target, texts(name, prompts, temperature), depths, course.steps, course.unroll)
+        lengths = {
+            temperature: ExpectedLength(
+                target, texts(name, prompts, temperature), depths, training.steps, training.unroll
+            )
             for temperature in ((0.0, 1.0) if prompts else ())
         }
 
-        def walked(temperature: float) -> float:
-            return walks[temperature].tokens_per_step(head, embedding_VW, head_of())
+        def expected(temperature: float) -> float:
+            return lengths[temperature].tokens_per_step(network, embedding_VW, lm_head())
 
         micro_batch = max(1, min(recipe.schedule.micro_batch, LOGITS // (blocks.block * target.vocabulary)))
-        before = {temperature: walked(temperature) for temperature in walks}
+        before = {temperature: expected(temperature) for temperature in lengths}
         done: list[dict[str, Any]] = []
         for number, stage in enumerate(stages):
             place = work if not number else work / stage.name
@@ -159,23 +159,23 @@ def run(
                 blocks = blocks_of(stage, place)
             beginning = blocks.state()
             counted = replies if stage.replies_only else AllPositions()
-            lessons: Lessons
+            batches: Batches
             if stored is not None:
-                lessons = FromFeatures(target, counted, stored, depths)
+                batches = FromFeatures(target, counted, stored, depths)
             else:
-                lessons = FromTokens(target, counted, depths)
+                batches = FromTokens(target, counted, depths)
             rates = (stage.rates or recipe.schedule.rates).scaled(rate)
             progress = trainer.fit(
-                head,
-                course.objective(lessons, embedding_VW, head_of, course.steps),
+                network,
+                training.objective(batches, embedding_VW, lm_head, training.steps),
                 blocks,
                 replace(recipe.schedule, micro_batch=micro_batch, rates=rates, seed=seed),
-                _part_of(bounds, stage.share),
+                bounds.part(stage.share),
                 place / "checkpoints",
                 report=report,
                 device=target.device,
                 checkpoint_every=checkpoint_every,
-                measure=(lambda: f"{walked(0.0):.2f} tokens a step") if walks else None,
+                measure=(lambda: f"{expected(0.0):.2f} tokens a step") if lengths else None,
             )
             done.append(
                 {
@@ -186,45 +186,46 @@ def run(
                     "steps": progress.step,
                     "tokens": progress.tokens,
                     "minutes": round(progress.seconds / 60, 1),
-                    "walked": {_mode(each): round(walked(each), 3) for each in walks},
+                    "walked": {_mode(each): round(expected(each), 3) for each in lengths},
                     "mixture": blocks.report(),
                     "curve": progress.curve,
                 }
             )
-        head.eval()
+        network.eval()
         last = done[-1]
         record = {
             "method": recipe.name,
-            "target": name,
+            "target": recipe.teacher,
             "target_fingerprint": loaded.fingerprint,
-            **course.shape,
+            **training.shape,
             "start": None if start is None else {"name": str(start), "fingerprint": fingerprint(start)},
             "depths": list(depths),
-            "parameters": sum(parameter.numel() for parameter in head.parameters()),
-            "draft_vocab_size": head.config.draft_vocab_size,
-            "mlp_width": head.config.mlp_width,
-            "unrolled_steps": course.steps,
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "draft_vocab_size": network.config.draft_vocab_size,
+            "mlp_width": network.config.mlp_width,
+            "unrolled_steps": training.steps,
             "block": blocks.block,
             "batch": recipe.schedule.batch,
             "bounds": asdict(bounds),
             "seed": seed,
-            "objective": course.objective.name,
+            "objective": training.objective.name,
             "threads": torch.get_num_threads(),
             **{each: last[each] for each in ("own_words", "replies_only", "rates", "mixture", "curve")},
             "steps": sum(each["steps"] for each in done),
             "tokens": sum(each["tokens"] for each in done),
             "minutes": round(sum(each["minutes"] for each in done), 1),
             "walked": {
-                _mode(each): {"before": round(before[each], 3), "after": last["walked"][_mode(each)]} for each in walks
+                _mode(each): {"before": round(before[each], 3), "after": last["walked"][_mode(each)]}
+                for each in lengths
             },
             **({"stages": done} if len(done) > 1 else {}),
             "provenance": provenance(arguments),
         }
-        head.save(out)
-        if course.read is not None:
+        network.save(out)
+        if training.keep is not None:
             blocks.resume(beginning)
             count = last["steps"] * recipe.schedule.batch
-            record["kept"] = course.read((tokens_of(blocks.next(1)).tolist() for _ in range(count)), out)
+            record["kept"] = training.keep((tokens_of(blocks.next(1)).tolist() for _ in range(count)), out)
         write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
     return record
 
@@ -233,23 +234,13 @@ def _mode(temperature: float) -> str:
     return f"T={temperature:g}" if temperature else "greedy"
 
 
-def _part_of(bounds: Bounds, share: float) -> Bounds:
-    """The bounds of one stage."""
-    if share == 1:
-        return bounds
-    return Bounds(
-        tokens=None if bounds.tokens is None else max(1, round(bounds.tokens * share)),
-        minutes=None if bounds.minutes is None else bounds.minutes * share,
-    )
-
-
 def _learned(part: type[TrainableNetwork], folder: Path) -> TrainableNetwork:
-    """A trained head, to go on from.
+    """A trained network, to go on from.
 
     Raises:
         ModelError: there is none, it is of another kind, or it is damaged.
     """
-    assert issubclass(part, LearnedPart)  # of another kind of head nobody asks for it
+    assert issubclass(part, LearnedPart)  # other networks have no option for it
     found = part.load(folder)
     assert isinstance(found, TrainableNetwork)
     return found

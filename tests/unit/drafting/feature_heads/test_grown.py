@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,15 @@ from foretoken.methods.scylla.network import Scylla
 from foretoken.models.load import load
 from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
+from helpers.feature_heads import (
+    assert_all_equal_the_plain_forward,
+    difference,
+    read_text,
+    runner_of,
+    save_tiny,
+    served_laws,
+    unrolled_laws,
+)
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -67,3 +77,18 @@ def test_a_narrow_head_needs_tables_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="without tables of its own it must be as wide"):
         head.check_target(model)
     assert torch.equal(head.fuse(torch.ones(1, 64)), torch.full((1, 32), 2.0))
+
+
+@pytest.mark.parametrize("kind", [Scylla, Dovetail])
+def test_a_narrow_network_computes_the_plain_forward(kind: Any, tmp_path: Path) -> None:
+    """It reads twice the first columns. Planted: those columns once, and others."""
+    folder = save_tiny(tmp_path)
+    config = kind.random(load(str(folder), device="cpu"), width=32, layers=2, draft_vocab_size=40).config
+    network = kind(config, ids_K=torch.arange(40), own_head=True, own_embedding=True).eval()
+    network.draw(torch.Generator().manual_seed(0), spread=0.2)
+    assert_all_equal_the_plain_forward(network, folder)
+    text = read_text(network, folder)
+    for states_TF in (text.states_TF / 2, text.states_TF.roll(1, -1)):
+        other = replace(text, states_TF=states_TF)
+        assert difference(unrolled_laws(network, other), text.laws) > 1e-3
+        assert difference(served_laws(runner_of(network, folder, "native"), other), text.laws) > 1e-3

@@ -148,8 +148,8 @@ def test_drafts_are_those_of_one_level_after_the_other(
         return grow(self, batch, *arguments, **named)
 
     monkeypatch.setattr(Runner, "trees", counted)
-    for ahead in (True, False):
-        if not ahead:
+    for prefetch in (True, False):
+        if not prefetch:
             monkeypatch.setattr(Runner, "several", None)
         drafter = EagleDrafter(EagleDrafter.Config(head=place, tree=True, width=4, max_depth=4), model)
         propose, seen = drafter.propose, list[Any]()

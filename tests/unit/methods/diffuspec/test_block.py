@@ -23,7 +23,7 @@ from foretoken.methods.diffuspec.many_blocks import many_blocks, unrolled
 from foretoken.methods.diffuspec.network import BlockNetwork
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load, load_as_is
-from foretoken.train.feature_heads.lessons import Lesson
+from foretoken.train.feature_heads.batches import TrainingBatch
 from foretoken.train.frozen_target import FrozenTarget
 from helpers.golden import tokens_of
 from helpers.requests import make_request
@@ -304,10 +304,10 @@ def test_the_loss_is_the_target_s_law_at_every_slot_by_hand(tmp_path: Path) -> N
     whole_BTV = target.logits(states["final"].flatten(0, 1)).view(2, 7, -1)
     embedding_VW, head_KW = network.embedding_of(loaded.model), network.lm_head_of(loaded.model)
 
-    def lessons(numbers: Tensor) -> Lesson:
-        return Lesson(tokens_BT, states_BTF, used_BT, whole_BTV[used_BT])
+    def batches(numbers: Tensor) -> TrainingBatch:
+        return TrainingBatch(tokens_BT, states_BTF, used_BT, whole_BTV[used_BT])
 
-    objective = training.BlockLoss(lessons, embedding_VW, lambda: head_KW, 3)
+    objective = training.BlockLoss(batches, embedding_VW, lambda: head_KW, 3)
     with torch.no_grad():
         found = objective(network, tokens_BT, torch.Generator().manual_seed(0))
         total = weights = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,17 @@ from helpers.feature_heads import (
     Change,
     assert_a_wrong_description_is_seen,
     assert_all_equal_the_plain_forward,
+    difference,
     edit,
     first_column,
     gone,
     layer_by_hand,
+    read_text,
     retensor,
     rms,
+    runner_of,
     save_tiny,
+    served_laws,
 )
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -72,6 +77,26 @@ def test_serving_and_training_compute_the_plain_forward(shape: str, tiny: Path) 
     network = Eagle.random(load(str(tiny), device="cpu"), **SHAPES[shape])
     assert_all_equal_the_plain_forward(network, tiny)
     assert_a_wrong_description_is_seen(network, tiny)
+
+
+@pytest.mark.parametrize("algorithm", ["eagle3", "eagle"])
+def test_tables_of_its_own_are_used(algorithm: str, tiny: Path) -> None:
+    """Embedding and LM head. Planted: the target's embedding, or its LM head, in place of its own."""
+    model = load(str(tiny), device="cpu")
+    shared = Eagle.random(model, algorithm=algorithm)
+    network = shared.with_rows_of(model.model)
+    with torch.no_grad():
+        assert network.lm_head is not None
+        assert network.embed_tokens is not None
+        for table in (network.lm_head.weight, network.embed_tokens.weight):
+            table += table.std() * torch.randn(table.shape, generator=torch.Generator().manual_seed(4))
+    assert_all_equal_the_plain_forward(network, tiny)
+    text = read_text(network, tiny)
+    for name in ("lm_head", "embed_tokens"):
+        wrong = deepcopy(network)
+        setattr(wrong, name, None)
+        assert difference(served_laws(runner_of(wrong, tiny, "native"), text), text.laws) > 1e-2
+        assert difference(served_laws(runner_of(wrong, tiny, "torch"), text), text.laws) > 1e-2
 
 
 @pytest.mark.parametrize("shape", SHAPES)

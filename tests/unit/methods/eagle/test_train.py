@@ -10,26 +10,27 @@ import pytest
 import torch
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError, MismatchError, ModelError
-from foretoken.methods.eagle import train as eagle
-from foretoken.methods.eagle.checkpoint import Eagle, config_for
-from foretoken.methods.eagle.train import Shape
+from foretoken.methods.eagle.checkpoint import Eagle
+from foretoken.methods.eagle.command import Config
+from foretoken.methods.eagle.train import training
 from foretoken.models.load import load_as_is
 from foretoken.train import acceptance
 from foretoken.train.begin_as import begin_as
-from foretoken.train.feature_heads import run as training
-from foretoken.train.feature_heads.lessons import FromFeatures, FromTokens, frequent
+from foretoken.train.feature_heads.batches import FromFeatures, FromTokens, frequent
+from foretoken.train.feature_heads.expected_length import ExpectedLength, expected_steps, texts
 from foretoken.train.feature_heads.objective import Unrolled
-from foretoken.train.feature_heads.walk import Walk, expected_steps, texts
+from foretoken.train.feature_heads.run import run
 from foretoken.train.features import extract
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
 from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.taps import Wanted
 from foretoken.train.trainer import Bounds
+from helpers.head_training import BATCH, shortened
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
-BLOCK, BATCH, STEPS = 24, 4, 3
+BLOCK, STEPS = 24, 3
 STEP = BATCH * BLOCK
 DEPTHS = (1, 3)
 PROMPTS = ["What is 3 + 1?", "Who was there?", "It is late.", "one two three", "abc abc abc", "Tell me more."]
@@ -45,16 +46,8 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.fixture(autouse=True)
-def small_steps(monkeypatch):
-    made = eagle.recipe
-
-    def small(*arguments):
-        recipe = made(*arguments)
-        schedule = replace(recipe.schedule, batch=BATCH, micro_batch=2)
-        return replace(recipe, block=BLOCK, schedule=schedule)
-
-    monkeypatch.setattr(eagle, "recipe", small)
+def small(**options):
+    return shortened(training(Config(**options)), BLOCK, micro_batch=2)
 
 
 class Replies:
@@ -64,36 +57,35 @@ class Replies:
         return (torch.arange(tokens_BT.shape[1]) % 4 != 2).expand_as(tokens_BT)
 
 
-def parts_of(folder, shape=None, ids=None):
+def parts_of(folder, ids=None, **shape):
     loaded = load_as_is(str(folder / "target"), device="cpu")
     target = FrozenTarget(loaded.model, DEPTHS)
     torch.manual_seed(0)
-    shape = shape or Shape(steps=STEPS)
-    config = config_for(
-        loaded.model.config, "it", loaded.fingerprint, draft_vocab_size=None if ids is None else len(ids)
-    )
-    head = eagle.build(config, shape, target, None if ids is None else torch.tensor(ids))
-    return loaded, target, head
+    made = small(target=str(folder / "target"), out=folder / "none", **{"steps": STEPS, **shape})
+    config = made.config(loaded.model.config, "it", loaded.fingerprint)
+    if ids is not None:
+        config = replace(config, draft_vocab_size=len(ids))
+    return loaded, target, made.build(config, target, None if ids is None else torch.tensor(ids))
 
 
 def train(folder, out, steps, shape=None, **options):
     settings = {"bounds": Bounds(tokens=steps * STEP), **options}
-    target, own_words = str(folder / "target"), settings.pop("own_words", 0.0)
+    shape = {"own_words": settings.pop("own_words", 0.0), "steps": STEPS, "draft_vocab_size": 60, **(shape or {})}
     sources = [] if "features" in settings else [parse(str(folder / "my.jsonl"))]
-    shape = shape or Shape(steps=STEPS, draft_vocab_size=60)
-    return training.run(target, eagle.course(target, shape, own_words), sources, folder / out, **settings)
+    made = small(target=str(folder / "target"), out=folder / out, **shape)
+    return run(made, sources, folder / out, **settings)
 
 
 @pytest.mark.parametrize("own_head", [False, True])
 def test_the_loss_by_hand(own_head, folder):
     """Column by column, token by token, by the plain forward."""
     ids = list(range(3, 101, 2))
-    loaded, target, head = parts_of(folder, Shape(steps=STEPS, own_head=own_head), ids)
+    loaded, target, head = parts_of(folder, ids, own_head=own_head)
     tokens_BT = torch.randint(4, 101, (2, 11), generator=torch.Generator().manual_seed(1))
     depths = head.config.taps.of(3)
-    lessons = FromTokens(target, Replies(), depths)
+    batches = FromTokens(target, Replies(), depths)
     table = head.embedding_of(target.model)
-    loss = Unrolled(lessons, table, lambda: head.lm_head_of(target.model), STEPS)(head, tokens_BT, torch.Generator())
+    loss = Unrolled(batches, table, lambda: head.lm_head_of(target.model), STEPS)(head, tokens_BT, torch.Generator())
     with torch.no_grad():
         p_BTK = loaded.model(input_ids=tokens_BT).logits.softmax(-1)[..., ids]
         found = target.states(tokens_BT)
@@ -125,9 +117,9 @@ def test_no_reply_in_a_micro_batch_moves_nothing(folder):
         def used(self, tokens_BT):
             return torch.zeros_like(tokens_BT, dtype=torch.bool)
 
-    lessons = FromTokens(target, Nothing(), head.config.taps.of(3))
+    batches = FromTokens(target, Nothing(), head.config.taps.of(3))
     table, rows = head.embedding_of(target.model), head.lm_head_of(target.model)
-    loss = Unrolled(lessons, table, lambda: rows, STEPS)(head, torch.full((2, 9), 5), torch.Generator())
+    loss = Unrolled(batches, table, lambda: rows, STEPS)(head, torch.full((2, 9), 5), torch.Generator())
     loss.backward()
     assert float(loss.detach()) == 0
     assert not any(parameter.grad.any() for parameter in head.parameters() if parameter.grad is not None)
@@ -151,7 +143,7 @@ def test_a_run_learns_stops_and_goes_on(folder):
     assert ours.ids_K is not None
     assert len(ours.ids_K) == whole["draft_vocab_size"] == 60
     with pytest.raises(ForetokenError, match="holds a run with another shape"):
-        train(folder, "parts", 30, Shape(steps=STEPS, draft_vocab_size=50))
+        train(folder, "parts", 30, {"draft_vocab_size": 50})
 
 
 @pytest.mark.parametrize(("layers", "top_logits"), [((*DEPTHS, "final"), 0), (DEPTHS, "all")])
@@ -231,12 +223,10 @@ def learned(folder):
     said = [*texts(name, PROMPTS, 0.0), *texts(name, [f"{prompt} And" for prompt in PROMPTS], 1.0)]
     lines = [{"text": encode.decode(each.tokens)} for each in said]
     (folder / "said.jsonl").write_text("".join(json.dumps(line) + "\n" for line in 20 * lines))
-    shape = Shape(steps=STEPS, draft_vocab_size=80)
     sources = [parse(str(folder / "said.jsonl"))]
     bounds = Bounds(tokens=150 * STEP)
-    yield training.run(
-        name, eagle.course(name, shape, 0.0), sources, folder / "learned", bounds=bounds, prompts=PROMPTS, rate=4.0
-    )
+    options = {"target": name, "out": folder / "learned", "steps": STEPS, "draft_vocab_size": 80, "own_words": 0.0}
+    yield run(small(**options), sources, folder / "learned", bounds=bounds, prompts=PROMPTS, rate=4.0)
     made.undo()
 
 
@@ -261,7 +251,7 @@ def test_what_is_drawn_for_one_prompt_says_nothing_of_what_is_drawn_for_another(
 
 def test_the_residual_begins_with_a_normed_feature_or_as_the_paper_has_it(folder, tmp_path):
     for plain in (False, True):
-        train(folder, tmp_path / str(plain), 1, Shape(steps=STEPS, draft_vocab_size=60, plain_residual=plain))
+        train(folder, tmp_path / str(plain), 1, {"plain_residual": plain})
         assert Eagle.load(tmp_path / str(plain)).config.norm_before_residual is not plain
 
 
@@ -270,14 +260,14 @@ def test_a_walk_over_all_columns_would_be_another_number(folder, learned):
     head = Eagle.load(folder / "learned")
     loaded = load_as_is(str(folder / "target"), device="cpu")
     target, depths = FrozenTarget(loaded.model, DEPTHS), head.config.taps.of(3)
-    walk = Walk(target, texts(str(folder / "target"), PROMPTS, 0.0), depths, STEPS)
+    lengths_of = ExpectedLength(target, texts(str(folder / "target"), PROMPTS, 0.0), depths, STEPS)
     table, rows = head.embedding_of(target.model), head.lm_head_of(target.model)
     lengths = []
-    for text, states, chances in walk._read:
-        stands = walk._stands(head, text, states, chances, table, rows)
+    for text, states, chances in lengths_of._read:
+        stands = lengths_of._accepted(head, text, states, chances, table, rows)
         lengths += (1 + stands.cumprod(0).sum(0)).tolist()
     mean = sum(lengths) / len(lengths)
-    found = walk.tokens_per_step(head, table, rows)
+    found = lengths_of.tokens_per_step(head, table, rows)
     assert found == pytest.approx(learned["walked"]["greedy"]["after"], abs=0.02)  # stored in bf16
     assert abs(mean - found) > 0.02
 
@@ -295,14 +285,14 @@ def test_a_walk_over_all_columns_would_be_another_number(folder, learned):
 )
 def test_shapes_that_cannot_be(options, message):
     with pytest.raises(ConfigError, match=message):
-        Shape(**options)
+        Config(target="it", out=Path("none"), **options)
 
 
 def test_runs_that_cannot_be(folder):
     with pytest.raises(ConfigError, match=r"--own-words 1\.5"):
         train(folder, "bad", 1, own_words=1.5)
     with pytest.raises(ConfigError, match="--draft-vocab-size 500"):
-        train(folder, "bad", 1, Shape(steps=STEPS, draft_vocab_size=500))
+        train(folder, "bad", 1, {"draft_vocab_size": 500})
     with pytest.raises(ConfigError, match="another model lies there"):
         train(folder, "target", 1)
     assert not Path(folder, "bad").exists()
@@ -314,30 +304,33 @@ def test_training_goes_on_from_a_trained_head(folder, tmp_path):
     Rows of the target's head are not the head's: it may go on with more of them."""
     train(folder, "begun", 2)
     again = save_model("llama", tmp_path / "again", hidden_size=64, head_dim=32, intermediate_size=128, seed=1)
-    shape, sources = Shape(steps=STEPS, draft_vocab_size=60), [parse(str(folder / "my.jsonl"))]
-    course = eagle.course(str(again), shape, 0.0)
+    sources = [parse(str(folder / "my.jsonl"))]
+
+    def made(**shape):
+        shape = {"own_words": 0.0, "steps": STEPS, "draft_vocab_size": 60, **shape}
+        return small(target=str(again), out=tmp_path, **shape)
+
     options = {"bounds": Bounds(tokens=STEP), "start": folder / "begun", "rate": 1e-9}
-    record = training.run(str(again), course, sources, tmp_path / "on", **options)
+    record = run(made(), sources, tmp_path / "on", **options)
     first, second = Eagle.load(folder / "begun"), Eagle.load(tmp_path / "on")
     assert torch.equal(first.ids_K, second.ids_K)
     assert second.config.target_fingerprint != first.config.target_fingerprint
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=1e-2, atol=1e-4)
     assert record["start"]["name"] == str(folder / "begun")
-    more = eagle.course(str(again), Shape(steps=STEPS, draft_vocab_size=70), 0.0)
-    training.run(str(again), more, sources, tmp_path / "more", **options)
+    run(made(draft_vocab_size=70), sources, tmp_path / "more", **options)
     third = Eagle.load(tmp_path / "more")
     assert third.ids_K is not None
     assert third.config.draft_vocab_size == len(third.ids_K) == 70
     torch.testing.assert_close(third.state_dict(), first.state_dict(), rtol=1e-2, atol=1e-4)
     for asked, message in (
-        (Shape(steps=STEPS, draft_vocab_size=50, own_head=True), "its draft_vocab_size is 60, but 50 is trained here"),
-        (Shape(steps=STEPS, draft_vocab_size=60, plain_residual=True), r"ask for the same shape \(--plain-residual\)"),
-        (Shape(steps=STEPS, draft_vocab_size=60, own_head=True), "it lacks lm_head.weight"),
+        ({"draft_vocab_size": 50, "own_head": True}, "its draft_vocab_size is 60, but 50 is trained here"),
+        ({"plain_residual": True}, r"ask for the same shape \(--plain-residual\)"),
+        ({"own_head": True}, "it lacks lm_head.weight"),
     ):
         with pytest.raises(MismatchError, match=message):
-            training.run(str(again), eagle.course(str(again), asked, 0.0), sources, tmp_path / "no", **options)
+            run(made(**asked), sources, tmp_path / "no", **options)
     with pytest.raises(ModelError, match="has no EAGLE head"):
-        training.run(str(again), course, sources, tmp_path / "no", **{**options, "start": tmp_path / "nowhere"})
+        run(made(), sources, tmp_path / "no", **{**options, "start": tmp_path / "nowhere"})
 
 
 def test_a_wider_mlp_begins_as_the_narrow_one(folder, tmp_path):
@@ -345,9 +338,10 @@ def test_a_wider_mlp_begins_as_the_narrow_one(folder, tmp_path):
     train(folder, "narrow", 2)
     name, sources = str(folder / "target"), [parse(str(folder / "my.jsonl"))]
     narrow = Eagle.load(folder / "narrow")
-    wide_shape = Shape(steps=STEPS, draft_vocab_size=60, mlp_width=96)
-    course = eagle.course(name, wide_shape, 0.0)
-    config = course.config(load_as_is(name).model.config, name, narrow.config.target_fingerprint, 60)
+    shape = {"own_words": 0.0, "steps": STEPS, "draft_vocab_size": 60, "mlp_width": 96}
+    made = small(target=name, out=tmp_path / "wide", **shape)
+    config = made.config(load_as_is(name).model.config, name, narrow.config.target_fingerprint)
+    config = replace(config, draft_vocab_size=60)
     wide = Eagle(config, ids_K=narrow.ids_K)
     wide.draw(torch.Generator().manual_seed(0))
     begin_as(wide, narrow, folder / "narrow")
@@ -355,7 +349,7 @@ def test_a_wider_mlp_begins_as_the_narrow_one(folder, tmp_path):
     torch.testing.assert_close(wide.layer(0).close(h_TW, attended), narrow.layer(0).close(h_TW, attended))
     assert wide.layer(0).mlp.gate_proj.weight[32:].abs().min() > 0  # or the new channels would never learn
     options = {"bounds": Bounds(tokens=2 * STEP), "start": folder / "narrow"}
-    training.run(name, course, sources, tmp_path / "wide", **options)
+    run(made, sources, tmp_path / "wide", **options)
     trained = Eagle.load(tmp_path / "wide").layer(0).mlp
     assert trained.down_proj.weight[:, 32:].abs().max() > 0
     with pytest.raises(MismatchError, match=r"its mlp_width is 96, but 32 is trained here.*\(--mlp-width\)"):

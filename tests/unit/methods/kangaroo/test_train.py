@@ -12,8 +12,9 @@ from foretoken.core.errors import ConfigError, ForetokenError, InputError, Misma
 from foretoken.forward.hidden_states import FINAL
 from foretoken.methods.kangaroo import train as kangaroo
 from foretoken.methods.kangaroo.network import Adapter
-from foretoken.methods.kangaroo.train import ExitTarget, FromFeatures, FromTokens, FullLaw, judge
+from foretoken.methods.kangaroo.train import ExitTarget, FullLaw, judge
 from foretoken.models.load import load_as_is
+from foretoken.train.feature_heads.batches import FromFeatures, FromTokens
 from foretoken.train.features import extract
 from foretoken.train.sources import parse
 from foretoken.train.stored_blocks import StoredBlocks
@@ -79,7 +80,7 @@ def train(folder, out, steps, **options):
 def test_the_loss_by_hand(family, tmp_path):
     loaded, target, adapter = parts_of(save_model(family, tmp_path))
     tokens_BT, replies = block_of(), Replies()
-    loss = FullLaw(target, FromTokens(target, replies))(adapter, tokens_BT, torch.Generator())
+    loss = FullLaw(target, FromTokens(target, replies, (target.exit_layer,)))(adapter, tokens_BT, torch.Generator())
 
     with torch.no_grad():
         output = loaded.model(input_ids=tokens_BT, output_hidden_states=True)
@@ -123,7 +124,7 @@ def test_no_reply_in_a_micro_batch_moves_nothing(folder):
         def used(self, tokens_BT):
             return torch.zeros_like(tokens_BT, dtype=torch.bool)
 
-    lessons = FromTokens(target, Nothing())
+    lessons = FromTokens(target, Nothing(), (target.exit_layer,))
     loss = FullLaw(target, lessons)(adapter, block_of(), torch.Generator())
     loss.backward()
     assert float(loss.detach()) == 0
@@ -137,7 +138,7 @@ def test_what_is_judged_by_hand(folder):
         def held_out(self, count):
             return block_of(count)
 
-    lessons = FromTokens(target, Replies())
+    lessons = FromTokens(target, Replies(), (target.exit_layer,))
     found = judge({"one": adapter, "other": adapter}, target, lessons, Blocks(), 3, 2)["one"]
     with torch.no_grad():
         output = loaded.model(input_ids=block_of(), output_hidden_states=True)
@@ -207,8 +208,9 @@ def test_stored_features_teach_the_same(folder, layers, top_logits):
     numbers_B1 = stored.next(5)
     sequences = [each.tokens_N for each in stored.sequences(numbers_B1.flatten().tolist())]
     assert len({len(each) for each in sequences}) > 1
-    found = FullLaw(target, FromFeatures(target, Replies(), stored))(adapter, numbers_B1, torch.Generator()).detach()
-    on_the_fly = FullLaw(target, FromTokens(target, Replies()))
+    batches = FromFeatures(target, Replies(), stored, (target.exit_layer,))
+    found = FullLaw(target, batches)(adapter, numbers_B1, torch.Generator()).detach()
+    on_the_fly = FullLaw(target, FromTokens(target, Replies(), (target.exit_layer,)))
     parts = [
         (float(on_the_fly(adapter, each[None], torch.Generator()).detach()), len(each[1::3])) for each in sequences
     ]

@@ -186,7 +186,7 @@ def test_a_planted_fault_is_far_from_the_paper_s_forward(
     if fault == "one own key fewer":
         monkeypatch.setattr(LongSpecConfig, "seen", property(lambda config: config.window))
     monkeypatch.setattr(Runner, "read", faulty)
-    monkeypatch.setattr("foretoken.methods.longspec.drafter.foreseen", lambda active, scored: [])
+    monkeypatch.setattr("foretoken.methods.longspec.drafter.prefetch_plan", lambda active, scored: [])
     assert drafted_difference(model, head, "chain", implementation) > 1e-3
 
 
@@ -230,7 +230,7 @@ def test_a_chain_at_once_is_its_levels_one_by_one(model: LanguageModel, head: Pa
     once, apart, written_out = (Drafting(model, head) for _ in range(3))
     calls = once.count_calls(), apart.count_calls()
     drafts = [once.draft()]
-    monkeypatch.setattr("foretoken.methods.longspec.drafter.foreseen", lambda active, scored: [])
+    monkeypatch.setattr("foretoken.methods.longspec.drafter.prefetch_plan", lambda active, scored: [])
     written_out.drafter._runner._native = None
     drafts += [apart.draft(), written_out.draft()]
     assert [len(each) for each in calls] == [1, LEVELS]

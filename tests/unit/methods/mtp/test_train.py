@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,18 +16,20 @@ from transformers.modeling_layers import MtpModel
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.drafting.feature_heads.unroll import every_column, unrolled
 from foretoken.forward.hidden_states import FINAL
-from foretoken.methods.mtp import train as mtp
+from foretoken.methods.mtp.command import Config
 from foretoken.methods.mtp.drafter import MtpDrafter
 from foretoken.methods.mtp.glm import relaid, write_relaid
 from foretoken.methods.mtp.network import PredictionLayer
 from foretoken.methods.mtp.shards import read_layer
-from foretoken.methods.mtp.train import LearningLayer, Shape
+from foretoken.methods.mtp.train import LayerConfig, LearningLayer, training
 from foretoken.models.load import load, load_as_is
 from foretoken.options.sampling import SamplingParams
 from foretoken.train import acceptance
-from foretoken.train.feature_heads.lessons import FromFeatures, FromTokens
+from foretoken.train.feature_heads.batches import FromFeatures, FromTokens
+from foretoken.train.feature_heads.expected_length import texts
 from foretoken.train.feature_heads.objective import Unrolled
-from foretoken.train.feature_heads.walk import texts
+from foretoken.train.feature_heads.run import run
+from foretoken.train.feature_heads.training import HeadTraining
 from foretoken.train.features import extract
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
@@ -36,26 +37,16 @@ from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.taps import Wanted
 from foretoken.train.trainer import Bounds
 from helpers.golden import tokens_of
+from helpers.head_training import BATCH, shortened
 from helpers.mtp_models import FAMILIES, INDEX, PREFIX, VOCABULARY, save_mtp, shard
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import with_config
 
-BLOCK, BATCH, STEPS = 24, 4, 3
+BLOCK, STEPS = 24, 3
 STEP = BATCH * BLOCK
 OPENINGS = ["What is 3 + 1?", "Who was there?", "It is late.", "one two three", "abc abc abc", "Tell me more."]
 PROMPTS = [f"{opening} {word}" for opening in OPENINGS for word in ("Yes", "No", "It")]
-
-
-@pytest.fixture(autouse=True)
-def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = mtp.recipe
-
-    def small(*arguments: Any) -> Any:
-        recipe = made(*arguments)
-        return replace(recipe, block=BLOCK, schedule=replace(recipe.schedule, batch=BATCH, micro_batch=2))
-
-    monkeypatch.setattr(mtp, "recipe", small)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +66,16 @@ class EveryThird:
         return (torch.arange(tokens_BT.shape[1]) % 3 == 1).expand_as(tokens_BT)
 
 
+def small(name: str, out: Path, **options: Any) -> HeadTraining:
+    made = training(Config(**{"target": name, "out": out, "steps": STEPS, "own_words": 0.0, **options}))
+    return shortened(made, BLOCK, micro_batch=2)
+
+
 def train(folder: Path, out: str, steps: int, **options: Any) -> dict[str, Any]:
-    settings = {"own_words": 0.0, "bounds": Bounds(tokens=steps * STEP), **options}
+    settings = {"bounds": Bounds(tokens=steps * STEP), **options}
     sources = [] if "features" in settings else [parse(str(folder / "my.jsonl"))]
     sources = settings.pop("sources", sources)
-    return mtp.run(str(folder / "target"), Shape(steps=STEPS), sources, folder / out, **settings)
+    return run(small(str(folder / "target"), folder / out), sources, folder / out, **settings)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -133,7 +129,7 @@ def test_models_that_are_not_laid_out(tmp_path: Path) -> None:
     for number, (kind, options, message) in enumerate(
         (
             ("gpt2", {}, "a 'gpt2' cannot be laid out"),
-            ("llama", {"attention_bias": True}, "a bias behind attention"),
+            ("llama", {"attention_bias": True}, "a bias after attention"),
             ("llama", {"mlp_bias": True}, "an MLP with biases"),
             ("qwen3", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "sliding windows"),
         )
@@ -172,9 +168,7 @@ def test_stored_features_teach_the_same(folder: Path) -> None:
     stored = StoredBlocks(folder / "store", (), seed=0)
     frozen = FrozenTarget(loaded.model, ())
     torch.manual_seed(0)
-    layer = LearningLayer(
-        mtp.LayerConfig(draft_vocab_size=101, mlp_width=96), frozen.model, folder / "glm", torch.float32
-    )
+    layer = LearningLayer(LayerConfig(draft_vocab_size=101, mlp_width=96), frozen.model, folder / "glm", torch.float32)
     table, rows = layer.embedding_of(frozen.model), layer.lm_head_of(frozen.model)
     sequences = [each.tokens_N for each in stored.sequences([0, 3])]
     from_text = Unrolled(FromTokens(frozen, cast(Any, EveryThird()), (FINAL,)), table, lambda: rows, STEPS)
@@ -193,7 +187,7 @@ def test_training_begins_where_the_feature_is_handed_on(folder: Path, tmp_path: 
     write_relaid(str(folder / "target"), tmp_path / "glm")
     frozen = FrozenTarget(load_as_is(str(tmp_path / "glm"), device="cpu").model, ())
     torch.manual_seed(0)
-    config = mtp.LayerConfig(draft_vocab_size=101, mlp_width=96)
+    config = LayerConfig(draft_vocab_size=101, mlp_width=96)
     layer = LearningLayer(config, frozen.model, tmp_path / "glm", torch.float32)
     tokens_1T = torch.tensor([tokens_of(6, 60, 100)])
     states = frozen.states(tokens_1T)[FINAL]
@@ -242,7 +236,7 @@ def test_a_layer_in_shards_is_replaced(folder: Path, tmp_path: Path) -> None:
     shard(source)
     before = {name: path.read_bytes() for path in source.iterdir() for name in [path.name]}
     sources = [parse(str(folder / "my.jsonl"))]
-    mtp.run(str(source), Shape(steps=2), sources, tmp_path / "out", own_words=0.0, bounds=Bounds(tokens=2 * STEP))
+    run(small(str(source), tmp_path / "out", steps=2), sources, tmp_path / "out", bounds=Bounds(tokens=2 * STEP))
     assert before == {path.name: path.read_bytes() for path in source.iterdir()}
     name = "model-00001-of-00002.safetensors"
     assert (tmp_path / "out" / name).read_bytes() == before[name]

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from foretoken.core.errors import ConfigError, ForetokenError
-from foretoken.methods.scylla import train as scylla
+from foretoken.methods.scylla.command import Config
 from foretoken.methods.scylla.network import Scylla
-from foretoken.methods.scylla.train import Shape, stages
+from foretoken.methods.scylla.train import stages, training
 from foretoken.models.load import load_as_is
 from foretoken.train import acceptance
-from foretoken.train.feature_heads import run as training
-from foretoken.train.feature_heads.lessons import AllPositions
-from foretoken.train.feature_heads.walk import texts
+from foretoken.train.feature_heads.batches import AllPositions
+from foretoken.train.feature_heads.expected_length import texts
+from foretoken.train.feature_heads.run import run
 from foretoken.train.features import extract
 from foretoken.train.sources import parse
 from foretoken.train.taps import Wanted
 from foretoken.train.trainer import Bounds
+from helpers.head_training import BATCH, shortened
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
-BLOCK, BATCH, STEPS = 24, 4, 3
+BLOCK, STEPS = 24, 3
 STEP = BATCH * BLOCK
 OPENINGS = ["What is 3 + 1?", "Who was there?", "It is late.", "one two three", "abc abc abc", "Tell me more."]
 PROMPTS = [f"{opening} {word}" for opening in OPENINGS for word in ("Yes", "No", "It", "a")]
@@ -41,32 +41,29 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.fixture(autouse=True)
-def small_steps(monkeypatch):
-    made = scylla.recipe
-
-    def small(*arguments):
-        recipe = made(*arguments)
-        return replace(recipe, block=BLOCK, schedule=replace(recipe.schedule, batch=BATCH, micro_batch=2))
-
-    monkeypatch.setattr(scylla, "recipe", small)
+def small(**options):
+    return shortened(training(Config(**options)), BLOCK, micro_batch=2)
 
 
 def train(folder, out, steps, shape=None, **options):
     settings = {"bounds": Bounds(tokens=steps * STEP), **options}
-    target, own_words = str(folder / "target"), settings.pop("own_words", 0.0)
+    shape = {"own_words": settings.pop("own_words", 0.0), "steps": STEPS, "draft_vocab_size": 60, **(shape or {})}
     sources = [] if "features" in settings else [parse(str(folder / "my.jsonl"))]
-    shape = shape or Shape(steps=STEPS, draft_vocab_size=60)
-    return training.run(target, scylla.course(target, shape, own_words), sources, folder / out, **settings)
+    made = small(target=str(folder / "target"), out=folder / out, **shape)
+    return run(made, sources, folder / out, **settings)
+
+
+def shaped(**options):
+    return Config(target="it", out=Path("none"), **options)
 
 
 def test_the_stages_and_their_shares():
-    first, second = stages(Shape(pretrain=0.6), 0.3)
+    first, second = stages(shaped(pretrain=0.6, own_words=0.3))
     assert (first.name, first.share, first.own_words, first.replies_only) == ("pretrain", 0.6, 0.0, False)
     assert (second.name, second.own_words, second.replies_only) == ("sft", 0.3, True)
     assert second.share == pytest.approx(0.4)
-    assert [each.name for each in stages(Shape(pretrain=0.0), 0.3)] == ["sft"]
-    assert [each.name for each in stages(Shape(pretrain=1.0), 0.3)] == ["pretrain"]
+    assert [each.name for each in stages(shaped(pretrain=0.0))] == ["sft"]
+    assert [each.name for each in stages(shaped(pretrain=1.0))] == ["pretrain"]
     used = AllPositions().used(torch.zeros(2, 5))
     assert used[:, :-1].all()
     assert not used[:, -1].any()
@@ -95,7 +92,7 @@ def test_two_stages_learn_stop_and_go_on(folder):
     ours, theirs = Scylla.load(folder / "parts"), Scylla.load(folder / "whole")
     assert all(torch.equal(a, b) for a, b in zip(ours.tensors().values(), theirs.tensors().values(), strict=True))
     with pytest.raises(ForetokenError, match="holds a run with another description, shape"):
-        train(folder, "parts", 24, Shape(steps=STEPS, draft_vocab_size=60, layers=1))
+        train(folder, "parts", 24, {"layers": 1})
 
 
 def test_stored_features_teach(folder):
@@ -115,10 +112,11 @@ def test_training_says_what_serving_then_measures(folder, monkeypatch):
     decode = load_as_is(name, device="cpu").tokenizer.decode
     said = [*texts(name, PROMPTS, 0.0), *texts(name, [f"{prompt} And" for prompt in PROMPTS], 1.0)]
     (folder / "said.jsonl").write_text("".join(json.dumps({"text": decode(each.tokens)}) + "\n" for each in 5 * said))
-    shape, bounds = Shape(steps=STEPS, draft_vocab_size=80, pretrain=0.5), Bounds(tokens=150 * STEP)
+    shape = {"steps": STEPS, "draft_vocab_size": 80, "pretrain": 0.5, "own_words": 0.0}
     sources = [parse(str(folder / "said.jsonl"))]
     out = folder / "learned"
-    record = training.run(name, scylla.course(name, shape, 0.0), sources, out, bounds=bounds, prompts=PROMPTS, rate=2.0)
+    made, bounds = small(target=name, out=out, **shape), Bounds(tokens=150 * STEP)
+    record = run(made, sources, out, bounds=bounds, prompts=PROMPTS, rate=2.0)
     config = {"method": "scylla", "head": str(out), "tree": False, "num_speculative_tokens": STEPS}
     served, walked = acceptance.measure(name, config, PROMPTS), record["walked"]
     assert served["greedy"]["tokens_per_step"] > 1.08
@@ -140,14 +138,14 @@ def test_training_says_what_serving_then_measures(folder, monkeypatch):
 )
 def test_shapes_that_cannot_be(options, message):
     with pytest.raises(ConfigError, match=message):
-        Shape(**options)
+        shaped(**options)
 
 
 def test_runs_that_cannot_be(folder):
     with pytest.raises(ConfigError, match=r"--own-words 1\.5"):
         train(folder, "bad", 1, own_words=1.5)
     with pytest.raises(ConfigError, match="--draft-vocab-size 500"):
-        train(folder, "bad", 1, Shape(steps=STEPS, draft_vocab_size=500))
+        train(folder, "bad", 1, {"draft_vocab_size": 500})
     with pytest.raises(ConfigError, match="another model lies there"):
         train(folder, "target", 1)
     assert not Path(folder, "bad").exists()

@@ -74,7 +74,7 @@ def test_the_best_rate_is_chosen_and_never_more_than_before() -> None:
     [
         ([], {}, "widths is empty"),
         ([[1, 4], [2, 8]], {}, "8 nodes for 2 requests, but 4 for 1"),
-        ([[2, 4], [2, 4]], {}, "2 requests stand behind 2"),
+        ([[2, 4], [2, 4]], {}, "2 requests come after 2"),
         ([[1, "many"]], {}, "pairs of requests and nodes"),
         ({"1": 4}, {}, "pairs of requests and nodes"),
         ([[1, 4]], {"algorithm": "else"}, "no algorithm 'scylla_widths'"),

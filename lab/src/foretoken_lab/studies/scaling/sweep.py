@@ -16,8 +16,9 @@ from typing import Any
 
 from foretoken.engine.llm import LLM
 from foretoken.methods.scylla.calibrate import measure
+from foretoken.methods.scylla.command import Config
 from foretoken.methods.scylla.drafter import ScyllaDrafter
-from foretoken.methods.scylla.train import Shape, course
+from foretoken.methods.scylla.train import training
 from foretoken.train.feature_heads.run import run as train
 from foretoken.train.mixture import Source
 from foretoken.train.trainer import Bounds, Report
@@ -101,10 +102,16 @@ def run(
         if point is None:
             say(f"{name}: training")
             folder = out / "heads" / name
-            shape = Shape(layers=layers, draft_vocab_size=sweep.draft_vocab_size, mlp_width=sweep.mlp_width)
+            options = Config(
+                target=sweep.target,
+                out=folder,
+                layers=layers,
+                draft_vocab_size=sweep.draft_vocab_size,
+                mlp_width=sweep.mlp_width,
+                own_words=0.0,
+            )
             record = train(
-                sweep.target,
-                course(sweep.target, shape, own_words=0.0),
+                training(options),
                 sources,
                 folder,
                 bounds=Bounds(tokens=tokens),

@@ -44,7 +44,7 @@ def script(monkeypatch):
     """Heads that are not trained, and drafts that nobody made; every call is counted."""
     calls = SimpleNamespace(trained=[], measured=[], fail=None)
 
-    def train(name, shape, sources, folder, *, bounds, **options):
+    def train(shape, sources, folder, *, bounds, **options):
         if calls.fail == (shape.layers, bounds.tokens):
             raise KeyboardInterrupt
         calls.trained.append((shape.layers, bounds.tokens))
@@ -64,7 +64,7 @@ def script(monkeypatch):
         gains = {"0": 1.0, **{str(k): accepted(layers, trained + 24, k) for k in nodes}}
         return {"accepted": gains, "recorded_steps": 50, "measured": timed}
 
-    monkeypatch.setattr(sweep, "course", lambda target, shape, own_words: shape)
+    monkeypatch.setattr(sweep, "training", lambda options: options)
     monkeypatch.setattr(sweep, "train", train)
     monkeypatch.setattr(sweep, "measure", measure)
     return calls

@@ -1,7 +1,7 @@
-"""Several passes of chains as one native call (chain.h): what each pass reads, the one before it has given.
+"""Several passes of chains as one native call (chain.h): each pass reads the output of the one before it.
 
-Which drafts go on is foreseen (:class:`Ahead`), and decided afterwards by who asked: a pass that was made for nothing
-is forgotten, and one that is missing is asked for. Every pass has the bits that it has alone.
+Which drafts go on is predicted (:class:`Prefetch`), and decided afterwards by the drafter: a pass that was not needed
+is dropped, and one that is missing is computed by another call. Every pass has the bits that it has alone.
 
 Letters: M wanted rows, W width, C columns of the head.
 """
@@ -36,14 +36,14 @@ class Chain(ctypes.Structure):
     _fields_ = _HEADER.fields("Chain", structs.Call, structs.Segment)
 
 
-class Ahead(NamedTuple):
-    """How far a draft is to be read on within one call.
+class Prefetch(NamedTuple):
+    """How many passes of a draft one call computes.
 
     Attributes:
         most: passes at most, this one included.
         stands, first, later, free: when it goes on before that; see core/stop_rule.py, Outlook.
-        temperature: of the law that its tokens are drawn from; 0: the best ones are taken.
-        uniforms: what they are drawn by, two for each pass but the last one (core/randomness.py, Streams.foreseen).
+        temperature: of the distribution that its tokens are drawn from; 0: the best ones are taken.
+        uniforms: random numbers for these draws, two for each pass but the last one (Streams.foreseen).
     """
 
     most: int
@@ -78,7 +78,7 @@ class OpenChain:
         call: the first pass, with room for the results of all.
         wanted: M.
         count: passes at most.
-        ahead: of each segment, or none for one pass.
+        prefetch: of each segment, or none for one pass.
         ids_C: int32, the tokens that the head's columns stand for; None: column i is token i.
         stride: of a row of logits.
     Attributes:
@@ -90,7 +90,7 @@ class OpenChain:
         call: OpenCall,
         wanted: int,
         count: int,
-        ahead: Sequence[Ahead],
+        prefetch: Sequence[Prefetch],
         ids_C: Tensor | None,
         stride: int,
     ) -> None:
@@ -100,14 +100,14 @@ class OpenChain:
             array("i", bytes(4 * count * wanted)),
             array("i", bytes(4 * count * wanted)),
         )
-        most, free = array("i", [each.most for each in ahead]), array("i", [each.free for each in ahead])
-        stands = array("d", [share for each in ahead for share in each.stands])
-        least = array("d", [number for each in ahead for number in (each.first, each.later)])
+        most, free = array("i", [each.most for each in prefetch]), array("i", [each.free for each in prefetch])
+        stands = array("d", [share for each in prefetch for share in each.stands])
+        least = array("d", [number for each in prefetch for number in (each.first, each.later)])
         reach, own_rows = array("d", [1.0] * wanted), array("i", range(wanted))
-        temperature, uniforms, weights = array("d", [each.temperature for each in ahead]), array("d"), array("f")
+        temperature, uniforms, weights = array("d", [each.temperature for each in prefetch]), array("d"), array("f")
         if any(temperature):
             weights = array("f", bytes(4 * stride))
-            for each in ahead:
+            for each in prefetch:
                 uniforms.extend(each.uniforms)
                 uniforms.extend([0.0] * (2 * count - len(each.uniforms)))
         next_segments, next_positions = (structs.Segment * wanted)(), array("i", bytes(4 * wanted))
@@ -117,7 +117,7 @@ class OpenChain:
             passes=count,
             most=most.buffer_info()[0],
             ids=None if ids_C is None else ids_C.data_ptr(),
-            tenths=len(ahead[0].stands) if ahead else 0,
+            tenths=len(prefetch[0].stands) if prefetch else 0,
             stands=stands.buffer_info()[0],
             least=least.buffer_info()[0],
             free=free.buffer_info()[0],
@@ -145,7 +145,7 @@ class OpenChain:
             raise MemoryError(f"there is no memory for a forward of {self._call.native.num_rows} rows")
 
     def passes(self, vocab_size: int, following_MW: Tensor) -> list[Pass]:
-        """What was made: the first pass and those behind it; there may be fewer than were foreseen.
+        """What was made: the first pass and those behind it; there may be fewer than were planned.
 
         Args:
             vocab_size: of the head that was read.

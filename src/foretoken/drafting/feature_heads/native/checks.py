@@ -61,7 +61,7 @@ def check_chain(
     num_tokens: int,
     scored: int,
     ids_C: Tensor | None,
-    ahead: Sequence[Reach],
+    prefetch: Sequence[Reach],
     top: int,
 ) -> None:
     """Passes over pairs, beyond what :func:`check` and :func:`check_head` see.
@@ -79,15 +79,17 @@ def check_chain(
         raise InputError(f"token {odd} is not in the embedding, which has {num_tokens} entries")
     if ids_C is not None and (ids_C.shape != (scored,) or ids_C.dtype != torch.int32 or not is_plain(ids_C)):
         raise ValueError(f"ids_C is {list(ids_C.shape)} of {ids_C.dtype}: int32 [{scored}]")
-    if not ahead:
+    if not prefetch:
         return
     lasts = [segment.start + segment.num_rows - 1 for segment in batch.segments]
-    if list(batch.wanted) != lasts or len(ahead) != len(lasts) or top < 1:
-        raise ValueError(f"{len(ahead)} drafts go on from rows {list(batch.wanted)}, top={top}: from {lasts}, ranked")
-    tenths = len(ahead[0].stands)
-    for segment, last, each in zip(batch.segments, lasts, ahead, strict=True):
+    if list(batch.wanted) != lasts or len(prefetch) != len(lasts) or top < 1:
+        raise ValueError(
+            f"{len(prefetch)} drafts go on from rows {list(batch.wanted)}, top={top}: from {lasts}, ranked"
+        )
+    tenths = len(prefetch[0].stands)
+    for segment, last, each in zip(batch.segments, lasts, prefetch, strict=True):
         end = segment.prefix + segment.tail + segment.num_rows + each.most - 1
-        check_within("ahead.most", each.most, 1, sizes.max_length - batch.positions[last])
+        check_within("prefetch.most", each.most, 1, sizes.max_length - batch.positions[last])
         if each.temperature > 0 and len(each.uniforms) != 2 * (each.most - 1):
             raise ValueError(f"{len(each.uniforms)} uniforms for {each.most} passes: two for each but the last one")
         if segment.seen is not None or end > cache.capacity or len(each.stands) != tenths or not tenths:

@@ -1,11 +1,10 @@
-"""A fused decoder that is entered with pairs: a feature, and the token behind it (chain.h).
+"""The native decoder of draft networks over pairs: a feature, and the token after it (chain.h).
 
-    paired     the feature enters, the token's part is added to queries, keys and values of the first layer
-    else       a product of the feature, plus the token's part, enters
+    stacked         the feature enters, the token's part is added to queries, keys and values of the first layer
+    concatenated    a product of the feature, plus the token's part, enters
 
-Of a chain several passes are one native call: a row's best token, or the one that is going to be drawn, and its own
-output are the pair that its next pass reads (chains.py). Of a tree all levels are one native call (tree.h), and what
-comes back is the tree.
+Several passes of a chain are one native call: a row's best token, or one drawn, and the row's own output are the pair
+that its next pass reads (chains.py). All levels of a tree are one native call (tree.h), which returns the tree.
 
 Letters: T packed rows, M wanted rows, W width, O columns of a token's part, V tokens.
 """
@@ -22,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.drafting.feature_heads.native.chains import Ahead, Entry, OpenChain, Pass
+from foretoken.drafting.feature_heads.native.chains import Entry, OpenChain, Pass, Prefetch
 from foretoken.drafting.feature_heads.native.checks import check_chain, check_pairing, check_trees
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
@@ -52,16 +51,16 @@ class Trees(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """How pairs enter.
+    """How pairs enter the first layer; see description.py.
 
     Attributes:
         embedding_VW: of the tokens.
         token: from an embedding to its part, without a bias.
         token_norm_W: gain of a norm before it, or None.
-        feature: what enters is this of the feature, plus the part; None: the feature enters, the part comes beside.
-        before_W: gain of a norm of a feature that enters as it is, or None.
-        behind_W: gain of the norm through which a row's output becomes the next feature, or None.
-        final_norm: False if the head is to read a row's output as it is.
+        feature: product of the feature, to which the part is added; None: the feature enters, the part is added later.
+        feature_norm_W: gain of a norm of a feature that enters without a product, or None.
+        recycled_norm_W: gain of the norm between a row's output and the next feature, or None.
+        final_norm: False if the LM head reads a row's output as it is.
         table_bytes: of a table of all parts, at most; beyond it every part is computed when it is needed.
     """
 
@@ -69,8 +68,8 @@ class Pairing:
     token: Projection
     token_norm_W: Tensor | None = None
     feature: Projection | None = None
-    before_W: Tensor | None = None
-    behind_W: Tensor | None = None
+    feature_norm_W: Tensor | None = None
+    recycled_norm_W: Tensor | None = None
     final_norm: bool = True
     table_bytes: int = 0
 
@@ -81,7 +80,7 @@ class Extent(NamedTuple):
     Attributes:
         most: nodes that it is to have, at most.
         deepest: of its longest path.
-        least: what the probability of a path has to exceed for its last node to be expanded.
+        least: bound that the probability of a path must exceed for its last node to be expanded.
     """
 
     most: int
@@ -94,8 +93,8 @@ class GrownTree(NamedTuple):
 
     Attributes:
         tokens, parents: of each; -1: it hangs on the root.
-        shares: the probability that it stands if its parent does.
-        odd: whether logits were met that are no numbers.
+        shares: the probability that it is accepted if its parent is.
+        odd: whether some logits are not numbers.
     """
 
     tokens: Sequence[int]
@@ -127,8 +126,8 @@ class PairDecoder(FusedDecoder):
         )
         for name, gain in (
             ("token_norm", pairing.token_norm_W),
-            ("before", pairing.before_W),
-            ("behind", pairing.behind_W),
+            ("before", pairing.feature_norm_W),
+            ("behind", pairing.recycled_norm_W),
         ):
             if gain is not None:
                 setattr(self._entry, name, self._floats(gain))
@@ -153,19 +152,19 @@ class PairDecoder(FusedDecoder):
         top: int,
         head: Head | None = None,
         ids_C: Tensor | None = None,
-        ahead: Sequence[Ahead] = (),
+        prefetch: Sequence[Prefetch] = (),
     ) -> list[Pass]:
-        """Read pairs; with ``ahead`` as many passes of a chain as are foreseen, in one native call.
+        """Read pairs; with ``prefetch`` the passes of a chain that are likely to be needed, in one native call.
 
         Args:
             batch: their tokens; the rows are written into the cache.
             features_TW: on the CPU.
-            top: how many tokens of each wanted row to rank; with ``ahead`` 1 at least.
+            top: how many tokens of each wanted row to rank; with ``prefetch`` 1 at least.
             head: read in place of its own one, of the same width and dtype.
             ids_C: int32, the tokens that the head's columns stand for; None: column i is token i.
-            ahead: for each segment, whose last row is the one that is wanted; there is room for all its passes.
+            prefetch: for each segment, whose last row is the one that is wanted; there is room for all its passes.
         Returns:
-            the first pass and those that were made behind it; there may be fewer than were foreseen.
+            the first pass and those that were made behind it; there may be fewer than were planned.
         Raises:
             InputError: a token is not in the embedding.
             ValueError: something does not fit this decoder; see checks.py.
@@ -175,14 +174,14 @@ class PairDecoder(FusedDecoder):
         span = Span(0, depth, features_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=self._final_norm)
         checks.check(self.sizes, batch, NativePlan(cache), span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
-        check_chain(self.sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, ahead, top)
+        check_chain(self.sizes, batch, cache, self._entry.num_tokens, own_head.vocab_size, ids_C, prefetch, top)
         rows, width = len(batch.tokens), self._model.width
-        count = max((each.most for each in ahead), default=1)
+        count = max((each.most for each in prefetch), default=1)
         model = self._model if head is None else self._with_head(head)
         own = team.current()
         call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=count)
         scratch = torch.empty(rows * (2 * width + self._columns))
-        chain = OpenChain(call, len(batch.wanted), count, ahead, ids_C, model.logits_stride)
+        chain = OpenChain(call, len(batch.wanted), count, prefetch, ids_C, model.logits_stride)
         chain.native.features = call.native.entering
         chain.native.entering = scratch.data_ptr()
         chain.native.elements = scratch.data_ptr() + 4 * rows * width

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foretoken.drafting.feature_heads.native.chains import Ahead, Entry, OpenChain, Pass
+from foretoken.drafting.feature_heads.native.chains import Entry, OpenChain, Pass, Prefetch
 from foretoken.drafting.feature_heads.native.checks import check_chain
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
@@ -66,18 +66,19 @@ class CrossAttentionDecoder(FusedDecoder):
         top: int,
         head: Head | None = None,
         ids_C: Tensor | None = None,
-        ahead: Sequence[Ahead] = (),
+        prefetch: Sequence[Prefetch] = (),
     ) -> list[Pass]:
-        """Read tokens; with ``ahead`` run all foreseen passes of a chain in one native call.
+        """Read tokens; with ``prefetch`` run all planned passes of a chain in one native call.
 
         Args:
             batch: the rows, which are written into ``cache``; a row's position need not be its index in the cache.
             prefixes: of each segment.
             of: the owner's cache.
-            top: how many tokens of each wanted row to rank; at least 1 with ``ahead``.
+            top: how many tokens of each wanted row to rank; at least 1 with ``prefetch``.
             head: used instead of its own one, of the same width and dtype.
             ids_C: int32, the tokens that the head's columns stand for; None: column i is token i.
-            ahead: of each segment; its last row must be the wanted one, and the cache must have space for all passes.
+            prefetch: of each segment; its last row must be the wanted one, and the cache must have space for all
+                passes.
         Raises:
             InputError: a token is not in the embedding.
             ValueError: something does not fit this decoder; see checks.py.
@@ -87,9 +88,9 @@ class CrossAttentionDecoder(FusedDecoder):
         span = Span(0, self._model.num_layers)
         checks.check(self.sizes, batch, NativePlan(cache), span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
-        check_chain(self.sizes, batch, cache, self.sizes.embedded, own_head.vocab_size, ids_C, ahead, top)
+        check_chain(self.sizes, batch, cache, self.sizes.embedded, own_head.vocab_size, ids_C, prefetch, top)
         check_prefixes(prefixes, of, len(batch.segments))
-        count = max((each.most for each in ahead), default=1)
+        count = max((each.most for each in prefetch), default=1)
         model = self._model if head is None else self._with_head(head)
         own = team.current()
         call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=count)
@@ -105,7 +106,7 @@ class CrossAttentionDecoder(FusedDecoder):
             known=room.known[self._layer],
         )
         call.native.elsewhere = ctypes.pointer(elsewhere)
-        chain = OpenChain(call, len(batch.wanted), count, ahead, ids_C, model.logits_stride)
+        chain = OpenChain(call, len(batch.wanted), count, prefetch, ids_C, model.logits_stride)
         chain.run(self.library, own, model, self._entry)
         return chain.passes(own_head.vocab_size, torch.empty(count * len(batch.wanted), 0))
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from foretoken.core.errors import InputError
 from foretoken.core.randomness import Streams
 from foretoken.core.stop_rule import NO_LIMIT, Outlook
-from foretoken.drafting.feature_heads.native.chains import Ahead
+from foretoken.drafting.feature_heads.native.chains import Prefetch
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.forward.batch import PackedBatch
 from foretoken.methods.eagle.checkpoint import Eagle
@@ -52,8 +52,8 @@ def test_a_chain_has_the_bits_of_its_passes(
     run = runners[name, dtype, table]
     prefixes, rows, most = zip(*drafts, strict=True)
     one, many = (Read(run, prefixes, rows, seed) for _ in range(2))
-    ahead = [Ahead(count, (1.0,) * 10, -1.0, -1.0, 0) for count in most]
-    made = run.passes(many.first, many.cache, many.g_TW, top=top, ahead=ahead)
+    prefetch = [Prefetch(count, (1.0,) * 10, -1.0, -1.0, 0) for count in most]
+    made = run.passes(many.first, many.cache, many.g_TW, top=top, prefetch=prefetch)
     assert len(made) == max(most)
     batch, g_TW, active = one.first, one.g_TW, list(range(len(drafts)))
     for number, found in enumerate(made):
@@ -91,7 +91,9 @@ def test_a_draft_ends_where_its_rule_is_going_to_end_it(
     """Of every pass: a node that its rule refuses is the last thing that is read."""
     run = runners["eagle3", dtype, True]
     all_of = Read(run, [9], [2], 5)
-    whole = run.passes(all_of.first, all_of.cache, all_of.g_TW, top=1, ahead=[Ahead(6, (1.0,) * 10, -1.0, -1.0, 0)])
+    whole = run.passes(
+        all_of.first, all_of.cache, all_of.g_TW, top=1, prefetch=[Prefetch(6, (1.0,) * 10, -1.0, -1.0, 0)]
+    )
     shares = [each.output.top_shares[0] for each in whole]
     tenths = tuple(0.5 + 0.05 * tenth for tenth in range(10))
     for free in (0, 2):
@@ -104,7 +106,9 @@ def test_a_draft_ends_where_its_rule_is_going_to_end_it(
                 reach *= share
                 expected += 1
             read = Read(run, [9], [2], 5)
-            made = run.passes(read.first, read.cache, read.g_TW, top=1, ahead=[Ahead(6, tenths, first, later, free)])
+            made = run.passes(
+                read.first, read.cache, read.g_TW, top=1, prefetch=[Prefetch(6, tenths, first, later, free)]
+            )
             assert len(made) == expected
 
 
@@ -128,8 +132,8 @@ def test_tokens_are_foreseen_as_they_will_be_drawn(vocab_size: int, tmp_path: Pa
         uniforms = streams.foreseen("draft", vocab_size, 5)
         assert torch.equal(streams.generator("draft").get_state(), before)
         read = Read(run, [7], [2], seed)
-        ahead = Ahead(6, (1.0,) * 10, -1.0, -1.0, 0, temperature, uniforms)
-        made = run.passes(read.first, read.cache, read.g_TW, top=1, ahead=[ahead])
+        prefetch = Prefetch(6, (1.0,) * 10, -1.0, -1.0, 0, temperature, uniforms)
+        made = run.passes(read.first, read.cache, read.g_TW, top=1, prefetch=[prefetch])
         assert len(made) == 6
         for each, behind in pairwise(made):
             q_V = torch.softmax(each.output.logits_MV[0] / temperature, dim=-1)
@@ -153,8 +157,8 @@ def test_drafts_are_those_of_one_pass_after_the_other(
         return forward(*arguments, **named)
 
     monkeypatch.setattr(Runner, "forward", counted)
-    for ahead in (True, False):
-        if not ahead:
+    for prefetch in (True, False):
+        if not prefetch:
             apart = sum(forwards)
             monkeypatch.setattr(Runner, "several", None)
         drafter = EagleDrafter(EagleDrafter.Config(head=place), model)
@@ -195,14 +199,14 @@ def test_what_does_not_fit_is_refused(runners: dict[tuple[str, str, bool], Runne
     assert run._native is not None
     pairs = run._native.pairs
     assert pairs is not None
-    going_on = Ahead(3, (1.0,) * 10, -1.0, -1.0, 0)
+    going_on = Prefetch(3, (1.0,) * 10, -1.0, -1.0, 0)
 
     def refused(message: str, error: type[Exception] = ValueError, **changes: Any) -> None:
         read = Read(run, [4], [2], 1)
         read.first.tokens[0] = changes.pop("token", read.first.tokens[0])
         if changes.pop("no wanted", False):
             read.first.wanted.clear()
-        fields: dict[str, Any] = {"top": 1, "ahead": [going_on], **changes}
+        fields: dict[str, Any] = {"top": 1, "prefetch": [going_on], **changes}
         with pytest.raises(error, match=message):
             pairs.passes(read.first, read.cache, fields.pop("features", read.g_TW), **fields)
 
@@ -211,10 +215,10 @@ def test_what_does_not_fit_is_refused(runners: dict[tuple[str, str, bool], Runne
     refused("ids_C is", ids_C=torch.arange(40))
     refused("ids_C is", ids_C=torch.arange(39, dtype=torch.int32))
     refused("drafts go on from rows", top=0)
-    refused("drafts go on from rows", ahead=[going_on] * 2)
+    refused("drafts go on from rows", prefetch=[going_on] * 2)
     refused("drafts go on from rows", **{"no wanted": True})
-    refused("ahead.most=0", ahead=[going_on._replace(most=0)])
-    refused("the cache has room for 96", ahead=[going_on._replace(most=92)])
-    refused("1 uniforms for 3 passes", ahead=[going_on._replace(temperature=0.5, uniforms=[0.5])])
-    refused("rows of a chain", ahead=[going_on._replace(stands=())])
+    refused("prefetch.most=0", prefetch=[going_on._replace(most=0)])
+    refused("the cache has room for 96", prefetch=[going_on._replace(most=92)])
+    refused("1 uniforms for 3 passes", prefetch=[going_on._replace(temperature=0.5, uniforms=[0.5])])
+    refused("rows of a chain", prefetch=[going_on._replace(stands=())])
     refused("entering_TD", features=torch.randn(2, 32))

@@ -1,9 +1,9 @@
-"""Passes of chains that were made in one go, ahead of the drafts that are grown from them.
+"""Passes of chains that one native call computes before the drafts that need them are grown.
 
-    one native call       pass 0, pass 1, pass 2 ...     each token the best one, or drawn, for as long as that may pay
-    growing               node 1 from pass 0, node 2 from pass 1 ...     the same questions to the same stop rule
+    one native call       pass 0, pass 1, pass 2 ...     each reads the best token, or one drawn, while that may pay
+    growing               node 1 from pass 0, node 2 from pass 1 ...     the stop rule decides as without prefetching
 
-A pass counts only where it has read the very token that the draft has come to: what was foreseen wrongly costs time.
+A pass is used only if it read the very token that the draft has reached; a wrong prediction costs time only.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Generic, Protocol, TypeVar
 from foretoken.core.stop_rule import NO_LIMIT
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_builder import DraftBuilder
-from foretoken.drafting.feature_heads.native.chains import Ahead
+from foretoken.drafting.feature_heads.native.chains import Prefetch
 from foretoken.models.language_model import Output
 
 
-class ReadPass(Protocol):
+class PrefetchedPass(Protocol):
     """One pass."""
 
     @property
@@ -28,20 +28,20 @@ class ReadPass(Protocol):
 
     @property
     def drafts(self) -> Sequence[int]:
-        """Of each row, which draft it belongs to, in the order in which their first rows were read."""
+        """The draft of each row, numbered in the order in which their first rows were read."""
         ...
 
     @property
     def tokens(self) -> Sequence[int]:
-        """That were read; of a first pass none."""
+        """The token that each row read; of a first pass none."""
         ...
 
 
-Made = TypeVar("Made", bound=ReadPass)
+Made = TypeVar("Made", bound=PrefetchedPass)
 
 
-def foreseen(drafts: Sequence[DraftBuilder], scored: int) -> list[Ahead]:
-    """How far each of these chains may be read on; nothing where it cannot be said what a row's token will be.
+def prefetch_plan(drafts: Sequence[DraftBuilder], scored: int) -> list[Prefetch]:
+    """How many passes of each chain to compute at once; nothing if a row's token cannot be predicted.
 
     Args:
         scored: columns of a row.
@@ -53,31 +53,31 @@ def foreseen(drafts: Sequence[DraftBuilder], scored: int) -> list[Ahead]:
         if draft.frontier != [ROOT] or not (context.laws.trivial or context.laws.tempered) or outlook is None:
             return []
         most = min(budget.max_nodes, budget.max_depth)
-        ahead = Ahead(most, outlook.stands, outlook.first, outlook.later, outlook.free)
+        prefetch = Prefetch(most, outlook.stands, outlook.first, outlook.later, outlook.free)
         if not context.params.greedy:
             uniforms = context.streams.foreseen("draft", scored, most - 1)
-            ahead = ahead._replace(temperature=context.params.temperature, uniforms=uniforms)
-        found.append(ahead)
+            prefetch = prefetch._replace(temperature=context.params.temperature, uniforms=uniforms)
+        found.append(prefetch)
     return found
 
 
-class ReadAhead(Generic[Made]):
-    """What was read ahead of some chains."""
+class Prefetched(Generic[Made]):
+    """The prefetched passes of some chains."""
 
     def __init__(self) -> None:
         self._passes: list[Made] = []
         self._numbers: dict[int, int] = {}
 
     def keep(self, passes: list[Made], drafts: Sequence[DraftBuilder]) -> None:
-        """Take passes over, with the drafts that they were made for; those before are forgotten."""
+        """Keep these passes, and the drafts that they belong to, instead of those before."""
         self._passes = passes
         self._numbers = {draft.context.request_id: number for number, draft in enumerate(drafts)}
 
     def next(self, drafts: Sequence[DraftBuilder]) -> tuple[Made, list[int]] | None:
-        """The pass that has read the last node of each of these drafts, and its row of each.
+        """The pass that read the last node of each of these drafts, and its row of each.
 
         Returns:
-            None if there is none; then those behind it are forgotten, too.
+            None if there is none; then the later ones are dropped, too.
         """
         if not self._passes:
             return None

@@ -1,4 +1,4 @@
-"""What a head over hidden states is trained on: the target's states and laws, made on the way or read from a store.
+"""Training batches of draft networks: the target's states and distributions, computed or read from a store.
 
 Letters: B sequences, T positions, N used positions, F width of the fused depths, K draft vocabulary, V vocabulary.
 """
@@ -24,13 +24,13 @@ _COUNTED = 1 << 17  # tokens that the draft vocabulary is chosen from; fewer mis
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What one micro-batch teaches.
+class TrainingBatch:
+    """One micro-batch.
 
     Attributes:
         tokens_BT: x; padding is 0, and never used.
         states_BTF: the target's states, the depths side by side.
-        used_BT: bool, positions whose law counts.
+        used_BT: bool, positions that count.
         target_NV: the target's logits at the used positions.
     """
 
@@ -40,11 +40,11 @@ class Lesson:
     target_NV: Tensor
 
 
-Lessons = Callable[[Tensor], Lesson]
+Batches = Callable[[Tensor], TrainingBatch]
 
 
-class Counted(Protocol):
-    """Says which positions count; train/replies.py does."""
+class CountedPositions(Protocol):
+    """Decides which positions count; train/replies.py does."""
 
     def used(self, tokens_BT: Tensor) -> Tensor:
         """bool [B, T]."""
@@ -52,7 +52,7 @@ class Counted(Protocol):
 
 
 class AllPositions:
-    """All but the last of a block, as what follows that is not there."""
+    """All but the last of a block, because its next token is missing."""
 
     def used(self, tokens_BT: Tensor) -> Tensor:
         """bool [B, T]."""
@@ -62,66 +62,68 @@ class AllPositions:
 
 
 def depths_read(config: NetworkConfig, num_layers: int) -> tuple[Depth, ...]:
-    """What a head reads of the target, in the order in which it is fused."""
+    """The states that a network reads, in the order in which they are fused."""
     return (FINAL,) if config.taps.final else config.taps.of(num_layers)
 
 
 class FromTokens:
-    """Lessons from tokens: the target is run on them.
+    """Batches from tokens: the target is run on them.
 
     Args:
         depths: see :func:`depths_read`.
     """
 
-    def __init__(self, target: FrozenTarget, replies: Counted, depths: tuple[Depth, ...]) -> None:
+    def __init__(self, target: FrozenTarget, replies: CountedPositions, depths: tuple[Depth, ...]) -> None:
         self._target, self._replies, self._depths = target, replies, depths
 
     @torch.no_grad()
-    def __call__(self, tokens_BT: Tensor) -> Lesson:
+    def __call__(self, tokens_BT: Tensor) -> TrainingBatch:
         states = self._target.states(tokens_BT)
         used_BT = self._replies.used(tokens_BT)
         states_BTF = torch.cat([states[depth] for depth in self._depths], dim=-1)
-        return Lesson(tokens_BT, states_BTF, used_BT, laws(self._target, states[FINAL][used_BT]))
+        return TrainingBatch(tokens_BT, states_BTF, used_BT, target_logits(self._target, states[FINAL][used_BT]))
 
 
 class FromFeatures:
-    """Lessons from a feature store: only the target's head is run, and not even that on all logits."""
+    """Batches from a feature store: only the target's LM head is run, and not even that if logits are stored."""
 
-    def __init__(self, target: FrozenTarget, replies: Counted, stored: StoredBlocks, depths: tuple[Depth, ...]) -> None:
+    def __init__(
+        self, target: FrozenTarget, replies: CountedPositions, stored: StoredBlocks, depths: tuple[Depth, ...]
+    ) -> None:
         self._target, self._replies, self._stored, self._depths = target, replies, stored, depths
 
     @torch.no_grad()
-    def __call__(self, numbers_B1: Tensor) -> Lesson:
+    def __call__(self, numbers_B1: Tensor) -> TrainingBatch:
         device = self._target.device
         found = self._stored.sequences(numbers_B1.flatten().tolist())
         states = [torch.cat([each.hidden[depth].float() for depth in self._depths], dim=-1) for each in found]
         tokens_BT = pad_sequence([each.tokens_N.long() for each in found], batch_first=True)
         used_BT = torch.zeros(tokens_BT.shape, dtype=torch.bool)
-        for used_T, each in zip(used_BT, found, strict=True):  # sequence by sequence: padding is nobody's reply
+        for used_T, each in zip(used_BT, found, strict=True):  # sequence by sequence: padding belongs to no reply
             used_T[: len(each)] = self._replies.used(each.tokens_N[None])[0]
         rows = [used_T[: len(each)] for used_T, each in zip(used_BT, found, strict=True)]
         if FINAL in found[0].hidden:
             final_ND = torch.cat([each.hidden[FINAL][taken] for each, taken in zip(found, rows, strict=True)])
-            target_NV = laws(self._target, final_ND.float().to(device))
+            target_NV = target_logits(self._target, final_ND.float().to(device))
         else:
             stored = [(each.logits_NV, taken) for each, taken in zip(found, rows, strict=True)]
             target_NV = torch.cat([logits[taken] for logits, taken in stored if logits is not None]).float().to(device)
         states_BTF = pad_sequence(states, batch_first=True).to(device)
-        return Lesson(tokens_BT.to(device), states_BTF, used_BT.to(device), target_NV)
+        return TrainingBatch(tokens_BT.to(device), states_BTF, used_BT.to(device), target_NV)
 
 
-def laws(target: FrozenTarget, rows_ND: Tensor) -> Tensor:
-    """The head's logits; [0, V] for no rows."""
+def target_logits(target: FrozenTarget, rows_ND: Tensor) -> Tensor:
+    """Logits of the target's LM head; [0, V] for no rows."""
     return target.logits(rows_ND) if len(rows_ND) else rows_ND.new_zeros(0, target.vocabulary)
 
 
 def frequent(blocks: Blocks, tokens_of: Callable[[Tensor], Tensor], count: int, vocabulary: int) -> list[int]:
-    """The tokens that are met most often at the beginning of what a run reads, increasing; blocks stay where they are.
+    """The most frequent tokens at the beginning of a run's text, increasing; the position in the text is restored.
 
     Args:
-        tokens_of: what a run reads -> its tokens, int64 [N].
+        tokens_of: a block -> its tokens, int64 [N].
         count: K.
-        vocabulary: V; below K tokens that are met, the lowest ids make up the number.
+        vocabulary: V; if fewer than K tokens occur, the lowest other ids are added.
     """
     state = blocks.state()
     seen: Counter[int] = Counter()

@@ -1,12 +1,13 @@
-"""Expected tokens per step of a chain, from the head's own laws over texts that the target wrote.
+"""Expected tokens per step of a chain, from the network's own distributions over texts that the target wrote.
 
-A text is walked as serving walks it: from a column, count the drafted tokens that stand, jump behind the bonus. At
-temperature 0 a token stands if it is the head's favourite; above it, under the ratio test, the token that the target
-emitted was an accepted draft with chance min(1, q/p), which gives an expectation over all walks without a draw.
+Serving visits some columns of a text: from a column it counts the accepted drafted tokens, and continues after the
+bonus token. At temperature 0 a token is accepted if it is the network's best one; above it, under the ratio test, the
+token that the target emitted was an accepted draft with probability min(1, q/p), which gives an expectation over all
+sequences of steps without a draw.
 
-    steps(c) = 1 + sum over m of P(exactly m of the S drafted tokens stand from column c) steps(c + m + 1)
+    steps(c) = 1 + sum over m of P(exactly m of the S drafted tokens are accepted from column c) steps(c + m + 1)
 
-A mean over all columns would be another number: serving does not visit the columns behind an accepted one.
+A mean over all columns would be another number: serving does not visit the columns of accepted tokens.
 
 Letters: T tokens of a text, S steps, C columns, W width, K draft vocabulary.
 """
@@ -23,13 +24,13 @@ from foretoken.drafting.feature_heads.state_network import TrainableNetwork
 from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.forward.hidden_states import FINAL, Depth
 from foretoken.train import acceptance
-from foretoken.train.feature_heads.lessons import laws
+from foretoken.train.feature_heads.batches import target_logits
 from foretoken.train.frozen_target import FrozenTarget
 
 
 @dataclass(frozen=True)
 class Text:
-    """What a target wrote, and what it was asked.
+    """A prompt and the target's output.
 
     Attributes:
         tokens: prompt and output.
@@ -43,7 +44,7 @@ class Text:
 
 
 def texts(name: str, prompts: Sequence[str], temperature: float) -> list[Text]:
-    """What a target answers to prompts, as the engine writes it."""
+    """A target's answers to prompts, as the engine writes them."""
     outputs = acceptance.written(name, {"method": "none"}, prompts, temperature)
     return [
         Text((*output.prompt_token_ids, *output.token_ids), len(output.prompt_token_ids), not temperature)
@@ -51,13 +52,13 @@ def texts(name: str, prompts: Sequence[str], temperature: float) -> list[Text]:
     ]
 
 
-class Walk:
-    """Texts with the target's states, kept so that a head can be tried on them again and again.
+class ExpectedLength:
+    """Texts with the target's states, on which a network can be tried again and again.
 
     Args:
-        depths: what the head reads.
+        depths: the states that the network reads.
         steps: S, the longest draft.
-        unroll: what the head says from every column.
+        unroll: the network's output at every column.
     """
 
     def __init__(
@@ -73,76 +74,78 @@ class Walk:
         with torch.no_grad():
             for text in texts:
                 if len(text.tokens) - text.num_prompt < 2:
-                    continue  # nothing is drafted for it
+                    continue  # too short to draft for
                 tokens_1T = torch.tensor([text.tokens], device=target.device)
                 states = target.states(tokens_1T)
                 begin = text.num_prompt
-                p_CV = laws(target, states[FINAL][0, begin:-1]).softmax(-1)
+                p_CV = target_logits(target, states[FINAL][0, begin:-1]).softmax(-1)
                 chance_C = p_CV.gather(1, tokens_1T[0, begin + 1 :, None])[:, 0]
                 self._read.append((text, torch.cat([states[depth] for depth in depths], dim=-1), chance_C))
 
     @torch.no_grad()
-    def tokens_per_step(self, head: TrainableNetwork, embedding_VW: Tensor, head_KW: Tensor) -> float:
+    def tokens_per_step(self, network: TrainableNetwork, embedding_VW: Tensor, head_KW: Tensor) -> float:
         """Emitted tokens over target calls, as core/metrics.py counts them; NaN without texts."""
         tokens = steps = 0.0
         for text, states_1TF, chance_C in self._read:
-            stands_SC = self._stands(head, text, states_1TF, chance_C, embedding_VW, head_KW)
+            accepted_SC = self._accepted(network, text, states_1TF, chance_C, embedding_VW, head_KW)
             tokens += len(text.tokens) - text.num_prompt
-            steps += 1 + expected_steps(stands_SC)
+            steps += 1 + expected_steps(accepted_SC)
         return tokens / steps if steps else float("nan")
 
-    def _stands(
+    def _accepted(
         self,
-        head: TrainableNetwork,
+        network: TrainableNetwork,
         text: Text,
         states_1TF: Tensor,
         chance_C: Tensor,
         embedding_VW: Tensor,
         head_KW: Tensor,
     ) -> Tensor:
-        """[S, C]: the chance that what is drafted at step s from column c stands, given that all before it do."""
+        """[S, C]: the probability that the token of step s from column c is accepted, given those before it."""
         tokens_1T = torch.tensor([text.tokens], device=states_1TF.device)
         first = text.num_prompt - 1  # the pair of the prompt's last row and the first token
         count = len(text.tokens) - 1 - text.num_prompt
         found = torch.zeros(self._steps, count)
         wanted_1C = torch.zeros(1, tokens_1T.shape[1] - 1, dtype=torch.bool, device=states_1TF.device)
         wanted_1C[0, first:] = True
-        for step, rows_NW in enumerate(self._unroll(head, states_1TF, tokens_1T, embedding_VW, self._steps, wanted_1C)):
+        for step, rows_NW in enumerate(
+            self._unroll(network, states_1TF, tokens_1T, embedding_VW, self._steps, wanted_1C)
+        ):
             columns = count - step  # from which the drafted token is known
             if columns <= 0:
                 break
             logits_CK = rows_NW[:columns] @ head_KW.T
             wanted_C = tokens_1T[0, text.num_prompt + 1 + step :]
-            if head.ids_K is None:
+            if network.ids_K is None:
                 place_C, known_C = wanted_C, torch.ones_like(wanted_C, dtype=torch.bool)
             else:
-                ids_K = head.ids_K.to(wanted_C.device)
+                ids_K = network.ids_K.to(wanted_C.device)
                 place_C = torch.searchsorted(ids_K, wanted_C).clamp_max(len(ids_K) - 1)
                 known_C = ids_K[place_C] == wanted_C
             if text.greedy:
-                stands_C = (logits_CK.argmax(-1) == place_C).float()
+                accepted_C = (logits_CK.argmax(-1) == place_C).float()
             else:
                 q_C = logits_CK.float().softmax(-1).gather(1, place_C[:, None])[:, 0]
-                stands_C = (q_C / chance_C[step:]).clamp_max(1)
-            found[step, :columns] = (stands_C * known_C).cpu()
+                accepted_C = (q_C / chance_C[step:]).clamp_max(1)
+            found[step, :columns] = (accepted_C * known_C).cpu()
         return found
 
 
-def expected_steps(stands_SC: Tensor) -> float:
+def expected_steps(accepted_SC: Tensor) -> float:
     """Target calls after the first token of a text.
 
     Args:
-        stands_SC: chances that drafted tokens stand. Column c has seen c of the C tokens that follow the first one and
-            drafts the next ones; the last of them is never drafted, as a step emits one token beside its draft.
+        accepted_SC: probabilities that drafted tokens are accepted. Column c has seen c of the C tokens after the first
+            and drafts the next ones; the last of them is never drafted, because a step emits a token besides its draft.
     """
-    stands = stands_SC.tolist()
-    count = stands_SC.shape[1]
+    accepted = accepted_SC.tolist()
+    count = accepted_SC.shape[1]
     steps = [0.0] * (count + 1)
     for column in range(count - 1, -1, -1):
         reach, total = 1.0, 1.0
-        longest = min(len(stands), count - column - 1)
+        longest = min(len(accepted), count - column - 1)
         for step in range(longest):
-            chance = stands[step][column]
+            chance = accepted[step][column]
             total += reach * (1 - chance) * steps[column + step + 1]
             reach *= chance
         steps[column] = total + reach * steps[column + longest + 1]

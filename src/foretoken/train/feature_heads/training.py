@@ -1,0 +1,140 @@
+"""What a method declares of a draft network, so that the one run (run.py) can train it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ConfigError
+from foretoken.drafting.feature_heads.pair_network import LayeredNetwork
+from foretoken.drafting.feature_heads.state_network import NetworkConfig, TrainableNetwork
+from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
+from foretoken.models.load import load_config
+from foretoken.train.feature_heads.command import NetworkOptions
+from foretoken.train.feature_heads.objective import HeadObjective, Unrolled
+from foretoken.train.frozen_target import FrozenTarget
+from foretoken.train.optimiser import Rates
+from foretoken.train.recipe import Recipe
+from foretoken.train.sources import mixture
+from foretoken.train.trainer import Bounds, Schedule
+
+BLOCK = 256  # tokens; drafting needs near context, and attention is unrolled S times
+RATES = Rates(muon=None, adamw=2e-3, warmup=0.03, decay=0.9)
+BOUNDS = Bounds(minutes=30)
+SOURCES = mixture("base")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One pass of the training loop over the network.
+
+    Attributes:
+        name: for the record, and of its folder.
+        share: of the run's bounds.
+        own_words: share of its text that the target writes; none is written if features are given.
+        replies_only: whether only positions of replies count; else all do.
+        rates: None: the recipe's.
+    """
+
+    name: str = "head"
+    share: float = 1.0
+    own_words: float = 0.0
+    replies_only: bool = True
+    rates: Rates | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadTraining:
+    """One draft network, and how it is trained.
+
+    Attributes:
+        target: the model that is read: zoo name, folder or hub id.
+        part: the network's class.
+        recipe: everything else that decides the run.
+        stages: in their order.
+        shape: the options that make it another network, for the record.
+        steps: S that are unrolled.
+        config: (the target's configuration, its name, its fingerprint) -> the network's config, scoring all tokens.
+        build: (config, the frozen target, the tokens that it scores or None) -> the untrained network, float32, drawn
+            from torch's generator.
+        num_scored: tokens that it scores, the most frequent ones; None: all of them.
+        own_rows: whether it has an LM head of its own.
+        objective: its loss, made of batches, embedding, the rows that score, and S.
+        unroll: its output at every column, as ``unrolled`` of drafting/feature_heads/unroll.py.
+        keep: (the tokens that the last stage was trained on, block by block; the folder) -> what else is stored of
+            them, for the record; None: nothing is.
+        original: the model that ``target`` is another layout of: stored features are of it.
+    """
+
+    target: str
+    part: type[TrainableNetwork]
+    recipe: Recipe
+    stages: tuple[Stage, ...]
+    shape: Mapping[str, Any]
+    steps: int
+    config: Callable[[Any, str, str], NetworkConfig]
+    build: Callable[[Any, FrozenTarget, Tensor | None], TrainableNetwork]
+    num_scored: int | None = None
+    own_rows: bool = False
+    objective: type[HeadObjective] = Unrolled
+    unroll: Unroll = unrolled
+    keep: Callable[[Iterable[list[int]], Path], dict[str, Any]] | None = None
+    original: Path | None = None
+
+
+def recipe_for(method: str, description: str, target: str, own_words: float, rates: Rates = RATES) -> Recipe:
+    """The recipe of every draft network that learns from blocks of ``BLOCK`` tokens of text.
+
+    Raises:
+        ConfigError: the share is out of range.
+    """
+    if not 0 <= own_words <= 1:
+        raise ConfigError(f"--own-words {own_words}: a share must be from 0 to 1")
+    return Recipe(
+        name=method,
+        description=description,
+        config=lambda tokenizer: load_config(target),
+        sources=SOURCES,
+        block=BLOCK,
+        schedule=Schedule(batch=4, micro_batch=4, rates=rates),
+        bounds=BOUNDS,
+        tokenizer=target,
+        teacher=target,
+        own_words=own_words,
+    )
+
+
+def untrained(
+    part: type[LayeredNetwork], config: Any, target: FrozenTarget, ids_K: Tensor | None, *, own_head: bool = False
+) -> LayeredNetwork:
+    """An untrained network that hands the target's state on nearly as it is; its own LM head begins as the target's."""
+    network = part(config, ids_K=ids_K, own_head=own_head)
+    network.draw()
+    network.begin_near(target.model)
+    if network.lm_head is not None:
+        with torch.no_grad():
+            network.lm_head.weight.copy_(part(config, ids_K=ids_K).lm_head_of(target.model))
+    return network
+
+
+def num_scored(options: NetworkOptions) -> int:
+    """Tokens that a network is to score, the most frequent ones.
+
+    Raises:
+        ConfigError: the target has fewer.
+    """
+    vocabulary, given = vocabulary_of(options.target), options.draft_vocab_size
+    if given is not None and given > vocabulary:
+        raise ConfigError(f"--draft-vocab-size {given}: {options.target} has {vocabulary} tokens")
+    return given or options.num_scored
+
+
+def vocabulary_of(target: str) -> int:
+    """The target's number of tokens."""
+    found: int = load_config(target).get_text_config(decoder=True).vocab_size
+    return found
