@@ -448,14 +448,14 @@ _TABLE = (
         needs="drafts that do not begin inside the target",
     ),
     Entry(
-        name="hybrid",
+        name="prefix_tree",
         kind="plan",
-        target="foretoken.forward.prefix_tree_attention:HybridPlans",
+        target="foretoken.forward.prefix_tree_attention:PrefixTreePlans",
         summary="a draft is verified with no mask over the prefix: two attentions, merged by log-sum-exp",
         paper="LongSpec, 2025, arXiv:2502.17421, section 3.3: Hybrid Tree Attention",
         promise="lossless",
         guarantee="the dense plan's distribution, up to rounding; the verifier's promise holds",
-        needs="--set plan=hybrid, beside any method",
+        needs="--set plan=prefix_tree, with any method",
     ),
     Entry(
         name="sparse_verification",

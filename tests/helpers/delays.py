@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foretoken.drafting.process import HelperProcess
-from foretoken.engine.executors.lane import Lane
+from foretoken.engine.executors.worker_thread import WorkerThread
 
 LONGEST = 0.004  # seconds
 
@@ -26,9 +26,9 @@ def at_every_hand_over(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[int]:
             count[0] += 1
         time.sleep(seconds)
 
-    run, send, ask = Lane._run, HelperProcess._send, HelperProcess.ask
+    run, send, ask = WorkerThread._run, HelperProcess._send, HelperProcess.ask
 
-    def late_run(self: Lane, work: Callable[..., Any], stopped: Callable[[], bool]) -> Any:
+    def late_run(self: WorkerThread, work: Callable[..., Any], stopped: Callable[[], bool]) -> Any:
         wait()
         try:
             return run(self, work, stopped)
@@ -44,7 +44,7 @@ def at_every_hand_over(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[int]:
         wait()
         return found
 
-    monkeypatch.setattr(Lane, "_run", late_run)
+    monkeypatch.setattr(WorkerThread, "_run", late_run)
     monkeypatch.setattr(HelperProcess, "_send", late_send)
     monkeypatch.setattr(HelperProcess, "ask", late_ask)
     return count

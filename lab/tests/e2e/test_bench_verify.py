@@ -49,14 +49,14 @@ def test_what_only_the_model_knows_is_refused_in_one_line():
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_hybrid_beside_dense_and_under_sparse(tmp_path):
+def test_prefix_tree_next_to_dense_and_under_sparse(tmp_path):
     out = tmp_path / "out.json"
-    plans = "dense,hybrid,hybrid+verification.block=16"
+    plans = "dense,prefix_tree,prefix_tree+verification.block=16"
     run("--context", "200", "--rows", "4", "--plans", plans, "--set", "verification.score=mean", "--out", out)
-    dense, hybrid, sparse = json.loads(out.read_text())["results"]
-    assert (hybrid["read"], hybrid["bytes"]) == (1.0, dense["bytes"])
-    assert hybrid["settings"] == {"plan": "hybrid"}
-    assert sparse["settings"]["plan"] == "hybrid"
+    dense, prefix_tree, sparse = json.loads(out.read_text())["results"]
+    assert (prefix_tree["read"], prefix_tree["bytes"]) == (1.0, dense["bytes"])
+    assert prefix_tree["settings"] == {"plan": "prefix_tree"}
+    assert sparse["settings"]["plan"] == "prefix_tree"
     assert sparse["read"] < 0.7
     done = run("--plans", "dense,hibryd", code=2)
-    assert "did you mean 'hybrid'" in done.stderr
+    assert "did you mean 'prefix_tree'" in done.stderr

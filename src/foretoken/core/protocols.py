@@ -355,7 +355,7 @@ class PlanMaker(Protocol):
 
     Attributes:
         settings_key: what its settings begin with in a ``speculative_config``, for example "verification"; "": it has
-            none, and is asked for by its name in the catalogue (``plan='hybrid'``).
+            none, and is asked for by its name in the catalogue (``plan='prefix_tree'``).
         exact: whether the law of every row is the dense target's, so that the verifier's promise stands.
         reason: the settings because of which nothing is promised; "" for an exact plan.
         explanation: what it expects of its settings, for the user, in one line; "" where it has nothing to say.

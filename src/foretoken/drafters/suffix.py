@@ -1,4 +1,4 @@
-"""Suffix drafting: a tree of what followed the end of the text before, grown best-first by frequency.
+"""Suffix drafting: a tree of the earlier continuations of the text's end, grown best-first by frequency.
 
 Tokens as words, the end of the text as a bar:
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Annotated, Any
 
@@ -20,30 +19,30 @@ from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
-from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafters.agreement import LONGEST_MATCH, AgreementRates
+from foretoken.drafters.best_first_tree import grow
 from foretoken.drafters.suffix_automaton import SuffixAutomaton
 from foretoken.options.option import Checked, Option
 
-# what a context has shown so far: it went on once; several times in the same way; in several ways
+# a context was continued once; several times in the same way; in several ways
 _ONCE, _SAME, _VARIED = range(3)
 
 _by_count = itemgetter(0)
 
 
 class SuffixDrafter(Drafter):
-    """Proposes the continuations of the longest suffix that occurred before, weighed by how often each followed.
+    """Proposes the continuations of the longest suffix that occurred before, weighted by their frequencies.
 
     Paper:   Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975 (frequency-scored trees from a suffix index, grown
              greedily by the product of frequencies).
     Exact:   a proposal is a function of past tokens only (point mass): lossless under any lossless verifier.
     Differs: one suffix automaton per request, online, instead of suffix trees of bounded depth; no index over other
-             requests. Not the raw frequency but a calibrated one is the confidence: count(context + token) over the
-             sum of that over the context's continuations, times the rate at which a context of this length goes on
-             in a way seen before. The rate is read off the emitted tokens, drafted or not, so what was drafted
-             does not bias it; a seeded request whose tokens depend on the draft has rates of its own. A draft that
-             reaches the end of the text goes on from the longest suffix of its context that occurs earlier, so a
-             periodic text is extended over its end.
+             requests. The confidence is a calibrated frequency: count(context + token) divided by the sum over the
+             context's continuations, times the rate at which a context of this length continues in a way seen
+             before. The rate is measured on all emitted tokens, drafted or not, so drafts do not bias it; a seeded
+             request whose tokens depend on the draft has rates of its own. A draft that reaches the end of the text
+             continues from the longest suffix of its context that occurs earlier, so a periodic text is extended
+             beyond its end.
     """
 
     name = "suffix"
@@ -121,7 +120,7 @@ class SuffixDrafter(Drafter):
         return self._grow(automaton, budget, rates)
 
     def _index(self, automaton: SuffixAutomaton, context: Context, rates: list[AgreementRates]) -> None:
-        """Append the tokens that are new; the emitted ones teach the rates."""
+        """Append new tokens; the rates learn from the emitted ones."""
         tokens, num_prompt = context.tokens, context.num_prompt
         if automaton.num_tokens < num_prompt:
             automaton.extend(tokens[automaton.num_tokens : num_prompt])
@@ -133,64 +132,37 @@ class SuffixDrafter(Drafter):
             automaton.extend((token,))
 
     def _grow(self, automaton: SuffixAutomaton, budget: Budget, rates: list[AgreementRates]) -> Draft:
-        """Best-first: always add the node that is most likely to stand, then consider its continuations."""
-        min_match, max_match, min_score = self.config.min_match, self.config.max_match, self.config.min_score
-        max_nodes, max_depth, stop_rule = budget.max_nodes, budget.max_depth, budget.stop_rule
-        next_, link, length = automaton.next, automaton.link, automaton.length
-        tokens: list[int] = []
-        parents: list[int] = []
-        confidences: list[float] = []
-        # (-score, serial, token, parent, depth, reach, confidence, state, matched); the serial settles ties
-        frontier: list[tuple[float, int, int, int, int, float, float, int, int]] = []
-        serial = 0
-        node, depth, reach = ROOT, 0, 1.0
-        state, matched = automaton.repeated_suffix(max_match)
-        while True:
-            if depth < max_depth:
-                while state and not next_[state]:  # the end of the text: nothing has followed this context yet
-                    state = link[state]
-                    matched = length[state]
-                if matched >= min_match:
-                    for confidence, token, child in self._ranked(automaton, state, matched, rates):
-                        score = reach * confidence
-                        if score < min_score:
-                            break
-                        longer = matched + 1
-                        if longer > max_match:  # drop the oldest token of the context
-                            longer = max_match
-                            if length[link[child]] >= max_match:
-                                child = link[child]
-                        entry = (-score, serial, token, node, depth + 1, reach, confidence, child, longer)
-                        heappush(frontier, entry)
-                        serial += 1
-            if not frontier or len(tokens) >= max_nodes:
-                break
-            score, _, token, parent, depth, reach, confidence, state, matched = heappop(frontier)
-            if stop_rule is not None and not stop_rule.worthwhile(reach, confidence, len(tokens)):
-                break  # what is left in the frontier is less likely to stand
-            node, reach = len(tokens), -score
-            tokens.append(token)
-            parents.append(parent)
-            confidences.append(confidence)
-        return Draft(TokenTree(tokens, parents), confidence=tuple(confidences)) if tokens else NO_DRAFT
+        """Grow the tree from the longest repeated suffix; a node's place is its state, and the tokens matched there."""
+        min_match, max_match, branching = self.config.min_match, self.config.max_match, self._branching
+        next_, link, length, count = automaton.next, automaton.link, automaton.length, automaton.count
 
-    def _ranked(
-        self, automaton: SuffixAutomaton, state: int, matched: int, rates: list[AgreementRates]
-    ) -> list[tuple[float, int, int]]:
-        """(confidence, token, state) of the most frequent continuations of a context; the later seen first in ties."""
-        edges, count = automaton.next[state], automaton.count
-        rate = rates[_kind(automaton, edges)].rates[matched]
-        if len(edges) == 1:
-            ((token, child),) = edges.items()
-            return [(rate, token, child)]
-        ranked = [(count[child], token, child) for token, child in reversed(edges.items())]
-        rate /= sum(map(_by_count, ranked))
-        ranked.sort(key=_by_count, reverse=True)
-        return [(rate * number, token, child) for number, token, child in ranked[: self._branching]]
+        def continuations(node: int, depth: int, place: tuple[int, int]) -> list[tuple[float, int, tuple[int, int]]]:
+            """The most frequent continuations of a node's context; in ties the latest comes first."""
+            state, matched = place
+            if matched > max_match:  # drop the oldest token of the context
+                matched = max_match
+                if length[link[state]] >= max_match:
+                    state = link[state]
+            while state and not next_[state]:  # the end of the text: nothing has followed this context yet
+                state = link[state]
+                matched = length[state]
+            if matched < min_match:
+                return []
+            edges = next_[state]
+            rate, longer = rates[_kind(automaton, edges)].rates[matched], matched + 1
+            if len(edges) == 1:
+                ((token, child),) = edges.items()
+                return [(rate, token, (child, longer))]
+            ranked = [(count[child], token, child) for token, child in reversed(edges.items())]
+            rate /= sum(map(_by_count, ranked))
+            ranked.sort(key=_by_count, reverse=True)
+            return [(rate * number, token, (child, longer)) for number, token, child in ranked[:branching]]
+
+        return grow(budget, automaton.repeated_suffix(max_match), continuations, self.config.min_score)
 
 
 def _kind(automaton: SuffixAutomaton, edges: dict[int, int]) -> int:
-    """What the context with these continuations has shown so far."""
+    """How a context with these continuations was continued until now."""
     if len(edges) > 1:
         return _VARIED
     return _ONCE if automaton.count[next(iter(edges.values()))] == 1 else _SAME

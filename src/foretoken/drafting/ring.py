@@ -1,15 +1,14 @@
-"""Keys and values of the last tokens of each request, in memory that does not grow with its length.
+"""A ring buffer of the keys and values of each request's last tokens; its memory does not grow with the context.
 
-    place of position p     p mod N, and once more N behind it       a token takes the places of the one N before it
-    the last N of them      end at place N or before it, or with the second place of the last: one piece in any case
-    a draft's rows          behind that end, the root first: places that are written before they are read
+    position p            is written at index p mod N and again at N + p mod N, over the token at p - N
+    the last N tokens     are contiguous: they end at index N or before, or at the last token's second index
+    a draft's rows        follow that end, the root first; they are written before they are read
 
-What is kept follows from the tokens and their positions alone, so a ring is compared with a request's tokens before it
-is read: where they go on, the new ones are added; where anything before them changed (rolled back, begun anew, given to
-another request), it is filled again from the last N of them. A draft's rows are never part of it.
+Keys and values follow from tokens and positions alone. So before a read the ring is compared with the request's tokens:
+if these continue the ring's contents, the new ones are added; if earlier tokens differ (after a rollback, or in another
+request), the ring is filled again from the last N tokens. A draft's rows are never part of it.
 
-The place of a row is its position modulo N, and nothing else: what is computed over places does not depend on a
-request's history.
+A row's index depends on its position alone, so the order of summation does not depend on a request's history.
 
 Letters: G key/value heads, N the ring's size, T tokens, R rows of a draft, d head width.
 """
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from foretoken.forward.cache import KVCache
 
-_SLOTS = 1024  # requests at once, at most; memory grows with use
+_SLOTS = 1024  # most requests at once; memory grows with use
 
 
 class Ring:
@@ -31,11 +30,11 @@ class Ring:
 
     Args:
         size: N.
-        spare: rows of a draft, at most, its root included.
+        spare: most rows of a draft, its root included.
         kv_heads, head_dim: G and d.
         dtype, device: of keys and values.
     Attributes:
-        cache: of one layer, its memory; lengths mean nothing there.
+        cache: the memory, a cache of one layer whose lengths are not used.
     """
 
     def __init__(
@@ -46,12 +45,12 @@ class Ring:
         self.cache.reserve(0, 2 * size + spare)
         rows_G0d = torch.empty(kv_heads, 0, head_dim, dtype=dtype, device=device)
         self.cache.buffers(0, rows_G0d, rows_G0d)
-        self._held: dict[int, list[int]] = {}  # of each slot in use: its tokens, the last one at position ends - 1
+        self._held: dict[int, list[int]] = {}  # slot in use -> its tokens, the last one at position ends - 1
         self._ends: dict[int, int] = {}
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held at present: of the slots that were in use at once, whatever the requests' lengths."""
+        """Bytes of all slots that were in use at once; independent of the requests' lengths."""
         return self.cache.num_bytes
 
     @property
@@ -71,12 +70,12 @@ class Ring:
         self.cache.release(slot)
 
     def missing(self, slot: int, tokens: Sequence[int], end: int) -> int:
-        """The first position from which on :meth:`write` has to be given ``tokens``; ``end`` if none is missing.
+        """Return the first position that :meth:`write` must add; ``end`` if none is missing.
 
-        What the slot held is forgotten where it is not of these tokens.
+        Drops the slot's contents if they are not a part of these tokens.
 
         Args:
-            end: behind the last token that the ring is to hold.
+            end: position after the last token that the ring is to hold.
         """
         held, before = self._held[slot], self._ends[slot]
         oldest = max(0, end - self.size)
@@ -86,10 +85,10 @@ class Ring:
         return max(before, oldest)
 
     def write(self, slot: int, begin: int, tokens: Sequence[int], k_GTd: Tensor, v_GTd: Tensor) -> None:
-        """Add what was missing.
+        """Add missing tokens.
 
         Args:
-            begin: position of the first one, as :meth:`missing` gave it.
+            begin: position of the first one, from :meth:`missing`.
             tokens: at most ``size`` of them.
         """
         keys_GCd, values_GCd = self._buffers(slot)
@@ -102,22 +101,22 @@ class Ring:
         self._ends[slot] = begin + len(tokens)
 
     def place(self, slot: int) -> int:
-        """Of the root: behind the last token."""
+        """Index of the root, which follows the last token."""
         end = self._ends[slot]
         return end if end <= self.size else (end - 1) % self.size + self.size + 1
 
     def draft(self, slot: int, first: int, k_GRd: Tensor, v_GRd: Tensor) -> None:
-        """Put rows of a draft behind the tokens, until the next :meth:`write`.
+        """Write rows of a draft after the tokens; they are valid until the next :meth:`write`.
 
         Args:
-            first: how many rows stand there already.
+            first: number of the draft's rows that are there already.
         """
         begin = self.place(slot) + first
         for part_GCd, new_GRd in zip(self._buffers(slot), (k_GRd, v_GRd), strict=True):
             part_GCd[:, begin : begin + new_GRd.shape[1]] = new_GRd
 
     def read(self, slot: int, most: int, rows: int = 0) -> tuple[Tensor, Tensor]:
-        """Keys and values of the last tokens, ``most`` at most, and of so many rows of a draft: [G, ., d], in order."""
+        """Return keys and values of at most ``most`` last tokens, then of ``rows`` rows of a draft: [G, ., d]."""
         end = self.place(slot)
         begin = end - min(most, len(self._held[slot]))
         keys_GCd, values_GCd = self._buffers(slot)

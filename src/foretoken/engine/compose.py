@@ -23,6 +23,7 @@ from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafting import gloo, learned_part
 from foretoken.engine.executors.lane import split
 from foretoken.engine.executors.remote.target import RemoteDrafter
+from foretoken.engine.executors.worker_thread import split
 from foretoken.engine.intake.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION
 from foretoken.engine.recipe import Recipe, verifier_named
 from foretoken.forward.dense import DensePlans

@@ -13,7 +13,7 @@ from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.engine.draft_length.controller import Controller
 from foretoken.engine.draft_length.history_only import ROW_COST, OwnPastRule
-from foretoken.engine.executors.overlap import Ahead, AheadRule, Shadow
+from foretoken.engine.executors.overlap import AssumedContext, DraftOrError, OverlapRule
 from foretoken.engine.faults import Faults
 from foretoken.engine.features.feature_backlog import Unseen
 from foretoken.engine.recipe import Recipe
@@ -159,7 +159,9 @@ class Proposer:
         most = [room if each.max_draft is None else each.max_draft for room, each in zip(rooms, decoding, strict=True)]
         return list(map(min, rooms, most))
 
-    def ahead(self, shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Ahead]:
+    def ahead(
+        self, shadows: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]
+    ) -> list[DraftOrError]:
         """Ask the drafter what comes behind pending drafts; whoever it fails for gets the error in place of a draft."""
         budgets = [self._budget_ahead(shadow, room, stopped) for shadow, room in zip(shadows, rooms, strict=True)]
         if not any(budget.max_nodes for budget in budgets):
@@ -172,7 +174,7 @@ class Proposer:
                 return [error]
         for streams, mark in marks:
             streams.rewind(mark)
-        found: list[Ahead] = []
+        found: list[DraftOrError] = []
         for shadow, budget in zip(shadows, budgets, strict=True):
             try:
                 found += self._ask_for_chains([shadow], [budget])
@@ -180,7 +182,7 @@ class Proposer:
                 found.append(error)
         return found
 
-    def _budget_ahead(self, shadow: Shadow, room: int, stopped: Callable[[], bool]) -> Budget:
+    def _budget_ahead(self, shadow: AssumedContext, room: int, stopped: Callable[[], bool]) -> Budget:
         """Of one shadow. The guess is no row of a draft, but the next root; what comes behind it is."""
         depth = min(shadow.room - 1, room)
         most = min(room, self._max_length - len(shadow.tokens)) if depth > 0 else 0
@@ -188,10 +190,10 @@ class Proposer:
         if self._recipe.adaptive:
             request = shadow.request
             request.ahead_rule = request.ahead_rule or OwnPastRule(ROW_COST)
-            rule = AheadRule(request.ahead_rule, _never if shadow.own_past else stopped)
+            rule = OverlapRule(request.ahead_rule, _never if shadow.own_past else stopped)
         return Budget(max(0, most), max(0, depth), rule, own_past=shadow.own_past)
 
-    def _ask_for_chains(self, shadows: Sequence[Shadow], budgets: Sequence[Budget]) -> list[Draft]:
+    def _ask_for_chains(self, shadows: Sequence[AssumedContext], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = self._ask(shadows, budgets)
         if not all(draft.tree.is_chain and draft.resume is None for draft in drafts):
             raise RequestError(

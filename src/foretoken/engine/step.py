@@ -29,7 +29,7 @@ from foretoken.engine.decide import Decider
 from foretoken.engine.draft_length.controller import Controller
 from foretoken.engine.draft_length.history_only import ROW_COST
 from foretoken.engine.executors.executor import Executor
-from foretoken.engine.executors.overlap import Ahead, Shadow
+from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
 from foretoken.engine.faults import Faults
 from foretoken.engine.features.feature_backlog import Unseen
 from foretoken.engine.features.resumed_forward import resumed_forward
@@ -167,11 +167,13 @@ class Engine:
         """Rows behind the root that each request that decodes may have in this step, in order."""
         return self._proposer.rooms(work.decoding, work.spare_rows)
 
-    def ahead(self, shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Ahead]:
+    def ahead(
+        self, shadows: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]
+    ) -> list[DraftOrError]:
         """What the drafter proposes behind the pending drafts of requests; may run on another thread than the rest."""
         return self._proposer.ahead(shadows, rooms, stopped)
 
-    def expect(self, current: Round, shadows: Sequence[Shadow], ahead: Sequence[Ahead]) -> None:
+    def expect(self, current: Round, shadows: Sequence[AssumedContext], ahead: Sequence[DraftOrError]) -> None:
         """Hand the guesses to their jobs. Where nothing was pending, a failure of the drafter ends its request."""
         jobs = {job.request.request_id: job for job in current.jobs}
         for shadow, found in zip(shadows, ahead, strict=True):

@@ -1,4 +1,4 @@
-"""Hybrid tree attention: the committed prefix without a mask, the draft under its mask, merged by log-sum-exp.
+"""Prefix tree attention: the committed prefix without a mask, the draft under its tree mask, merged by log-sum-exp.
 
     columns of a row     |      prefix, seen by all rows       | root n0 n1 … |
     dense plan           |            one softmax under one mask              |
@@ -6,16 +6,16 @@
 
     o = w o1 + (1 - w) o2,     w = sigmoid(L1 - L2),     L = log of the sum of a softmax
 
-Paper:   LongSpec, arXiv:2502.17421, section 3.3: the merge, which is algebra and no approximation.
-Exact:   yes: the dense plan's law up to rounding. The fused decoder computes both plans with the same instructions,
-         since it never masks a prefix and merges its tiles like this already (native/tiles.inc).
+Paper:   LongSpec's "Hybrid Tree Attention", arXiv:2502.17421, section 3.3; the merge is algebra, no approximation.
+Exact:   yes: the dense plan's distribution up to rounding. The native decoder computes both plans with the same
+         instructions, because it never masks a prefix and merges its tiles in this way (native/tiles.inc).
 Differs: a layer with a sliding window has a third part: the columns of the prefix that only some rows see, masked.
-         Soft caps are applied in every part, an attention sink is one more term of the last sum. A prompt's rows, and
-         a single row, which has nothing to merge, are left to the dense plan.
+         Soft caps are applied in every part, an attention sink is one more term of the last sum. The dense plan
+         computes prompts and single rows, which have nothing to merge.
 
-On a GPU with Triton one kernel does all of it: that of sparse attention, with every block kept (forward/kernels).
+On a GPU with Triton one kernel computes all of it: that of sparse attention, with every block kept (forward/kernels).
 
-Letters: R rows of a segment, L columns, B of them behind the prefix, E before what all rows see; H query heads, G
+Letters: R rows of a segment, L columns, B of them after the prefix, E before those that all rows see; H query heads, G
 key/value heads, n = H / G query heads per group, F = n R folded rows (row f is row f % R of head f // R of its group),
 P parts, D key width, Dv value width.
 """
@@ -36,7 +36,7 @@ from foretoken.forward.kernels import loading
 if TYPE_CHECKING:
     from foretoken.forward.kernels.block_attention import BlockLists
 
-_BLOCK = 64  # columns of the prefix that the kernel takes as one
+_BLOCK = 64  # columns of the prefix in one block of the kernel
 
 
 class Part(NamedTuple):
@@ -51,7 +51,7 @@ class Part(NamedTuple):
     log_sum_GF: Tensor
 
 
-class HybridPlan(DensePlan):
+class PrefixTreePlan(DensePlan):
     """One step's attention.
 
     Args:
@@ -107,7 +107,7 @@ class HybridPlan(DensePlan):
         return out_GFD.view(len(q_HRD), segment.num_rows, -1).transpose(0, 1).to(v_GLD.dtype)
 
     def _tree_mask(self, index: int, segment: Segment, window: int | None, repeats: int, like: Tensor) -> Tensor:
-        """Additive mask [F, tail + R] over the columns behind the prefix, in the dtype of ``like``."""
+        """Additive mask [F, tail + R] over the columns after the prefix, in the dtype of ``like``."""
         key = (index, window, repeats, like.dtype)
         if key not in self._tree_masks:
             seen_RB = loading.seen(segment, like.device).bool()
@@ -134,12 +134,12 @@ class HybridPlan(DensePlan):
 
 
 def attention_part(q_GFD: Tensor, k_GLD: Tensor, v_GLD: Tensor, mask_FL: Tensor | None, scoring: Scoring) -> Part:
-    """Attention of all rows over some columns, and the logarithm of its sum.
+    """Compute the attention of all rows over some columns, and the logarithm of its sum.
 
     Args:
-        q_GFD, k_GLD, v_GLD: any strides; one column at least.
-        mask_FL: additive, zero or -inf; every row sees one column at least. None: all of them.
-        scoring: factor and soft cap; its window and sinks are the caller's.
+        q_GFD, k_GLD, v_GLD: any strides; at least one column.
+        mask_FL: additive, zero or -inf; every row sees at least one column. None: every row sees all.
+        scoring: factor and soft cap; the caller applies its window and sinks.
     """
     if scoring.softcap is not None or q_GFD.device.type != "cpu" or q_GFD.shape[-1] != v_GLD.shape[-1]:
         return _written_out(q_GFD, k_GLD, v_GLD, mask_FL, scoring)
@@ -150,7 +150,7 @@ def attention_part(q_GFD: Tensor, k_GLD: Tensor, v_GLD: Tensor, mask_FL: Tensor 
 
 
 def _written_out(q_GFD: Tensor, k_GLD: Tensor, v_GLD: Tensor, mask_FL: Tensor | None, scoring: Scoring) -> Part:
-    """The same for what the library's kernel has no argument for; a row may see none of the columns here."""
+    """The same for soft caps and masks that the library's kernel lacks; a row may see no column here."""
     scores_GFL = torch.matmul(q_GFD.float(), k_GLD.float().transpose(1, 2)) * scoring.scaling
     if scoring.softcap is not None:
         scores_GFL = torch.tanh(scores_GFL / scoring.softcap) * scoring.softcap
@@ -164,11 +164,11 @@ def _written_out(q_GFD: Tensor, k_GLD: Tensor, v_GLD: Tensor, mask_FL: Tensor | 
 
 
 def merge(parts: Sequence[Part], sinks_H: Tensor | None = None) -> Tensor:
-    """One softmax over the columns of all parts, float32 [G, F, Dv].
+    """Merge parts into one softmax over all their columns, float32 [G, F, Dv].
 
     Args:
         parts: every row sees a column of the first one.
-        sinks_H: one extra logit a head that attends to nothing.
+        sinks_H: one extra logit of each head, which attends to no column.
     """
     (out_GFD, sum_GF), *others = parts
     out_GFD = out_GFD.float()
@@ -189,7 +189,7 @@ def _additive(seen_RL: Tensor, repeats: int, dtype: torch.dtype) -> Tensor:
 
 
 def _positions(segment: Segment, device: torch.device) -> Tensor:
-    """Positions of the columns behind the prefix, [tail + R]."""
+    """Positions of the columns after the prefix, [tail + R]."""
     depths = range(segment.tail + segment.num_rows) if segment.depths is None else segment.depths
     return segment.prefix + torch.tensor(depths, device=device)
 
@@ -200,12 +200,12 @@ def _every_block(kernel: Any, prefix: int, num_groups: int, device: torch.device
     return lists
 
 
-class HybridPlans(DensePlans):
-    """Makes the hybrid plan of every step: nothing is left out, and the verifier's promise stands."""
+class PrefixTreePlans(DensePlans):
+    """Makes the plan of every step; it is exact, so the verifier's promise holds."""
 
-    name = "hybrid"
-    attention = HybridPlan
+    name = "prefix_tree"
+    attention = PrefixTreePlan
 
     @classmethod
-    def arranged(cls, settings: Mapping[str, Any], target: Any) -> HybridPlans:
+    def arranged(cls, settings: Mapping[str, Any], target: Any) -> PrefixTreePlans:
         return cls()

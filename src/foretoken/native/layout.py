@@ -83,8 +83,8 @@ class Block:
     """One layer.
 
     Attributes:
-        q, k, v, out: projections of attention; without k and v it reads those of another decoder's layer (far.py), all
-            that a segment may see of them.
+        q, k, v, out: projections of attention; without k and v it is cross-attention to the keys and values of another
+            decoder's layer.
         attention_norm_D: gain of the norm before it; None: attention reads the residual stream as it is.
         attention_end_norm_D: gain of the norm of what it adds to the stream; None: it is added as it is.
         q_norm_d, k_norm_d: gains of norms over each head's query and key, [d] or each head its own [heads, d], or over

@@ -1,4 +1,4 @@
-"""What the rules of drawn chains make of a guess: one more node, and no row behind it."""
+"""PEARL's test of a block's first token, for rules of drawn chains: one more node, without a row of its own."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from foretoken.core.residual import ratio, residual_at, residual_without
 
 
 def finish(guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
-    """Keep the guess with probability min(1, p/q), else draw from the positive part of p - q: a draw from p.
+    """Accept the token with probability min(1, p/q), else draw from the positive part of p - q: a draw from p.
 
     Paper:   PEARL, arXiv:2408.11850, the test of the first token of a block that is still being written; the rule is
              that of arXiv:2211.17192, Algorithm 1.
-    Exact:   yes, whenever the guess was drawn from q. Checked by tests/statistical/test_ahead.py.
+    Exact:   yes, if the token was drawn from q. Checked by tests/statistical/test_ahead.py.
     Differs: the decision takes a fresh uniform of the request's accept stream. The released code seeds a uniform by
-             position and so uses one twice, in the test before and behind a block's border: a bias.
+             position and so uses one twice, in the tests before and after a block's border: a bias.
 
     Args:
         guess: a draft of one node.
-        target: row ``row`` is the law that the token is emitted by.
+        target: row ``row`` is the distribution of the emitted token.
     Returns:
-        the token; None at temperature 0, where the law is one token.
+        the emitted token; None at temperature 0, where the rule's own choice decides.
     """
     if target.greedy:
         return None

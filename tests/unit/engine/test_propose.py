@@ -16,7 +16,7 @@ from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import TokenTree
 from foretoken.engine.draft_length.controller import Controller
 from foretoken.engine.draft_length.history_only import OwnPastRule
-from foretoken.engine.executors.overlap import AheadRule, Shadow
+from foretoken.engine.executors.overlap import AssumedContext, OverlapRule
 from foretoken.engine.faults import Faults
 from foretoken.engine.features.feature_backlog import Unseen
 from foretoken.engine.propose import Proposer
@@ -219,13 +219,13 @@ def test_what_is_drafted_ahead_ends_when_the_target_is_done_but_for_a_seed_s() -
     requests[1].own_past = True
     pending = Draft(TokenTree([7, 7]), PointMass())
     for _ in range(2):
-        shadows = [Shadow(request, pending) for request in requests]
+        shadows = [AssumedContext(request, pending) for request in requests]
         drafts = proposer.ahead(shadows, [9, 5, 9], lambda: True)
         assert [len(each) for each in drafts if isinstance(each, Draft)] == [6, 5, 0]  # the cache, the room, the text
     rules = [budget.stop_rule for budget in drafter.budgets]
     for request, first, second in zip(requests, rules[:3], rules[3:], strict=True):
-        assert isinstance(first, AheadRule)
-        assert isinstance(second, AheadRule)
+        assert isinstance(first, OverlapRule)
+        assert isinstance(second, OverlapRule)
         assert first.past is second.past is request.ahead_rule
         assert first.stopped() is not request.own_past
 

@@ -1,4 +1,4 @@
-"""Hybrid tree attention against a float64 reference: random trees and prefixes, and every kind of scoring."""
+"""Prefix tree attention against a float64 reference: random trees and prefixes, and every kind of scoring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.hybrid import reference, some_tree, step
+from tests.helpers.prefix_tree import reference, some_tree, step
 from torch import Tensor
 
 from foretoken import LLM, SamplingParams
@@ -22,8 +22,8 @@ from foretoken.engine.compose import plan_of
 from foretoken.forward import prefix_tree_attention
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan, DensePlans
-from foretoken.forward.prefix_tree_attention import HybridPlan, HybridPlans
-from foretoken.methods.sparse.attention import SparseAttentionPlan, SparseHybridPlan
+from foretoken.forward.prefix_tree_attention import PrefixTreePlan, PrefixTreePlans
+from foretoken.methods.sparse.attention import SparseAttentionPlan, SparsePrefixTreePlan
 
 LIMIT = 1e-5
 SCORINGS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ PREFIXES = (0, 1, 7, 63, 64, 65, 300)
 def test_trees_behind_prefixes_equal_the_definition(name: str, prefix: int) -> None:
     for seed, groups in ((prefix, 2), (prefix + 1, 6), (prefix + 2, 1)):
         batch, cache, (q, k, v), scoring = step(prefix, some_tree(seed), groups=groups, seed=seed, **SCORINGS[name])
-        found = HybridPlan(cache, batch).attend(0, q, k, v, **scoring)
+        found = PrefixTreePlan(cache, batch).attend(0, q, k, v, **scoring)
         expected = reference(batch.segments[0], cache, q, **scoring)
         assert float((found - expected).abs().max()) < LIMIT
 
@@ -52,7 +52,7 @@ def test_trees_behind_prefixes_equal_the_definition(name: str, prefix: int) -> N
 @pytest.mark.parametrize("prefix", [0, 40])
 def test_a_root_alone_and_chains_equal_the_definition(prefix: int, draft: TokenTree) -> None:
     batch, cache, (q, k, v), scoring = step(prefix, draft, groups=2, value=24)
-    found = HybridPlan(cache, batch).attend(0, q, k, v, **scoring)
+    found = PrefixTreePlan(cache, batch).attend(0, q, k, v, **scoring)
     assert float((found - reference(batch.segments[0], cache, q, **scoring)).abs().max()) < LIMIT
 
 
@@ -60,21 +60,21 @@ def test_a_root_alone_and_chains_equal_the_definition(prefix: int, draft: TokenT
 def test_a_planted_bug_is_far_outside_of_the_limit(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = TokenTree((1, 2, 3, 4), (-1, -1, 0, 2))
     batch, cache, (q, k, v), scoring = step(40, draft, groups=2, window=7 if "window" in bug else None)
-    part, edge = prefix_tree_attention.attention_part, HybridPlan._edge
+    part, edge = prefix_tree_attention.attention_part, PrefixTreePlan._edge
 
     def wrong(*arguments: Any) -> prefix_tree_attention.Part:
         *rows, mask, scoring = arguments
         found = part(*rows, None if "mask" in bug else mask, scoring)
         return found._replace(log_sum_GF=torch.zeros_like(found.log_sum_GF)) if "alike" in bug else found
 
-    def open_edge(self: HybridPlan, *arguments: Any) -> tuple[int, Tensor | None]:
+    def open_edge(self: PrefixTreePlan, *arguments: Any) -> tuple[int, Tensor | None]:
         shared, mask_FE = edge(self, *arguments)
         return shared, None if mask_FE is None else torch.zeros_like(mask_FE)
 
     if "edge" in bug:
-        monkeypatch.setattr(HybridPlan, "_edge", open_edge)
+        monkeypatch.setattr(PrefixTreePlan, "_edge", open_edge)
     monkeypatch.setattr(prefix_tree_attention, "attention_part", wrong)
-    found = HybridPlan(cache, batch).attend(0, q, k, v, **scoring)
+    found = PrefixTreePlan(cache, batch).attend(0, q, k, v, **scoring)
     assert float((found - reference(batch.segments[0], cache, q, **scoring)).abs().max()) > 1000 * LIMIT
 
 
@@ -88,7 +88,7 @@ def test_nothing_over_the_prefix_is_masked(monkeypatch: pytest.MonkeyPatch) -> N
         return part(*arguments)
 
     monkeypatch.setattr(prefix_tree_attention, "attention_part", watched)
-    HybridPlan(cache, batch).attend(0, q, k, v, **scoring)
+    PrefixTreePlan(cache, batch).attend(0, q, k, v, **scoring)
     assert masked == [(len(batch), True), (300, False)]
 
 
@@ -96,7 +96,7 @@ def test_a_prompt_is_computed_as_the_dense_plan_does() -> None:
     batch, cache, (q, k, v), scoring = step(30, TokenTree((1, 2, 3)), groups=2)
     prompt = PackedBatch()
     prompt.add_chunk(0, 30, batch.tokens, wanted=1)
-    found, dense = (plan(cache, prompt).attend(0, q, k, v, **scoring) for plan in (HybridPlan, DensePlan))
+    found, dense = (plan(cache, prompt).attend(0, q, k, v, **scoring) for plan in (PrefixTreePlan, DensePlan))
     assert torch.equal(found, dense)
 
 
@@ -106,7 +106,7 @@ def test_bfloat16_is_as_near_as_the_dense_plan_is() -> None:
     cache.keys, cache.values = ([side[0].bfloat16()] for side in (cache.keys, cache.values))
     exact = None
     errors = []
-    for plan in (DensePlan, HybridPlan):
+    for plan in (DensePlan, PrefixTreePlan):
         found = plan(cache, batch).attend(0, *rows, **scoring)
         exact = reference(batch.segments[0], cache, rows[0], **scoring) if exact is None else exact
         errors.append(float((found - exact).abs().mean()))
@@ -114,30 +114,30 @@ def test_bfloat16_is_as_near_as_the_dense_plan_is() -> None:
 
 
 def test_it_is_chosen_by_name_and_goes_under_sparse_verification() -> None:
-    llm = LLM("zoo:draft", speculative_config={"method": "ngram", "plan": "hybrid"})
-    assert isinstance(llm.recipe.plan, HybridPlans)
+    llm = LLM("zoo:draft", speculative_config={"method": "ngram", "plan": "prefix_tree"})
+    assert isinstance(llm.recipe.plan, PrefixTreePlans)
     assert llm.recipe.promise == "same stream"
     assert type(plan_of({"plan": "dense"}, llm.target)) is DensePlans
     settings = {"verification.attention": "per_head", "verification.dense_below": 0, "verification.block": 16}
     batch, cache, (q, k, v), scoring = step(300, some_tree(2), groups=2)
     whole = {**settings, "verification.budget": 1.0}
     found = {}
-    for plan in ("dense", "hybrid"):
+    for plan in ("dense", "prefix_tree"):
         maker = plan_of({**settings, "plan": plan, "verification.budget": 0.2}, llm.target)
         made = maker(cache, batch)
-        assert type(made) is (SparseHybridPlan if plan == "hybrid" else SparseAttentionPlan)
+        assert type(made) is (SparsePrefixTreePlan if plan == "prefix_tree" else SparseAttentionPlan)
         found[plan] = made.attend(0, q, k, v, **scoring)
         everything = plan_of({**whole, "plan": plan}, llm.target)(cache, batch).attend(0, q, k, v, **scoring)
         expected = reference(batch.segments[0], cache, q, **scoring)
         assert float((everything - expected).abs().max()) < LIMIT
-    assert float((found["hybrid"] - found["dense"]).abs().max()) < LIMIT
-    assert float((found["hybrid"] - expected).abs().max()) > 100 * LIMIT  # something was left out
+    assert float((found["prefix_tree"] - found["dense"]).abs().max()) < LIMIT
+    assert float((found["prefix_tree"] - expected).abs().max()) > 100 * LIMIT  # something was left out
 
 
 def test_the_fused_decoder_gives_both_plans_the_same_bits() -> None:
     prompt = "The quick brown fox. The quick brown fox."
     texts = []
-    for plan in ("dense", "hybrid"):
+    for plan in ("dense", "prefix_tree"):
         llm = LLM("zoo:draft", speculative_config={"method": "suffix", "plan": plan})
         texts.append(llm.generate([prompt], SamplingParams(max_tokens=24))[0].token_ids)
     assert texts[0] == texts[1]
@@ -146,10 +146,10 @@ def test_the_fused_decoder_gives_both_plans_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"plan": "hibryd"}, "unknown plan 'hibryd': did you mean 'hybrid'"),
+        ({"plan": "prefixtree"}, "unknown plan 'prefixtree': did you mean 'prefix_tree'"),
         ({"plan": 3}, "plan=3 must be a name"),
         ({"plan": "sparse_verification"}, "switched on by its settings, verification"),
-        ({"method": "ngram", "hybrid.size": 3}, "unknown option 'hybrid.size'"),
+        ({"method": "ngram", "prefix_tree.size": 3}, "unknown option 'prefix_tree.size'"),
     ],
     ids=str,
 )
@@ -163,7 +163,7 @@ def test_the_kernel_equals_the_definition_under_the_interpreter() -> None:
     tests = Path(__file__).parents[2]
     paths = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "FORETOKEN_FUSED": "1", "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "helpers.hybrid"]
+    command = [sys.executable, "-m", "helpers.prefix_tree"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -32,7 +32,7 @@ from foretoken.models.shapes import PREFIX as SHAPE
 if TYPE_CHECKING:
     from foretoken.models.language_model import LanguageModel
 
-_PLANS = ("dense", "hybrid", "sparse")
+_PLANS = ("dense", "prefix_tree", "sparse")
 _KEY = "verification."
 _MOST_POSITIONS = 1 << 22  # what a machine could hold of the smallest models
 _PLANS_PANEL, _MEASURE, _OUTPUT = "Plans", "Measuring", "Output"
@@ -63,7 +63,7 @@ def verify(
         typer.Option(
             "--plans",
             metavar="A,B,…",
-            help="dense, hybrid, sparse; settings of an entry with '+': sparse+verification.budget=0.2.",
+            help="dense, prefix_tree, sparse; settings of an entry with '+': sparse+verification.budget=0.2.",
             rich_help_panel=_PLANS_PANEL,
         ),
     ] = "dense,sparse",
@@ -95,8 +95,8 @@ def verify(
 ) -> None:
     """Time the target's verification forward, plan against plan: same rows, same prefix, interleaved.
 
-    The context is the bundled prompts, repeated. hybrid with settings is
-    sparse, too: hybrid+verification.budget=0.2. attention is the part of a
+    The context is the bundled prompts, repeated. prefix_tree with settings is
+    sparse, too: prefix_tree+verification.budget=0.2. attention is the part of a
     forward in attention (storing keys, selecting and attending); read is the
     share of the context that heads read. A sparse plan is sparse here from
     the first token on: verification.dense_below is 0 if it is not set. --model
@@ -112,7 +112,7 @@ def verify(
 
       foretoken bench verify --context 384 --plans dense,sparse+verification.ffn=0.1
 
-      FORETOKEN_FUSED=0 foretoken bench verify --context 4000 --rows 8,32 --plans dense,hybrid
+      FORETOKEN_FUSED=0 foretoken bench verify --context 4000 --rows 8,32 --plans dense,prefix_tree
     """
     contexts, counts = parse_numbers(context, "--context", int), parse_numbers(rows, "--rows", int)
     for option, values in (("--context", contexts), ("--rows", counts)):
@@ -209,11 +209,11 @@ def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
                 raise ConfigError(f"--plans {piece}: the dense plan has no settings")
             plans[piece] = {}
             continue
-        if name == "hybrid" and not settings:
+        if name == "prefix_tree" and not settings:
             plans[piece] = {"plan": name}
             continue
         plans[piece] = {**shared, **settings}
-        if name == "hybrid":
+        if name == "prefix_tree":
             plans[piece]["plan"] = name
         if not any(f"{_KEY}{part}" in plans[piece] for part in ("attention", "ffn", "moe")):
             plans[piece][f"{_KEY}attention"] = "per_head"

@@ -1,4 +1,4 @@
-"""Serial or overlapped, whichever is faster: measured in turns, for as many requests as run together."""
+"""Serial or overlapped, whichever is faster: measured in turns, by the number of running requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.serial import SerialExecutor
 from foretoken.engine.request import Request
 
-_SETTLING = 8  # steps of a turn that are not counted: caches, threads and the draft length find their places
-_TRIAL = 32  # steps of a turn that are
+_SETTLING = 8  # first steps of a turn, not counted: caches, threads and draft length settle
+_TRIAL = 32  # counted steps of a turn
 _FIRST_REST, _LAST_REST = 1024, 16384  # steps until the slower one is tried again; twice as many whenever it loses
-_GAIN = 1.02  # that the overlapped order must bring; less is within what such turns can tell
+_GAIN = 1.02  # smallest gain of the overlapped order; less is within the noise of such turns
 
 
 @dataclass(slots=True)
 class _Turns:
-    """For a like number of requests: whose turn it is, and what the turns brought.
+    """The current turn and the results of earlier ones, for a similar number of requests.
 
     Attributes:
         rates: tokens per second of each order's last trial.
@@ -41,7 +41,7 @@ class _Turns:
         return self.rates.get(True, 0.0) > _GAIN * self.rates.get(False, 0.0)
 
     def measure(self, tokens: int, seconds: float) -> None:
-        """Take in a step of the order whose turn it is, and settle whose the next one is."""
+        """Add a step of the current turn, and choose the next one when it ends."""
         self.left -= 1
         if self.counted and self.left < _TRIAL:
             self.tokens += tokens
@@ -62,11 +62,10 @@ class _Turns:
 
 
 class AutoExecutor:
-    """Tries both orders, keeps the faster one, and tries the other one again now and then.
+    """Tries both orders, keeps the faster one, and tries the other one again from time to time.
 
-    The serial order in turn leaves out drafts where plain decoding is faster (engine/draft_length/controller.py). A
-    seeded request
-    whose text depends on its drafts must not depend on measured times: with one of them a step is serial.
+    The serial order in turn omits drafts where plain decoding is faster (engine/draft_length/controller.py). If the
+    text of a seeded request depends on its drafts, it must not depend on measured times: its steps are serial.
     """
 
     name = "auto"
@@ -78,7 +77,7 @@ class AutoExecutor:
 
     @property
     def explanation(self) -> str:
-        """What the trials found so far, for the user; "" before the first is over."""
+        """Results of the trials until now, for the user; "" before the first has ended."""
         found = [
             f"{'1 request' if size == 1 else f'{1 << (size - 1)} requests or more'}: "
             f"serial {turns.rates[False]:.0f}, pearl {turns.rates[True]:.0f} tokens/s"
@@ -95,7 +94,7 @@ class AutoExecutor:
         turns = self._turns.setdefault(len(work.decoding).bit_length(), _Turns())
         executor = self.overlapped if turns.ahead else self.serial
         current = executor.run(engine, work, began)
-        if not work.prefill:  # what prompts take says nothing of decoding
+        if not work.prefill:  # the time of prompts is not that of decoding
             turns.measure(current.num_tokens, perf_counter() - began)
         return current.changed
 

@@ -1,4 +1,4 @@
-"""The executor's seam: who runs when and where. The engine gives the verbs, an executor gives their order.
+"""The protocol between engine and executor: the engine offers the verbs of a step, an executor calls them in order.
 
 schedule ─ propose ─ pack ─ forward ─ verify ─ commit ─ account
 """
@@ -9,39 +9,41 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from foretoken.core.draft import Draft
-from foretoken.engine.executors.overlap import Ahead, Shadow
+from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
 from foretoken.engine.request import Request
 from foretoken.engine.round import Round
 from foretoken.engine.scheduler import Work
 
 
 class Verbs(Protocol):
-    """What an engine can be asked to do; engine/step.py has them."""
+    """The verbs of one step; engine/step.py implements them."""
 
     def schedule(self) -> Work:
-        """Decide who runs in this step, and bring up to date what an earlier plan has left behind."""
+        """Choose the requests of this step, and finish deferred work of an earlier plan."""
         ...
 
     def propose(self, work: Work) -> list[Draft]:
-        """One draft for each request that decodes, in order, checked against its budget; empty where there is none."""
+        """Return a draft for each decoding request, in order, checked against its budget; possibly empty."""
         ...
 
     def room(self, work: Work) -> list[int]:
-        """Rows behind the root that each request that decodes may have in this step, in order."""
+        """Return the largest number of rows after the root of each decoding request, in order."""
         ...
 
-    def ahead(self, shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Ahead]:
-        """What the drafter proposes behind the pending drafts of requests; may run on another thread than the rest.
+    def ahead(
+        self, contexts: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]
+    ) -> list[DraftOrError]:
+        """Draft after the pending drafts of requests; may run on another thread than the other verbs.
 
         Args:
-            shadows: whom it is asked about.
-            rooms: nodes of each proposal, at most.
-            stopped: where drafts are as long as pays, they end when this says so.
+            contexts: the requests, as if their pending drafts were accepted.
+            rooms: largest number of nodes of each draft.
+            stopped: where the draft length is adaptive, drafts end when this returns True.
         """
         ...
 
-    def expect(self, current: Round, shadows: Sequence[Shadow], ahead: Sequence[Ahead]) -> None:
-        """Hand the guesses to their jobs. Where nothing was pending, a failure of the drafter ends its request."""
+    def expect(self, current: Round, contexts: Sequence[AssumedContext], ahead: Sequence[DraftOrError]) -> None:
+        """Hand each block's first token to its job. Without a pending draft, a drafter's error ends the request."""
         ...
 
     def pack(self, work: Work, drafts: Sequence[Draft]) -> Round:
@@ -49,34 +51,34 @@ class Verbs(Protocol):
         ...
 
     def forward(self, current: Round) -> None:
-        """Compute the batch by the recipe's plan, and show a drafter what it has asked for."""
+        """Compute the batch by the recipe's plan, and pass requested features to the drafter."""
         ...
 
     def verify(self, current: Round) -> None:
-        """Let the recipe's rule decide every draft of the round; a fault ends its own request only."""
+        """Verify every draft by the recipe's rule; an error ends its own request only."""
         ...
 
     def commit(self, current: Round) -> list[Request]:
-        """Keep accepted rows, append the tokens, tell the drafter. Returns the requests that got tokens or ended."""
+        """Keep accepted rows, append tokens, inform the drafter. Returns the requests that got tokens or ended."""
         ...
 
     def account(self, current: Round, *, draft: float, verify: float, total: float) -> None:
-        """Take in how long the parts of the step took, in seconds."""
+        """Record the durations of the step's parts, in seconds."""
         ...
 
 
 class Executor(Protocol):
     """Runs one step with the engine's verbs.
 
-    Whatever the order and the place, what is committed must be what the serial executor commits.
+    In any order and on any thread, it must commit what the serial executor commits.
     """
 
     name: str
 
     def step(self, engine: Verbs) -> list[Request]:
-        """One round for everybody who runs. Returns the requests that got tokens or ended."""
+        """Run one step. Returns the requests that got tokens or ended."""
         ...
 
     def close(self) -> None:
-        """End the threads, if it has any; another step starts them again."""
+        """End the executor's threads, if any; another step starts them again."""
         ...

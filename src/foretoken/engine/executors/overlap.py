@@ -1,4 +1,4 @@
-"""Drafting ahead: whom a drafter is asked about, and how long it goes on."""
+"""Drafting while the target computes: the context that a drafter sees meanwhile, and when it stops."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.request import Request
 from foretoken.options.sampling import SamplingParams
 
-Ahead = Draft | Exception
-"""What was proposed ahead for a request, or why there is nothing."""
+DraftOrError = Draft | Exception
+"""The draft that follows a pending draft, or the error that the drafter raised for this request."""
 
 
-class Shadow:
-    """A request as it will be if its pending draft stands: the ``Context`` that a drafter sees (core/protocols.py).
+class AssumedContext:
+    """A request as it will be if its pending draft is accepted: the ``Context`` of a drafter (core/protocols.py).
 
-    Tokens and history are copies: the request goes on while a drafter looks at them. The random streams are its own;
-    a drafter draws from the one of purpose "draft" alone, and nobody else does.
+    Tokens and history are copies, because the request may change while the drafter reads them. The random streams are
+    the request's; the drafter draws from the one of purpose "draft" alone, and only the drafter does.
 
     Args:
-        request: as it stands, at rest.
-        pending: a chain; an empty one where nothing is known behind the root.
+        request: between two steps.
+        pending: a chain, which the target is reading; empty in a pre-verify step.
     """
 
     def __init__(self, request: Request, pending: Draft) -> None:
@@ -70,15 +70,15 @@ class Shadow:
         return self.request.max_total - len(self.tokens)
 
 
-class AheadRule(StopRule):
-    """The stop rule of what is drafted while the target computes (:class:`foretoken.core.stop_rule.StopRule`).
+class OverlapRule(StopRule):
+    """The stop rule of drafts that are written while the target computes (:class:`foretoken.core.stop_rule.StopRule`).
 
-    Drafting is hidden behind the target's forward, so a node costs its row of the next verification and no more. The
-    first node is the guess, which costs nothing.
+    Drafting is hidden by the target's forward, so a node costs no more than its row of the next verification. The first
+    node, which the target tests in any case, costs nothing.
 
     Args:
-        past: of the request; it weighs a node against that cost.
-        stopped: whether the target is done; for a seeded request whose text depends on it, never.
+        past: of the request; it compares a node's probability with that cost.
+        stopped: whether the target has finished; constantly False for a seeded request whose text depends on drafts.
     """
 
     def __init__(self, past: OwnPastRule, stopped: Callable[[], bool]) -> None:
@@ -86,6 +86,6 @@ class AheadRule(StopRule):
         self.stopped = stopped
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        """True for the first node; then while the target computes, if the node is likely enough to stand."""
+        """Accept the first node; then, while the target computes, every node that is probable enough."""
         pays = self.past.worthwhile(reach, confidence, num_nodes)
         return not num_nodes or (pays and not self.stopped())

@@ -1,4 +1,4 @@
-"""One thing after the other: propose, forward, verify, commit. What every other executor must be equal to."""
+"""The serial order: propose, forward, verify, commit. Every other executor must commit the same."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from foretoken.engine.scheduler import Work
 
 
 class SerialExecutor:
-    """Runs a step's verbs in their order, and says how long each took.
+    """Runs a step's verbs one after the other, and records their durations.
 
     Attributes:
-        timeline: told who was busy when; None: nobody wants to know.
+        timeline: records when each part was busy; None: no record.
     """
 
     name = "serial"
@@ -28,7 +28,11 @@ class SerialExecutor:
         return self.run(engine, engine.schedule(), began).changed
 
     def run(self, engine: Verbs, work: Work, began: float) -> Round:
-        """A step of which it is known who runs; it began when that was asked."""
+        """Run a step of scheduled work.
+
+        Args:
+            began: when scheduling began.
+        """
         scheduled = perf_counter()
         drafts = engine.propose(work)
         drafted = perf_counter()
@@ -49,5 +53,5 @@ class SerialExecutor:
         return current
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to end: it has no threads."""
         return

@@ -1,4 +1,4 @@
-"""Who was busy when: the intervals of a few steps, for a picture."""
+"""When target, drafter and engine were busy: the intervals of a few steps, for a picture."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Interval:
     """``who`` worked from ``begin`` to ``end``, in seconds of ``time.perf_counter``.
 
     Attributes:
-        who: "target" (its forward), "drafter" (on a lane of its own), "propose" (the engine's thread asks the drafter,
-            and waits for it), "engine" (it decides and commits).
-        tokens: that a step gave to those who decode, of its "engine".
+        who: "target" (its forward), "drafter" (on its worker thread), "propose" (the engine's thread runs the drafter),
+            "engine" (verify and commit).
+        tokens: that a step added to decoding requests, for "engine".
     """
 
     who: str
@@ -28,5 +28,5 @@ class Timeline:
     intervals: list[Interval] = field(default_factory=list)
 
     def add(self, who: str, begin: float, end: float, tokens: int = 0) -> None:
-        """Take in one interval; any thread may tell it."""
+        """Add one interval; any thread may call it."""
         self.intervals.append(Interval(who, begin, end, tokens))

@@ -1,6 +1,6 @@
 """Dovetail: decoder blocks behind a gate draft a tree from the target's last state, on a device of their own.
 
-target's side (here)                               drafting side (far.py), in a place of lanes.py
+target's side (here)                               drafting side (remote_head.py), in a place of lanes.py
 states of a forward, its final norm  ── rows ────► read, behind what it has read before
 who is drafted for, how many nodes   ── asked ───► levels of the tree, each one pass of the head
 verify, choose what stands           ◄── tokens ──
@@ -25,12 +25,12 @@ from foretoken.drafting.feature_heads.drafter import TREE, GrowthOptions
 from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
 from foretoken.drafting.learned_part import find
 from foretoken.engine.draft_length.confidence import Confidence
-from foretoken.engine.executors.lane import split
+from foretoken.engine.executors.worker_thread import split
 from foretoken.methods.dovetail import costs
 from foretoken.methods.dovetail.costs import Affordable, Rate
-from foretoken.methods.dovetail.far import EAGER_ROWS, Answerer, Elsewhere, Far, Parcel, weights_of
 from foretoken.methods.dovetail.lanes import HERE, PLACES, PROCESS, THREAD, DraftLane, InPlace, InProcess, OnThread
 from foretoken.methods.dovetail.network import CONCAT, Dovetail
+from foretoken.methods.dovetail.remote_head import EAGER_ROWS, Answerer, Parcel, RemoteHead, TargetFacts, weights_of
 from foretoken.methods.dovetail.staging import Staging
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Option
@@ -176,9 +176,9 @@ class DovetailDrafter(Drafter):
         self, config: Config, target: LanguageModel, head: Dovetail, device: torch.device, *, apart: bool
     ) -> DraftLane:
         if config.place == HERE and not apart:
-            return InPlace(Far(config, target, head), None)
+            return InPlace(RemoteHead(config, target, head), None)
         threads = split()[1]
-        elsewhere = Elsewhere(
+        elsewhere = TargetFacts(
             target.name,
             target.vocab_size,
             target.max_length,
@@ -187,16 +187,16 @@ class DovetailDrafter(Drafter):
             packed=target.fused is not None and device.type == "cpu" and self._dtype != torch.float16,
         )
         if config.place == THREAD and not apart:
-            return OnThread(Far(config, target, head, eager=True), self._staging(device), threads)
+            return OnThread(RemoteHead(config, target, head, eager=True), self._staging(device), threads)
         alone = head.with_rows_of(target.model)
 
         def here() -> InPlace:
-            return InPlace(Far(config, elsewhere, alone), self._staging(device))
+            return InPlace(RemoteHead(config, elsewhere, alone), self._staging(device))
 
         if config.place == HERE:
             return here()
         if config.place == THREAD:
-            return OnThread(Far(config, elsewhere, alone, eager=True), self._staging(device), threads)
+            return OnThread(RemoteHead(config, elsewhere, alone, eager=True), self._staging(device), threads)
         return InProcess(
             Answerer.made,
             (config, elsewhere, alone.config, weights_of(alone)),
@@ -256,7 +256,7 @@ class DovetailDrafter(Drafter):
         for outcome in outcomes:
             self._confidence.learn(outcome.draft, outcome.verdict)
         if isinstance(self.lane, InPlace | OnThread):
-            self.lane.far.learn(outcomes)
+            self.lane.remote_head.learn(outcomes)
 
     def release(self, request_id: int) -> None:
         self._unsettled.pop(request_id, None)

@@ -1,10 +1,11 @@
-"""Where the drafting side (far.py) runs: in the engine's thread, on a lane beside it, or in a process of its own.
+"""Where the drafting side (remote_head.py) runs: in the engine's thread, in a worker thread, or in another process.
 
-    verbs    read       rows for the drafting side, which it may read while the target goes on
-             draft      rows, and drafts behind them; waits
-             forget     a request that has ended; done when the lane rests, in the order in which things were said
+    verbs    read       send rows to the drafting side, which may read them while the target computes
+             draft      send rows, and wait for drafts after them
+             forget     drop a request that has ended, after the orders before it
 
-In place and on a lane it is the same object; a lane has it alone between an order and its end.
+In the engine's thread and in a worker thread the side is the same object; a worker thread has it alone while it works
+on an order.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context
 from foretoken.drafting import process
 from foretoken.drafting.process import HelperProcess
-from foretoken.engine.executors.lane import Lane, Ticket
 from foretoken.engine.executors.timeline import Timeline
-from foretoken.methods.dovetail.far import Far, Newcomer, Order, Parcel, bytes_back, draft_of, packed
+from foretoken.engine.executors.worker_thread import Task, WorkerThread
+from foretoken.methods.dovetail.remote_head import Newcomer, Order, Parcel, RemoteHead, bytes_back, draft_of, packed
 from foretoken.methods.dovetail.staging import Staging
 from foretoken.options.sampling import SamplingParams
 
@@ -80,8 +81,8 @@ class InPlace:
 
     beside = False
 
-    def __init__(self, far: Far, staging: Staging | None) -> None:
-        self.far, self._staging = far, staging
+    def __init__(self, remote_head: RemoteHead, staging: Staging | None) -> None:
+        self.remote_head, self._staging = remote_head, staging
         self.bytes_moved = 0
 
     def ready(self) -> bool:
@@ -89,21 +90,21 @@ class InPlace:
 
     def read(self, parcels: Sequence[Parcel]) -> None:
         if self._staging is None:
-            self.far.take(parcels)
+            self.remote_head.take(parcels)
             return
         self.bytes_moved += sum(each.num_bytes for each in parcels)
         staged = self._staging.put([each.states_TW for each in parcels])
-        self.far.take(taken(parcels, staged.take()))
+        self.remote_head.take(taken(parcels, staged.take()))
 
     def draft(self, parcels: Sequence[Parcel], contexts: Sequence[Asked], budgets: Sequence[Budget]) -> list[Draft]:
         self.read(parcels)
-        drafts = self.far.propose(contexts, budgets)
+        drafts = self.remote_head.propose(contexts, budgets)
         if self._staging is not None:
             self.bytes_moved += sum(map(bytes_back, drafts))
         return drafts
 
     def forget(self, request_id: int) -> None:
-        self.far.release(request_id)
+        self.remote_head.release(request_id)
 
     def close(self) -> None:
         return
@@ -118,11 +119,11 @@ class OnThread:
 
     beside = True
 
-    def __init__(self, far: Far, staging: Staging, threads: int) -> None:
-        self.far, self._staging = far, staging
+    def __init__(self, remote_head: RemoteHead, staging: Staging, threads: int) -> None:
+        self.remote_head, self._staging = remote_head, staging
         self._threads = threads
-        self._lane: Lane | None = None
-        self._reading: list[Ticket[None]] = []
+        self._lane: WorkerThread | None = None
+        self._reading: list[Task[None]] = []
         self.timeline: Timeline | None = None
         self.bytes_moved = 0
 
@@ -137,16 +138,16 @@ class OnThread:
 
         def work(stopped: Callable[[], bool]) -> list[Draft]:
             take(stopped)
-            return self.far.propose(contexts, budgets)
+            return self.remote_head.propose(contexts, budgets)
 
-        ticket = self._begin(work)
+        task = self._begin(work)
         try:
             reading, self._reading = self._reading, []
             for each in reading:
-                each.take()  # its error, if it ended with one
-            drafts = ticket.take()
+                each.result()  # raises the task's error, if it ended with one
+            drafts = task.result()
         finally:
-            ticket.rest()
+            task.stop_and_wait()
         self.bytes_moved += sum(map(bytes_back, drafts))
         return drafts
 
@@ -158,9 +159,9 @@ class OnThread:
         if lane is not None:
             lane.close()
 
-    def _begin(self, work: Callable[[Callable[[], bool]], _Result]) -> Ticket[_Result]:
+    def _begin(self, work: Callable[[Callable[[], bool]], _Result]) -> Task[_Result]:
         if self._lane is None:
-            self._lane = Lane(self._threads)
+            self._lane = WorkerThread(self._threads)
         self._lane.timeline = self.timeline
         return self._lane.begin(work)
 
@@ -170,10 +171,10 @@ class OnThread:
             return lambda stopped: None
         self.bytes_moved += sum(each.num_bytes for each in parcels)
         staged = self._staging.put([each.states_TW for each in parcels])
-        return lambda stopped: self.far.take(taken(parcels, staged.take()))
+        return lambda stopped: self.remote_head.take(taken(parcels, staged.take()))
 
     def _release(self, request_id: int, stopped: Callable[[], bool]) -> None:
-        self.far.release(request_id)
+        self.remote_head.release(request_id)
 
 
 class InProcess:

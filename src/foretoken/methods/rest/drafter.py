@@ -1,4 +1,4 @@
-"""REST: what followed the end of the text in a datastore, as a tree grown best-first by frequency.
+"""REST: the continuations of the text's end in a datastore, as a tree grown best-first by frequency.
 
 context     ... the cat |      longest end of the text that the datastore holds: "the cat", at 3 places
 places      the cat sat on     the cat sat .     the cat ran
@@ -9,9 +9,8 @@ tree        root ─┬─ sat ─┬─ on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,24 +18,25 @@ from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Budget, Context, Drafter
-from foretoken.core.tree import ROOT, TokenTree
+from foretoken.core.tree import ROOT
 from foretoken.drafters.agreement import LONGEST_MATCH, AgreementRates
+from foretoken.drafters.best_first_tree import grow
 from foretoken.drafting.datastore.search import Datastore
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.options.option import Checked, Option
 
-# what the places of a context have shown: there is one; several that go on alike; several that do not
+# a context has one place; several that continue alike; several that do not
 _ONE, _ALIKE, _VARIED = range(3)
 
 
 @dataclass(slots=True)
-class _Looked:
-    """What one request looked up last, from which the next tokens teach the rates.
+class _Lookup:
+    """The last look-up of one request, with which the next tokens are compared to learn the rates.
 
     Attributes:
-        rates: of all requests, or of this one alone where its past is all that counts.
+        rates: of all requests, or of this one alone if its drafts must follow from its own past.
         num_tokens: tokens of the text when it was looked up.
-        places: node -> what the datastore said of it: the kind, tokens matched, and how the places go on.
+        places: node -> kind, matched tokens, and next tokens of its places in the datastore.
         children: (node, token) -> node.
     """
 
@@ -47,7 +47,7 @@ class _Looked:
 
 
 class RestDrafter(Drafter):
-    """Proposes what followed the longest end of the text that a datastore holds, weighed by how often.
+    """Proposes the continuations of the longest end of the text that a datastore contains, weighted by frequency.
 
     Paper:   He et al. 2024, REST: Retrieval-Based Speculative Decoding, arXiv:2311.08252 (suffix array over a corpus,
              longest context first, the most frequent prefixes of the retrieved continuations as a tree).
@@ -57,9 +57,9 @@ class RestDrafter(Drafter):
     Differs: the suffix array is that of the reversed stream, so that one search finds the longest context instead of
              one search for each length. Of many places, ``hits`` evenly spaced ones are read; the released code takes
              the first 5,000, which are those with the smallest next ids. Documents are separated, and no continuation
-             leaves its own. Not the raw frequency but a calibrated one is the confidence: the share of the places that
-             go on so, times the rate at which the text goes on as any of the places did, by the length of the match;
-             that rate is learned from the tokens that were emitted, drafted or not.
+             leaves its own. The confidence is a calibrated frequency: the share of the places with this continuation,
+             times the rate at which the text continues like any of the places, by the length of the match; the rate
+             is learnt from all emitted tokens, drafted or not.
     """
 
     name = "rest"
@@ -118,7 +118,7 @@ class RestDrafter(Drafter):
         self.config = config
         self._store = Datastore(Path(str(config.datastore)))
         self._store.check(vocabulary_fingerprint(target.tokenizer), target.name)
-        self._looked: dict[int, _Looked] = {}
+        self._lookups: dict[int, _Lookup] = {}
         self._rates = self._new_rates()  # of all requests
         self._branching = config.max_branching if config.tree else 1
         self.branches = self._branching > 1
@@ -127,7 +127,7 @@ class RestDrafter(Drafter):
         return [self._propose(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
 
     def release(self, request_id: int) -> None:
-        self._looked.pop(request_id, None)
+        self._lookups.pop(request_id, None)
 
     def _new_rates(self) -> list[AgreementRates]:
         return [AgreementRates(self.config.max_match) for _ in (_ONE, _ALIKE, _VARIED)]
@@ -135,75 +135,57 @@ class RestDrafter(Drafter):
     def _propose(self, context: Context, budget: Budget) -> Draft:
         if budget.max_nodes < 1 or budget.max_depth < 1:
             return NO_DRAFT
-        looked = self._looked.get(context.request_id)
-        if looked is None:
+        lookup = self._lookups.get(context.request_id)
+        if lookup is None:
             rates = self._new_rates() if budget.own_past else self._rates
-            looked = self._looked[context.request_id] = _Looked(rates)
+            lookup = self._lookups[context.request_id] = _Lookup(rates)
         tokens = context.tokens
-        _learn(looked, tokens)
-        looked.num_tokens = len(tokens)
-        looked.places.clear()
-        looked.children.clear()
+        _learn(lookup, tokens)
+        lookup.num_tokens = len(tokens)
+        lookup.places.clear()
+        lookup.children.clear()
         match = self._store.find(tokens, self.config.min_match, self.config.max_match)
         if match is None:
             return NO_DRAFT
         found = self._store.continuations(match, budget.max_depth, self.config.hits)
-        return self._grow(looked, match.length, found, budget)
+        return self._grow(lookup, match.length, found, budget)
 
-    def _grow(self, looked: _Looked, matched: int, found: list[list[int]], budget: Budget) -> Draft:
-        """Best-first: always add the node that is most likely to stand, then consider how its places go on."""
-        min_score, max_match, stop_rule = self.config.min_score, self.config.max_match, budget.stop_rule
-        tokens: list[int] = []
-        parents: list[int] = []
-        confidences: list[float] = []
-        # (-score, serial, token, parent, depth, reach, confidence, places); the serial settles ties
-        frontier: list[tuple[float, int, int, int, int, float, float, list[list[int]]]] = []
-        serial = 0
-        node, depth, reach, places = ROOT, 0, 1.0, found
-        while True:
-            if depth < budget.max_depth:
-                following = _grouped(places, depth)
-                if following:
-                    length = min(matched + depth, max_match)
-                    kind = _VARIED if len(following) > 1 else _ONE if len(places) == 1 else _ALIKE
-                    looked.places[node] = kind, length, frozenset(following)
-                    rate = looked.rates[kind].rates[length] / len(places)
-                    ranked = sorted(following.items(), key=_by_number, reverse=True)[: self._branching]
-                    for token, theirs in ranked:
-                        confidence = rate * len(theirs)
-                        score = reach * confidence
-                        if score < min_score:
-                            break
-                        entry = (-score, serial, token, node, depth + 1, reach, confidence, theirs)
-                        heappush(frontier, entry)
-                        serial += 1
-            if not frontier or len(tokens) >= budget.max_nodes:
-                break
-            score, _, token, parent, depth, reach, confidence, places = heappop(frontier)
-            if stop_rule is not None and not stop_rule.worthwhile(reach, confidence, len(tokens)):
-                break  # what is left in the frontier is less likely to stand
-            node, reach = len(tokens), -score
-            looked.children[parent, token] = node
-            tokens.append(token)
-            parents.append(parent)
-            confidences.append(confidence)
-        return Draft(TokenTree(tokens, parents), confidence=tuple(confidences)) if tokens else NO_DRAFT
+    def _grow(self, lookup: _Lookup, matched: int, found: list[list[int]], budget: Budget) -> Draft:
+        """Grow the tree from the found places; a node's place is the list of those that continue as its path does."""
+
+        def continuations(
+            node: int, depth: int, places: list[list[int]]
+        ) -> Iterable[tuple[float, int, list[list[int]]]]:
+            following = _grouped(places, depth)
+            if not following:
+                return []
+            length = min(matched + depth, self.config.max_match)
+            kind = _VARIED if len(following) > 1 else _ONE if len(places) == 1 else _ALIKE
+            lookup.places[node] = kind, length, frozenset(following)
+            rate = lookup.rates[kind].rates[length] / len(places)
+            ranked = sorted(following.items(), key=_by_number, reverse=True)[: self._branching]
+            return [(rate * len(theirs), token, theirs) for token, theirs in ranked]
+
+        draft = grow(budget, found, continuations, self.config.min_score)
+        edges = zip(draft.tree.parents, draft.tree.tokens, strict=True)
+        lookup.children = {edge: node for node, edge in enumerate(edges)}
+        return draft
 
 
-def _learn(looked: _Looked, tokens: Sequence[int]) -> None:
-    """Compare what was looked up last with the tokens that came, as far as the draft went along."""
+def _learn(lookup: _Lookup, tokens: Sequence[int]) -> None:
+    """Compare the last look-up with the tokens that followed, along the draft's own path."""
     node = ROOT
-    for token in tokens[looked.num_tokens :]:
-        said = looked.places.get(node)
-        if said is None:
+    for token in tokens[lookup.num_tokens :]:
+        found = lookup.places.get(node)
+        if found is None:
             return
-        kind, length, following = said
-        looked.rates[kind].learn(length, token in following)
-        node = looked.children.get((node, token), len(looked.children))  # no such node: nothing was said of it
+        kind, length, following = found
+        lookup.rates[kind].learn(length, token in following)
+        node = lookup.children.get((node, token), len(lookup.children))  # otherwise a node that was not drafted
 
 
 def _grouped(places: list[list[int]], depth: int) -> dict[int, list[list[int]]]:
-    """The places by their next token; those that end here have none."""
+    """Group places by their next token; places that end here are left out."""
     found: dict[int, list[list[int]]] = {}
     for place in places:
         if len(place) > depth:

@@ -37,7 +37,7 @@ from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan, Scoring
 from foretoken.forward.kernels import loading
 from foretoken.forward.native_plan import Blocks, NativePlan
-from foretoken.forward.prefix_tree_attention import HybridPlan
+from foretoken.forward.prefix_tree_attention import PrefixTreePlan
 from foretoken.methods.sparse.blocks import BlockRule, BlockSummaries, scores_of_summaries, weights_of_blocks
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class SparseAttention:
     Args:
         rule: how many blocks are kept, and which.
         anchors: layers that select; None: all do.
-        base: how what is selected is attended to: the dense plan's way, or the hybrid one's.
+        base: the plan that attends to the selected blocks: the dense one, or that of prefix tree attention.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SparseAttention:
         long = self.rule.dense_below
         if not any(segment.verification and segment.prefix > long for segment in batch.segments):
             return self.base(cache, batch)
-        sparse = SparseAttentionPlan if self.base is DensePlan else SparseHybridPlan
+        sparse = SparseAttentionPlan if self.base is DensePlan else SparsePrefixTreePlan
         return sparse(cache, batch, self, self.summaries_of(cache))
 
     def summaries_of(self, cache: KVCache) -> BlockSummaries | None:
@@ -185,8 +185,8 @@ class SparseAttentionPlan(DensePlan):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
-class SparseHybridPlan(SparseAttentionPlan, HybridPlan):
-    """The same, with the hybrid plan's attention over what is selected: no mask over the blocks that are kept."""
+class SparsePrefixTreePlan(SparseAttentionPlan, PrefixTreePlan):
+    """The same with prefix tree attention over the selected blocks: no mask over the kept ones."""
 
 
 def _kept(x_GLD: Tensor, blocks_GK: Tensor, size: int, prefix: int) -> Tensor:

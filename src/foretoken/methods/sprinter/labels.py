@@ -1,11 +1,11 @@
-"""Examples for SPRINTER's head: what the draft proposes behind prompts, and whether the target would certainly accept.
+"""Examples for SPRINTER's head: draft tokens after prompts, and whether the target accepts them with certainty.
 
-    prompt ── draft reads, h_pre, q ── y ── draft reads y, h_post         facts: what q says of y
+    prompt ── draft reads, h_pre, q ── y ── draft reads y, h_post         facts: of y under q (network.py)
            └─ target reads, p          └── label: q(y) <= ratio p(y)
-    go on with y where the label is 1, else with the target's token; ``steps`` times
+    continue with y where the label is 1, else with the target's token; ``steps`` times
 
 Paper: arXiv:2502.04557 and its released code: the first 30 % of a document, 20 steps, the draft's greedy token, both
-laws at temperature 1; the label is the part of the acceptance test that is certain, not a drawn event.
+distributions at temperature 1; the label is the certain part of the acceptance test, not a drawn event.
 Differs: 30 % of the tokens, not of the words; documents end where the models end them; all features are kept; tokens
 may be drawn at a temperature instead.
 
@@ -40,22 +40,22 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LONGEST_PROMPT = 1024  # tokens
-GROUP = 32  # prompts abreast
+GROUP = 32  # prompts in one batch
 
 
 @dataclass(frozen=True)
 class Collecting:
-    """How examples are collected.
+    """Options of the collection.
 
     Attributes:
-        count: so many, or a few more.
-        share: of a document that is the prompt.
-        replies: draft where replies begin instead, as the zoo's models are asked to.
-        steps: tokens behind a prompt.
-        temperature: 0: the draft's greedy tokens, laws at temperature 1; else tokens drawn at it, laws at it.
-        ratio: a token counts as acceptable where q <= ratio p.
+        count: number of examples; the last group may add a few more.
+        share: part of a document that is the prompt.
+        replies: draft from the beginning of replies instead.
+        steps: tokens after a prompt.
+        temperature: 0: the draft's greedy tokens, distributions at temperature 1; else both at this temperature.
+        ratio: a token is acceptable where q <= ratio p.
         seed: of the order of documents and of the drawn tokens.
-        seconds: stop after so long; None: never.
+        seconds: time limit; None: none.
     """
 
     count: int = 10_000
@@ -70,13 +70,13 @@ class Collecting:
 
 @dataclass(frozen=True)
 class Examples:
-    """What was collected.
+    """Collected examples.
 
     Attributes:
         pre_ND, post_ND: float32, the draft's last hidden state before and after it read the token.
-        facts_N3: float32, what the draft's law says of it.
-        p_N, q_N: float32, what target and draft give the token.
-        document_N: int64, which prompt it stands behind.
+        facts_N3: float32, the facts of the token under the draft's distribution.
+        p_N, q_N: float32, the token's probabilities under target and draft.
+        document_N: int64, number of its prompt.
     """
 
     pre_ND: Tensor
@@ -90,13 +90,13 @@ class Examples:
         return len(self.p_N)
 
     def features(self, feature: str) -> Tensor:
-        """What a head of this feature reads: [N, D], and for "drawn" the facts beside it."""
+        """Return the input of a head with this feature: [N, D], with the facts for "drawn" [N, D + 3]."""
         if feature == "drawn":
             return torch.cat([self.pre_ND, self.facts_N3], dim=-1)
         return self.pre_ND if feature == "pre" else self.post_ND
 
     def labels(self, ratio: float, *, soft: bool) -> Tensor:
-        """float32 [N]: q <= ratio p; soft: the chance min(1, p/q) of being accepted."""
+        """Return labels, float32 [N]: q <= ratio p; soft: the acceptance probability min(1, p/q)."""
         if soft:
             return (self.p_N / self.q_N).clamp(max=1.0)
         return (self.q_N <= self.p_N * ratio).float()
@@ -109,11 +109,11 @@ def collect(
     how: Collecting,
     report: Callable[[int], None] = lambda number: None,
 ) -> Examples:
-    """Walk behind prompts until there are enough examples, the time is over, or no prompt is left.
+    """Draft after prompts until there are enough examples, the time is over, or the prompts are used up.
 
     Args:
         prompts: token ids, at least one each; see :func:`prompts_of`.
-        report: called with the number of examples so far.
+        report: called with the number of examples until now.
     """
     generator = torch.Generator(device=target.device).manual_seed(how.seed)
     ends = time.monotonic() + (how.seconds if how.seconds is not None else float("inf"))
@@ -121,7 +121,7 @@ def collect(
     pieces: list[tuple[Tensor, ...]] = []
     number = documents = 0
     while number < how.count and time.monotonic() < ends:
-        # no more prompts than are needed: the last group is a small one
+        # the last group has only as many prompts as are needed
         wanted = min(GROUP, -(-(how.count - number) // how.steps))
         group = list(itertools.islice(prompts, wanted))
         if not group:
@@ -139,7 +139,7 @@ def collect(
 
 
 class _Pair:
-    """Target and draft over caches of their own."""
+    """Target and draft, each with its own cache."""
 
     def __init__(self, target: LanguageModel, draft: LanguageModel) -> None:
         self._target, self._draft = target, draft
@@ -151,7 +151,7 @@ class _Pair:
     def walk(
         self, prompts: Sequence[list[int]], how: Collecting, generator: torch.Generator, ends: float
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]]:
-        """The examples of each step of a group: pre, post, facts, p, q, number of the prompt."""
+        """Yield the examples of each step of a group: pre, post, facts, p, q, number of the prompt."""
         theirs, ours = self._caches
         slots = [(theirs.acquire(), ours.acquire()) for _ in prompts]
         try:
@@ -170,7 +170,7 @@ class _Pair:
                 _commit(theirs, target_slots)
                 _commit(ours, draft_slots)
                 proposed = _pick(q_BV, how, generator)
-                post_BD = self._states(self._draft_rows(draft_slots, proposed))  # not committed: it may be refused
+                post_BD = self._states(self._draft_rows(draft_slots, proposed))  # not committed: it may be rejected
                 p_B, q_B = _at(p_BV, proposed), _at(q_BV, proposed)
                 facts_B3 = facts_of(q_BV, torch.tensor(proposed, device=q_BV.device))
                 yield pre_BD.cpu(), post_BD.cpu(), facts_B3.cpu(), p_B.cpu(), q_B.cpu(), torch.tensor(active)
@@ -197,7 +197,7 @@ class _Pair:
 def _rows(
     model: LanguageModel, cache: KVCache, slots: Sequence[int], tokens: Sequence[int], span: Span | None
 ) -> Output:
-    """One token behind each prefix; it is committed by whoever keeps it."""
+    """Run one token after each prefix; the caller commits it."""
     batch = PackedBatch()
     for slot, token in zip(slots, tokens, strict=True):
         cache.reserve(slot, 1)
@@ -227,13 +227,13 @@ def prompts_of(
     how: Collecting,
     read: list[str] | None = None,
 ) -> Iterator[list[int]]:
-    """What is drafted behind, as ids; every document once, in an order by shares.
+    """Yield prompts as ids; every document once, in an order by shares.
 
-    The first part of the document, or with ``replies`` up to where a reply begins, or up to anywhere in a text without.
-    Documents that leave less than two tokens are left out.
+    A prompt is the first part of the document; with ``replies`` it ends where a reply begins, or anywhere in a text
+    without replies. Prompts of fewer than two tokens are left out.
 
     Args:
-        read: takes the name of each prompt's source, in order.
+        read: receives the name of each prompt's source, in order.
     """
     encode = encoder(tokenizer)
     rng = random.Random(f"sprinter {how.seed}")

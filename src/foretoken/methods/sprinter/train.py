@@ -1,14 +1,14 @@
 """Training of SPRINTER's head (methods/sprinter/network.py): a logistic regression on cached states of the draft.
 
-    pre, post   the state alone                    as published
-    drawn       what the law says of the token, and the state as far as it adds to that: the facts are not penalised,
-                the state is, by what holds up best; the strictest penalty leaves almost nothing of the state
+    pre, post   the state alone, as published
+    drawn       the facts of the token without a penalty, and the state with one, chosen by held-out loss; the strictest
+                penalty leaves almost no weight on the state
 
 Paper: arXiv:2502.04557 and its released code: binary cross-entropy, Adam, learning rate 5e-4, batches of 10, 20 epochs,
-70 % of the examples trained on. Nothing but the head is trained.
-Differs: the split is by document, since neighbouring examples are alike; the epoch of the lowest held-out loss is kept,
-not of the best accuracy at 0.5, because the threshold is the user's; soft labels on request. ``drawn`` is fitted by
-         L-BFGS on standardised numbers. Epoch or penalty are chosen by the examples that the figures are of.
+70 % of the examples for training. Only the head is trained.
+Differs: the split is by document, because neighbouring examples are similar; the epoch of the lowest held-out loss is
+kept, not of the best accuracy at 0.5, because the user sets the threshold; soft labels on request. ``drawn`` is fitted
+by L-BFGS on standardised inputs. Epoch and penalty are chosen on the same examples that the figures describe.
 
 Letters: N examples, D width.
 """
@@ -53,13 +53,13 @@ from foretoken.train.regression import Standard, regress
 from foretoken.train.roc import auc
 
 RATE, BATCH, EPOCHS, TRAINED = 5e-4, 10, 20, 0.7
-PENALTIES = tuple(10.0**power for power in range(2, -5, -1))  # of the state, against a mean loss; strictest first
+PENALTIES = tuple(10.0**power for power in range(2, -5, -1))  # on the state, relative to a mean loss; strictest first
 FEWEST = 100  # examples
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A head's numbers, and how it did on the documents that were held out.
+    """A head's weights, and its quality on the held-out documents.
 
     Attributes:
         weight_D, bias: of the epoch or penalty with the lowest held-out loss.
@@ -90,7 +90,7 @@ def fit(
     Args:
         x_ND: features.
         y_N: labels in [0, 1].
-        document_N: examples of one document are trained on together, or held out together.
+        document_N: the examples of one document are all used for training, or all held out.
     """
     generator = torch.Generator().manual_seed(seed)
     train_N = _trained_on(document_N, generator)
@@ -118,7 +118,7 @@ def fit(
 
 
 def fit_beside_facts(x_ND: Tensor, y_N: Tensor, document_N: Tensor, *, seed: int = 0) -> Fitted:
-    """Logistic regression of ``drawn``: a penalty on the state, none on the facts behind it.
+    """Logistic regression of ``drawn``: a penalty on the state, none on the facts after it.
 
     Args:
         x_ND: features: the state, and then the facts.
@@ -215,14 +215,14 @@ def run(
     Args:
         target_name, draft_name: zoo name, folder or hub id.
         sources: the text; every document is read once.
-        feature: what the head reads: "pre", "drawn" or "post".
-        soft: train on the chance of acceptance instead of the label.
-        report: called with the number of examples so far.
+        feature: input of the head: "pre", "drawn" or "post".
+        soft: train on the acceptance probability instead of the label.
+        report: called with the number of examples until now.
         arguments: the command line, for the record.
     Returns:
         the record that is saved as ``training.json``.
     Raises:
-        ForetokenError: the pair, the data or the disk stop the run; nothing is written then.
+        ForetokenError: the pair, the data or the disk stop the run; it writes nothing then.
     """
     SprinterHead.check_place(out)
     if feature not in FEATURES:

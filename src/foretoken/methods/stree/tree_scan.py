@@ -54,9 +54,9 @@ def tree_scan(
     a_NH = L_NN.double() @ l_NH.double()  # sums of long paths lose the digits of their differences in float32
     # masked before the exponential: a_i - a_j of other nodes may be large
     apart_NNH = (a_NH[:, None] - a_NH[None]).masked_fill(~L_NN[..., None], -torch.inf)
-    weight_NNH = apart_NNH.exp().to(x_NHP.dtype) * torch.einsum("ihs,jhs->ijh", C_NHS, B_NHS) * dt_NH
-    from_tree_NHP = torch.einsum("ijh,jhp->ihp", weight_NNH, x_NHP)
-    from_state_NHP = torch.einsum("ihs,hsp->ihp", C_NHS, h_HSP) * a_NH.exp().to(x_NHP.dtype)[..., None]
+    weight_NNH = apart_NNH.exp().to(x_NHP.dtype) * torch.einsum("nhs,mhs->nmh", C_NHS, B_NHS) * dt_NH
+    from_tree_NHP = torch.einsum("nmh,mhp->nhp", weight_NNH, x_NHP)
+    from_state_NHP = torch.einsum("nhs,hsp->nhp", C_NHS, h_HSP) * a_NH.exp().to(x_NHP.dtype)[..., None]
     return from_tree_NHP + from_state_NHP
 
 
@@ -72,5 +72,5 @@ def activation_replay(
     B_NHS = B_NGS.repeat_interleave(x_NHP.shape[1] // B_NGS.shape[1], dim=1)
     a_NH = L_NN.double() @ l_NH.double()
     kept_NH = (a_NH[v] - a_NH).masked_fill(~L_NN[v, :, None], -torch.inf).exp().to(x_NHP.dtype)
-    written_HSP = torch.einsum("jh,jhs,jhp->hsp", kept_NH * dt_NH, B_NHS, x_NHP)
+    written_HSP = torch.einsum("nh,nhs,nhp->hsp", kept_NH * dt_NH, B_NHS, x_NHP)
     return a_NH[v].exp().to(x_NHP.dtype)[:, None, None] * h_HSP + written_HSP

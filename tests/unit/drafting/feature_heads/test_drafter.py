@@ -14,7 +14,7 @@ from foretoken.core.tree import ROOT
 from foretoken.drafting.feature_heads import drafter as module
 from foretoken.engine.llm import LLM
 from foretoken.forward.hidden_states import FINAL
-from foretoken.methods.dovetail import far
+from foretoken.methods.dovetail import remote_head
 from foretoken.methods.dovetail.drafter import DovetailDrafter
 from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.eagle.checkpoint import Eagle
@@ -63,7 +63,7 @@ class Kept:
 
     def __init__(self, drafter: Any) -> None:
         self.drafter, self.found = drafter, dict[int, tuple[list[int], Tensor, Tensor]]()
-        self._inner = drafter.lane.far if isinstance(drafter, DovetailDrafter) else drafter
+        self._inner = drafter.lane.remote_head if isinstance(drafter, DovetailDrafter) else drafter
         self._propose = drafter.propose
         drafter.propose = self.propose
 
@@ -188,8 +188,8 @@ def test_long_prompts_are_read_while_they_come(shape: str, model: LanguageModel,
     found = []
     for rows in (10_000, 16):
         monkeypatch.setattr(module, "_PENDING_ROWS", rows)
-        monkeypatch.setattr(far, "_WAITING_ROWS", rows)
-        monkeypatch.setattr(far, "EAGER_ROWS", rows)
+        monkeypatch.setattr(remote_head, "_WAITING_ROWS", rows)
+        monkeypatch.setattr(remote_head, "EAGER_ROWS", rows)
         drafter = drafter_of(model, shape)
         llm = with_config(
             {"method": drafter, "num_speculative_tokens": 4}, target=model, max_num_seqs=2, max_rows_per_step=24

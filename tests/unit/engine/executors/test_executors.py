@@ -24,7 +24,7 @@ from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.engine import executors
 from foretoken.engine.executors.executor import Executor, Verbs
-from foretoken.engine.executors.overlap import Ahead, Shadow
+from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
 from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.serial import SerialExecutor
 from foretoken.engine.executors.timeline import Interval, Timeline
@@ -72,13 +72,15 @@ class Delayed(Verbs):
     def room(self, work: Work) -> list[int]:
         return self._engine.room(work)
 
-    def ahead(self, shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Ahead]:
+    def ahead(
+        self, shadows: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]
+    ) -> list[DraftOrError]:
         self._wait()
         found = self._engine.ahead(shadows, rooms, stopped)
         self._wait()
         return found
 
-    def expect(self, current: Round, shadows: Sequence[Shadow], ahead: Sequence[Ahead]) -> None:
+    def expect(self, current: Round, shadows: Sequence[AssumedContext], ahead: Sequence[DraftOrError]) -> None:
         self._wait()
         self._engine.expect(current, shadows, ahead)
 
@@ -277,7 +279,7 @@ def test_the_parts_of_an_overlapped_step_are_told_their_own_times(monkeypatch: p
 
     verb = partial(verb_of, now)
 
-    def ahead(shadows: Sequence[Shadow], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Draft]:
+    def ahead(shadows: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]) -> list[Draft]:
         while not stopped():
             time.sleep(0.001)
         now[0] += 2.0

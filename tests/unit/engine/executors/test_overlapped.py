@@ -19,10 +19,10 @@ from foretoken.core.protocols import Budget, Context
 from foretoken.drafters.draft_model import ModelDrafter
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.executors.auto import _SETTLING, _TRIAL, _Turns
-from foretoken.engine.executors.lane import Lane, split
-from foretoken.engine.executors.overlap import AheadRule
+from foretoken.engine.executors.overlap import OverlapRule
 from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.timeline import Timeline
+from foretoken.engine.executors.worker_thread import WorkerThread, split
 from foretoken.engine.llm import LLM
 from foretoken.engine.scheduler import Work
 from foretoken.models.load import load
@@ -299,7 +299,7 @@ def test_drafter_and_target_are_busy_at_the_same_time() -> None:
     assert isinstance(executor, OverlappedExecutor)
     executor.timeline = timeline = Timeline()
     llm.generate([{"prompt_token_ids": [5, 9]}], SamplingParams(max_tokens=4, ignore_eos=True))
-    assert all(name.startswith("foretoken-lane") for name in drafter.threads)
+    assert all(name.startswith("foretoken-worker") for name in drafter.threads)
     busy = {who: [each for each in timeline.intervals if each.who == who] for who in ("drafter", "target")}
     both = [
         min(a.end, b.end) - max(a.begin, b.begin)
@@ -389,55 +389,55 @@ def test_the_threads_are_split_and_neither_side_goes_without() -> None:
     assert sum(split()) == max(2, torch.get_num_threads())
 
 
-def test_a_lane_hands_on_an_error_and_goes_on() -> None:
-    lane = Lane(1)
+def test_a_worker_thread_passes_on_an_error_and_remains_usable() -> None:
+    worker = WorkerThread(1)
 
     def fails(stopped: Callable[[], bool]) -> None:
         raise ValueError("planted")
 
-    ticket = lane.begin(fails)
-    ticket.rest()
+    task = worker.begin(fails)
+    task.stop_and_wait()
     with pytest.raises(ValueError, match="planted"):
-        ticket.take()
-    assert lane.begin(lambda stopped: 7).take() == 7
-    lane.close()
+        task.result()
+    assert worker.begin(lambda stopped: 7).result() == 7
+    worker.close()
 
 
-def test_a_lane_does_one_thing_at_a_time() -> None:
-    lane, done, gate = Lane(1), list[int](), threading.Event()
+def test_a_worker_thread_runs_one_task_at_a_time() -> None:
+    worker, done, gate = WorkerThread(1), list[int](), threading.Event()
 
     def first(stopped: Callable[[], bool]) -> None:
         gate.wait(5.0)
         done.append(1)
 
-    tickets = [lane.begin(first), lane.begin(lambda stopped: done.append(2))]
+    tasks = [worker.begin(first), worker.begin(lambda stopped: done.append(2))]
     time.sleep(0.02)
     gate.set()
-    for ticket in tickets:
-        ticket.take()
-    lane.close()
+    for task in tasks:
+        task.result()
+    worker.close()
     assert done == [1, 2]
 
 
 def test_each_side_has_its_share_of_the_threads(monkeypatch) -> None:
     monkeypatch.setattr("foretoken.engine.executors.overlapped.split", lambda: (5, 3))
     executor = OverlappedExecutor()
-    lane, team = executor._places()
-    assert (team.threads, lane.team.threads) == (5, 3)
-    assert executor._places() == (lane, team)
+    worker, team = executor._threads()
+    assert (team.threads, worker.team.threads) == (5, 3)
+    assert executor._threads() == (worker, team)
     executor.close()
 
 
-def test_a_child_of_a_fork_has_a_thread_of_its_own_and_a_lane_may_be_closed_twice(monkeypatch) -> None:
-    lane = Lane(1)
-    thread = lane.begin(lambda stopped: threading.current_thread()).take()
-    parents = lane._pool
+def test_a_child_of_a_fork_has_a_thread_of_its_own_and_may_be_closed_twice(monkeypatch) -> None:
+    worker = WorkerThread(1)
+    thread = worker.begin(lambda stopped: threading.current_thread()).result()
+    parents = worker._pool
     assert parents is not None
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
-        assert lane.begin(lambda stopped: threading.current_thread()).take() is not thread
-        lane.close()
-        lane.close()
+        assert worker.begin(lambda stopped: threading.current_thread()).result() is not thread
+        worker.close()
+        worker.close()
     parents.shutdown()
 
 
@@ -486,7 +486,7 @@ class Past(OwnPastRule):
     [(0, False, True, True), (1, True, False, True), (1, True, True, False), (1, False, False, False)],
 )
 def test_ahead_is_drafted_what_pays_until_the_target_is_done(num_nodes, pays, stopped, drafted) -> None:
-    rule = AheadRule(past := Past(pays), lambda: stopped)
+    rule = OverlapRule(past := Past(pays), lambda: stopped)
     assert rule.worthwhile(0.5, 0.25, num_nodes) is drafted
     assert past.asked == [(0.5, 0.25, num_nodes)]  # the first one, too: what it finds is of the path below
 

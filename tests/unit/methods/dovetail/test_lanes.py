@@ -19,7 +19,7 @@ from torch import Tensor
 from foretoken.core.errors import ConfigError
 from foretoken.drafting import process
 from foretoken.engine.llm import LLM
-from foretoken.methods.dovetail import far, staging
+from foretoken.methods.dovetail import remote_head, staging
 from foretoken.methods.dovetail.drafter import DovetailDrafter
 from foretoken.methods.dovetail.lanes import InPlace, InProcess, OnThread
 from foretoken.methods.dovetail.network import Dovetail
@@ -155,14 +155,14 @@ def handed_over(model: LanguageModel) -> list[list[Tensor]]:
     llm = engine(model, place="thread")
     lane = drafter_of(llm).lane
     assert isinstance(lane, OnThread)
-    found, take = dict[int, list[Tensor]](), lane.far.take
+    found, take = dict[int, list[Tensor]](), lane.remote_head.take
 
-    def keep(parcels: Sequence[far.Parcel]) -> None:
+    def keep(parcels: Sequence[remote_head.Parcel]) -> None:
         for each in parcels:
             found.setdefault(each.request_id, []).append(each.states_TW.clone())
         take(parcels)
 
-    lane.far.take = keep  # type: ignore[method-assign]
+    lane.remote_head.take = keep  # type: ignore[method-assign]
     texts(llm)
     llm.close()
     return [found[number] for number in sorted(found)]
@@ -262,18 +262,21 @@ def test_a_request_that_is_cancelled_while_the_lane_reads_leaves_nothing(
     assert texts(llm) == plain
     assert_idle(llm)
     llm.close()
-    assert not len(lane.far._pending)
+    assert not len(lane.remote_head._pending)
 
 
 def test_rows_that_do_not_follow_are_not_read(model: LanguageModel) -> None:
     """Whose rows or tokens leave a gap is not drafted for, and does not stop others."""
     head = Dovetail.random(model, layers=1)
-    side = far.Far(DovetailDrafter.Config(), model, head)
+    side = remote_head.RemoteHead(DovetailDrafter.Config(), model, head)
     side.take(
-        [far.Parcel(1, 0, torch.zeros(3, WIDTH), 0, (5, 6, 7, 8)), far.Parcel(2, 4, torch.zeros(1, WIDTH), 5, (9,))]
+        [
+            remote_head.Parcel(1, 0, torch.zeros(3, WIDTH), 0, (5, 6, 7, 8)),
+            remote_head.Parcel(2, 4, torch.zeros(1, WIDTH), 5, (9,)),
+        ]
     )
     assert (side.told(1), side.told(2)) == ([5, 6, 7, 8], [])
-    side.take([far.Parcel(1, 4, torch.zeros(1, WIDTH), 4, (9,))])  # row 3 is missing
+    side.take([remote_head.Parcel(1, 4, torch.zeros(1, WIDTH), 4, (9,))])  # row 3 is missing
     assert side.told(1) == []
     assert not len(side._pending)
 

@@ -128,7 +128,7 @@ def test_a_released_request_is_forgotten(made):
     draft_of(drafter, "the cat", 7)
     drafter.release(7)
     drafter.release(8)  # that never proposed
-    assert not drafter._looked
+    assert not drafter._lookups
 
 
 def test_places_that_come_back_are_not_confused(made):
@@ -146,7 +146,7 @@ def test_places_that_come_back_are_not_confused(made):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "datastore=None"),
+        ({"datastore": None}, "datastore=None"),
         ({"datastore": ""}, "datastore=''"),
         ({"datastore": 3}, "datastore=3"),
         ({"datastore": "x", "hits": 0}, "hits=0"),

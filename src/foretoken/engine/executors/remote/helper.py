@@ -20,7 +20,7 @@ from foretoken.core.laws import LawMaker
 from foretoken.core.protocols import Budget, Drafter
 from foretoken.core.randomness import Streams, mix64
 from foretoken.engine.draft_length.history_only import OwnPastRule
-from foretoken.engine.executors.overlap import Ahead, AheadRule
+from foretoken.engine.executors.overlap import DraftOrError, OverlapRule
 from foretoken.options.sampling import SamplingParams
 
 
@@ -106,7 +106,7 @@ class Helper:
         """With a drafter of the catalogue."""
         return cls(drafter_class(config, target), target.vocab_size, stopped)
 
-    def answer(self, order: Order) -> list[Ahead]:
+    def answer(self, order: Order) -> list[DraftOrError]:
         """A draft for each question, or the error that it ended with."""
         for request_id in order.gone:
             if self._streams.pop(request_id, None) is not None:
@@ -118,7 +118,7 @@ class Helper:
         except Exception as error:
             if len(contexts) == 1:
                 return [portable(error)]
-        found: list[Ahead] = []
+        found: list[DraftOrError] = []
         for context, budget in zip(contexts, budgets, strict=True):
             try:
                 found += self._drafter.propose([context], [budget])
@@ -149,7 +149,7 @@ class Helper:
         if question.past is None:
             return question.budget
         return replace(
-            question.budget, stop_rule=AheadRule(question.past, self._stopped if question.hurried else _never)
+            question.budget, stop_rule=OverlapRule(question.past, self._stopped if question.hurried else _never)
         )
 
 

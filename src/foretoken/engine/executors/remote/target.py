@@ -11,7 +11,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.drafting import process
 from foretoken.drafting.process import HelperProcess
-from foretoken.engine.executors.overlap import Ahead, AheadRule, Shadow
+from foretoken.engine.executors.overlap import AssumedContext, DraftOrError, OverlapRule
 from foretoken.engine.executors.remote.helper import Helper, Order, Question, TargetFacts
 from foretoken.models.language_model import LanguageModel
 
@@ -79,12 +79,12 @@ class RemoteDrafter(Drafter):
         self._inner.attach(cache)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Ahead by the helper, if it is there; else here."""
-        if not all(isinstance(context, Shadow) for context in contexts):
+        """Draft ahead in the helper, if it is there; else here."""
+        if not all(isinstance(context, AssumedContext) for context in contexts):
             return self._inner.propose(contexts, budgets)
         if not self.ready():
             return self._inner.propose(contexts, budgets)
-        found = self._ask(cast("Sequence[Shadow]", contexts), budgets)
+        found = self._ask(cast("Sequence[AssumedContext]", contexts), budgets)
         for each in found:
             if isinstance(each, Exception):
                 raise each
@@ -104,16 +104,16 @@ class RemoteDrafter(Drafter):
 
     # ------------------------------------------------------------------ the helper
 
-    def _ask(self, shadows: Sequence[Shadow], budgets: Sequence[Budget]) -> list[Ahead]:
-        unread = sum(len(each.tokens) - self._known.get(each.request_id, 0) for each in shadows)
-        questions = tuple(map(_question, shadows, budgets))
+    def _ask(self, contexts: Sequence[AssumedContext], budgets: Sequence[Budget]) -> list[DraftOrError]:
+        unread = sum(len(each.tokens) - self._known.get(each.request_id, 0) for each in contexts)
+        questions = tuple(map(_question, contexts, budgets))
         order = Order(self._helper.next_number(), self._helper.epoch, questions, tuple(self._gone))
-        stopped = next((b.stop_rule.stopped for b in budgets if isinstance(b.stop_rule, AheadRule)), None)
-        answers: list[Ahead] | None = self._helper.ask(order, more_seconds=_READING * unread, stopped=stopped)
+        stopped = next((b.stop_rule.stopped for b in budgets if isinstance(b.stop_rule, OverlapRule)), None)
+        answers: list[DraftOrError] | None = self._helper.ask(order, more_seconds=_READING * unread, stopped=stopped)
         if answers is None:
-            return [NO_DRAFT] * len(shadows)
+            return [NO_DRAFT] * len(contexts)
         self._gone.clear()
-        self._known.update({each.request_id: len(each.tokens) for each in shadows})
+        self._known.update({each.request_id: len(each.tokens) for each in contexts})
         return answers
 
     def _forget(self) -> None:
@@ -121,17 +121,17 @@ class RemoteDrafter(Drafter):
         self._gone.clear()
 
 
-def _question(shadow: Shadow, budget: Budget) -> Question:
+def _question(context: AssumedContext, budget: Budget) -> Question:
     rule = budget.stop_rule
     return Question(
-        shadow.request_id,
-        shadow.tokens,
-        shadow.num_prompt,
-        shadow.params,
-        shadow.streams.seed,
-        shadow.stop_ids,
-        shadow.own_past,
+        context.request_id,
+        context.tokens,
+        context.num_prompt,
+        context.params,
+        context.streams.seed,
+        context.stop_ids,
+        context.own_past,
         replace(budget, stop_rule=None),
-        rule.past if isinstance(rule, AheadRule) else None,
-        not shadow.own_past,
+        rule.past if isinstance(rule, OverlapRule) else None,
+        not context.own_past,
     )

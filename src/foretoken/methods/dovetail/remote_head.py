@@ -1,12 +1,12 @@
-"""The drafting side: the head, its cache and the drafts, wherever that is. It is told what it needs with every order.
+"""The drafting side: the head, its cache and the drafts, on any device. Every order brings all that it needs.
 
     target's side                  drafting side
-    parcels        ────────►       states of rows that stand, and the tokens behind them: read, never forgotten
-    questions      ────────►       whom to draft for, and how much
+    parcels        ────────►       states of committed rows, and the tokens after them: read once and kept
+    questions      ────────►       the requests to draft for, with their budgets
                    ◄────────       tokens, parents, confidences: 12 bytes a node
 
-The states are what the target's final norm gives, in the head's dtype. Rows of a draft that was refused are not in
-them, so nothing here is ever taken back.
+The states are the outputs of the target's final norm, in the head's dtype. They contain no rows of rejected drafts, so
+the drafting side never rolls back.
 
 Letters: T rows, W width.
 """
@@ -33,20 +33,20 @@ from foretoken.methods.dovetail.network import Dovetail, DovetailConfig
 from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
 
-_WAITING_ROWS = 512  # states that wait for the head at most
-EAGER_ROWS = 16  # so many may wait where it can read them while the target goes on
+_WAITING_ROWS = 512  # largest number of states that wait for the head
+EAGER_ROWS = 16  # the same where the head can read them while the target computes
 _ID_BYTES, _NODE_BYTES = 8, 12
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Rows of one request that the target has computed and that stand.
+    """Committed rows of one request.
 
     Attributes:
         begin: position of the first row.
-        states_TW: what the final norm gave.
-        told: tokens that were told before.
-        tokens: those behind them.
+        states_TW: outputs of the final norm.
+        told: number of tokens in earlier parcels.
+        tokens: the following tokens.
     """
 
     request_id: int
@@ -57,25 +57,25 @@ class Parcel:
 
     @property
     def num_bytes(self) -> int:
-        """Of the states as they are, and of the tokens' ids."""
+        """Bytes of the states and of the tokens' ids."""
         return self.states_TW.nbytes + _ID_BYTES * len(self.tokens)
 
 
 def bytes_back(draft: Draft) -> int:
-    """What a draft of tokens takes on its way back."""
+    """Bytes of a draft on its way back."""
     return _NODE_BYTES * len(draft)
 
 
 @dataclass(slots=True)
 class _Told:
-    """The tokens of a request, as far as they were told."""
+    """The tokens of a request that parcels have brought."""
 
     tokens: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """What a head has to know of a target that it shares nothing with (:class:`models.language_model.LanguageModel`).
+class TargetFacts:
+    """Facts about a target that a head in another process needs (:class:`models.language_model.LanguageModel`).
 
     Attributes:
         device, dtype: of the head.
@@ -103,14 +103,14 @@ class _Native:
     library: Any
 
 
-class Far(FeatureDrafter):
-    """Reads parcels and answers questions.
+class RemoteHead(FeatureDrafter):
+    """The head on the drafting side: reads parcels and answers questions.
 
     Args:
         options: of the drafts.
-        target: the target, or what stands for it.
-        head: with rows of its own where the target is elsewhere.
-        eager: read what comes at once, and not when it is drafted for.
+        target: the target, or the facts about it.
+        head: with an LM head of its own where the target is on another device or in another process.
+        eager: read states when they arrive, not when a draft is requested.
     """
 
     name = "dovetail"
@@ -121,7 +121,7 @@ class Far(FeatureDrafter):
         self._most_waiting = EAGER_ROWS if eager else _WAITING_ROWS
 
     def take(self, parcels: Sequence[Parcel]) -> None:
-        """Take rows over. Of a request whose beginning was never here, nothing is kept."""
+        """Take over rows. Requests whose first rows never arrived are ignored."""
         longer: list[tuple[Any, Any]] = []
         for parcel in parcels:
             state = self._pending.get(parcel.request_id)
@@ -141,12 +141,12 @@ class Far(FeatureDrafter):
             self._catch_up(longer)
 
     def told(self, request_id: int) -> list[int]:
-        """A request's tokens, a list that grows with what is told; empty where its beginning was never here."""
+        """Return a request's tokens, a list that grows with its parcels; empty where its first rows never arrived."""
         found = self._told.get(request_id)
         return [] if found is None else found.tokens
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """What was missed of a draft vocabulary."""
+        """Learn which tokens the draft vocabulary missed."""
         self._columns.observe(outcomes)
 
     def release(self, request_id: int) -> None:
@@ -159,7 +159,7 @@ class Far(FeatureDrafter):
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """What is said of a request once."""
+    """Facts about a request, sent once."""
 
     request_id: int
     num_prompt: int
@@ -171,12 +171,12 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Everything that is told and asked in one go. Without questions there is no reply.
+    """One message to the drafting side. Without questions there is no reply.
 
     Attributes:
         parcels: with their states as bytes, see :func:`packed`.
-        questions: whom to draft for, and how much.
-        gone: requests to forget, first of all.
+        questions: request and budget of each draft.
+        gone: requests to forget before the rest of the order.
     """
 
     number: int
@@ -187,7 +187,7 @@ class Order:
 
 
 def packed(parcel: Parcel) -> tuple[int, int, bytes, int, tuple[int, ...]]:
-    """A parcel that a pipe carries as it is."""
+    """Convert a parcel for a pipe."""
     raw = parcel.states_TW.contiguous().view(torch.uint8).numpy().tobytes()
     return parcel.request_id, parcel.begin, raw, parcel.told, parcel.tokens
 
@@ -211,13 +211,13 @@ class _Asked:
 class Answerer:
     """The drafting side in a helper's process (drafting/process.py)."""
 
-    def __init__(self, far: Far, target: Elsewhere, width: int) -> None:
-        self._far, self._target, self._width = far, target, width
+    def __init__(self, remote_head: RemoteHead, target: TargetFacts, width: int) -> None:
+        self._remote_head, self._target, self._width = remote_head, target, width
         self._known: dict[int, _Asked] = {}
 
     @classmethod
     def made(
-        cls, options: GrowthOptions, target: Elsewhere, config: DovetailConfig, weights: bytes, *, stopped: Any
+        cls, options: GrowthOptions, target: TargetFacts, config: DovetailConfig, weights: bytes, *, stopped: Any
     ) -> Answerer:
         """With a head of these weights (:func:`weights_of`)."""
         from safetensors.torch import load
@@ -225,16 +225,16 @@ class Answerer:
         tensors = load(weights)
         head = Dovetail(config, ids_K=tensors.pop(IDS, None), own_head=True, own_embedding=True)
         head.take(tensors)
-        return cls(Far(options, target, head, eager=True), target, config.target_width)
+        return cls(RemoteHead(options, target, head, eager=True), target, config.target_width)
 
     def answer(self, order: Order) -> Any:
         """(tokens, parents, confidences) of each question's draft, or the error that it ended with."""
         for request_id in order.gone:
             self._known.pop(request_id, None)
-            self._far.release(request_id)
-        self._far.take([self._unpacked(*each) for each in order.parcels])
+            self._remote_head.release(request_id)
+        self._remote_head.take([self._unpacked(*each) for each in order.parcels])
         for each in order.newcomers:
-            streams, tokens = Streams(each.seed), self._far.told(each.request_id)
+            streams, tokens = Streams(each.seed), self._remote_head.told(each.request_id)
             laws = LawMaker(each.params, tokens[: each.num_prompt], self._target.vocab_size, each.stop_ids)
             self._known[each.request_id] = _Asked(
                 each.request_id,
@@ -251,7 +251,7 @@ class Answerer:
             return None
         try:
             contexts = [self._context(request_id) for request_id, _ in order.questions]
-            drafts = self._far.propose(contexts, [budget for _, budget in order.questions])
+            drafts = self._remote_head.propose(contexts, [budget for _, budget in order.questions])
         except Exception as error:
             return portable(error)
         return [(each.tree.tokens, each.tree.parents, each.confidence) for each in drafts]

@@ -1,8 +1,8 @@
-"""One step of hybrid tree attention, and its definition in float64.
+"""One step of prefix tree attention, and its definition in float64.
 
 Triton is interpreted only where TRITON_INTERPRET=1 was set before it was imported, so a test runs
 
-    TRITON_INTERPRET=1 python -m helpers.hybrid
+    TRITON_INTERPRET=1 python -m helpers.prefix_tree
 
 which writes a JSON list: how far the kernel is from the definition for some trees and prefixes, and with a planted bug.
 """
@@ -99,7 +99,7 @@ def main() -> None:
                 prefix_tree_attention, "_every_block", lambda k, p, *rest, less=64 * planted: every(k, p - less, *rest)
             ),
         ):
-            out = prefix_tree_attention.HybridPlan(cache, batch).attend(0, q, k, v, **scoring)
+            out = prefix_tree_attention.PrefixTreePlan(cache, batch).attend(0, q, k, v, **scoring)
         worst = float((out - reference(batch.segments[0], cache, q, **scoring)).abs().max())
         found.append({"prefix": prefix, "planted": planted, "launches": launched.call_count, "error": worst})
     json.dump(found, sys.stdout)

@@ -1,4 +1,4 @@
-"""A lane: one thread beside the engine's, with native threads of its own, that does one thing at a time."""
+"""A worker thread next to the engine's thread, with native threads of its own; it runs one task at a time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from foretoken.engine.executors.timeline import Timeline
 from foretoken.native.team import Team
 
 _Result = TypeVar("_Result")
-_DRAFTS_SHARE = 8  # one thread of so many is the drafter's: a small model gains little from more
+_DRAFTER_SHARE = 8  # one of so many threads is the drafter's: a small model gains little from more
 
 
-class Ticket(Generic[_Result]):
-    """Something that a lane is doing.
+class Task(Generic[_Result]):
+    """A task of a worker thread.
 
     Args:
-        future: gives what was done.
-        stopped: asks it to come to an end; it looks when it can.
+        future: of its result.
+        stopped: asks it to end early; the task checks it when it can.
     """
 
     def __init__(self, future: Future[_Result], stopped: threading.Event) -> None:
@@ -31,29 +31,29 @@ class Ticket(Generic[_Result]):
         self._stopped = stopped
 
     def stop(self) -> None:
-        """Ask for what is there; what is being computed is finished first."""
+        """Ask the task to end with what it has; the current computation is finished first."""
         self._stopped.set()
 
-    def take(self) -> _Result:
-        """Wait until the lane rests; what it gives, or the error that it ended with."""
+    def result(self) -> _Result:
+        """Wait for the task; returns its result, or raises its error."""
         return self._future.result()
 
-    def rest(self) -> None:
-        """Stop it, and wait until the lane rests, whatever becomes of it; an interrupt waits with it."""
+    def stop_and_wait(self) -> None:
+        """Stop the task and wait until it has ended, whatever its outcome; also when interrupted meanwhile."""
         self.stop()
         self._future.exception()
 
 
-class Lane:
-    """A thread that works on a team of its own, so that native forwards here and there overlap.
+class WorkerThread:
+    """A thread with a team of native threads, so that native forwards here and in the engine's thread overlap.
 
-    Nothing is started before the first order, nor in a child of a fork, where threads are gone.
+    The thread starts with its first task, and again in the child of a fork, which does not inherit threads.
 
     Args:
         threads: of its team.
 
     Attributes:
-        timeline: told when it was busy; None: nobody wants to know.
+        timeline: records when the thread was busy; None: no record.
     """
 
     def __init__(self, threads: int) -> None:
@@ -62,15 +62,15 @@ class Lane:
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
 
-    def begin(self, work: Callable[[Callable[[], bool]], _Result]) -> Ticket[_Result]:
-        """Do something. It is given a function that says whether it has been asked to stop."""
+    def begin(self, work: Callable[[Callable[[], bool]], _Result]) -> Task[_Result]:
+        """Start a task. Its argument is a function that returns whether the task was asked to stop."""
         if self._pool is None or self._process != os.getpid():
-            self._pool, self._process = ThreadPoolExecutor(1, thread_name_prefix="foretoken-lane"), os.getpid()
+            self._pool, self._process = ThreadPoolExecutor(1, thread_name_prefix="foretoken-worker"), os.getpid()
         stopped = threading.Event()
-        return Ticket(self._pool.submit(self._run, work, stopped.is_set), stopped)
+        return Task(self._pool.submit(self._run, work, stopped.is_set), stopped)
 
     def close(self) -> None:
-        """End the thread, after what it is doing."""
+        """End the thread after its current task."""
         if self._pool is not None and self._process == os.getpid():
             self._pool.shutdown()
         self._pool = None
@@ -87,7 +87,11 @@ class Lane:
 
 
 def split(threads: int | None = None) -> tuple[int, int]:
-    """Threads for the target and for the drafter, of those that torch uses unless told; at least one each."""
+    """Share threads between target and drafter, at least one each.
+
+    Args:
+        threads: None: as many as torch uses.
+    """
     threads = torch.get_num_threads() if threads is None else threads
-    drafts = max(1, threads // _DRAFTS_SHARE)
+    drafts = max(1, threads // _DRAFTER_SHARE)
     return max(1, threads - drafts), drafts
