@@ -27,15 +27,16 @@ files, no_model = bad_input.files, bad_input.no_model  # fixtures
 BAD = [
     ("generate x --method ngrm", "did you mean 'ngram'"),
     ("generate x --method match", "is a verifier"),
+    ("generate x --model ~nouser/x", "'~nouser' is no user's home folder here; write the whole path, or ./~nouser"),
     ("--version extra", "--version prints the version, and does nothing else: leave 'extra' out"),
     ("generate --prompts ids.jsonl", "ids.jsonl:3: has the id 'a' of ids.jsonl:1"),
     ("generate x --methd none", "--method"),
     ("bench --limit 1 serve --url http://localhost:1", "--limit stands before 'serve'"),
     ("generate x --temperature 1e300", "--temperature 1e+300 must be a number in [0, 1e+300)"),
     ("train eagle --target zoo:draft --out o --device gpu", "device='gpu' is unknown"),
-    (f"generate x --model {LONG}", "no file has a name of this length"),
+    (f"generate x --model {LONG}", "no file or model has such a name"),
     (f"generate x --draft-model {LONG}", "no file or model has such a name"),
-    (f"train eagle --target zoo:draft --out {LONG}", "no file has a name of this length"),
+    (f"train eagle --target zoo:draft --out {LONG}", "no file or model has such a name"),
     ("generate x --model zoo:bse", "did you mean 'base'"),
     ("generate x --model ./nowhere", "no such folder"),
     ("generate x --temperature -1", "--temperature -1.0"),
@@ -321,3 +322,44 @@ def test_closed_output_is_said(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["methods", "--json"]) == 1
     assert "cannot write to stdout: it is closed" in capsys.readouterr().err
+
+
+PLACES = [
+    "generate x --model",
+    "generate --prompts",
+    "chat --model",
+    "serve",
+    "batch good.jsonl --model",
+    "batch good.jsonl --out",
+    "bench --model",
+    "bench --out",
+    "bench --csv",
+    "bench --suite",
+    "certify --method none --model",
+    "train draft --out o --target",
+    "train draft --target zoo:draft --out",
+    "calibrate sparse --corpus good.jsonl --model",
+    "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 100 --out",
+    "datastore build good.jsonl --out o --model",
+    "datastore info",
+    "rag --passages good.jsonl --questions good.jsonl --model",
+    "rag --questions good.jsonl --passages",
+]
+IMPOSSIBLE = {"no-user": "~nouser/x", "zero": "a\0b", "surrogate": "\ud800", "lines": "a\nb"}
+
+
+@pytest.mark.parametrize("kind", IMPOSSIBLE)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_path_or_a_model_that_there_cannot_be_is_the_users_mistake(place, kind, files, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main([*place.split(), IMPOSSIBLE[kind]]) in (1, 2)
+    said = capsys.readouterr().err
+    assert "error: " in said
+    assert "should not happen" not in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", ["generate x --model ~nouser/x", "batch good.jsonl --model ~nouser/x"])
+def test_a_user_that_there_is_not_is_named(command, files, capsys):
+    assert main(command.split()) == 2
+    assert "'~nouser' is no user's home folder here; write the whole path, or ./~nouser" in capsys.readouterr().err

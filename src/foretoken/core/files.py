@@ -20,15 +20,34 @@ def check_name(name: str, option: str) -> None:
         option: that it is given for, with its ``=``.
 
     Raises:
-        ConfigError: the name, or a part of the path, is too long, or has control characters, which a terminal would
-            obey when a message prints them.
+        ConfigError: the name, or a part of the path, is too long, is no valid Unicode, or has control characters,
+            which a terminal would obey when a message prints them.
     """
     for each in name:
-        if each < " " or each == "\x7f":
+        if each < " " or each == "\x7f" or "\ud800" <= each <= "\udbff":
             raise ConfigError(f"{option}{name[:60]!r} has the character {each!r}: no file or model has such a name")
     parts = [len(part.encode("utf-8", "surrogatepass")) for part in name.split("/")]
     if max(parts) > _LONGEST_NAME or sum(parts) + len(parts) > _LONGEST_PATH:
         raise ConfigError(f"{option}{name[:60]!r}… is {len(name):,} characters long: no file or model has such a name")
+
+
+def home_expanded(path: str | Path, option: str = "") -> Path:
+    """The path with ``~`` or ``~user`` at its beginning replaced by that home folder.
+
+    Args:
+        option: that named it, with its ``=``; "": an argument.
+
+    Raises:
+        ConfigError: there is no such user, or the user has no home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        user = Path(path).parts[0]
+        raise ConfigError(
+            f"{option}{path!s:.200}: '{user:.60}' is no user's home folder here; write the whole path, or "
+            f"./{user:.60} for a folder of that name"
+        ) from None
 
 
 def check_readable(path: str | Path, option: str = "") -> None:
@@ -61,6 +80,7 @@ def check_writable(path: str | Path, option: str) -> Path:
     Raises:
         ConfigError: the folder is missing, or not writable, or the path is a folder.
     """
+    check_name(str(path), f"{option} ")
     path = Path(path)
     if path.is_dir():
         raise ConfigError(f"{option} {path}: this is a folder; name a file in it")
@@ -85,6 +105,7 @@ def check_folder(folder: Path, option: str) -> None:
     Raises:
         ConfigError: it is a file or lies below one, or its nearest folder is not writable.
     """
+    check_name(str(folder), f"{option} ")
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if there == folder and not there.is_dir():
         raise ConfigError(f"{option} {folder}: this is a file; name a folder to make")

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
-from foretoken.core.files import write_whole
+from foretoken.core.files import home_expanded, write_whole
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Option
@@ -198,7 +198,7 @@ def find(given: str | Path | None, model: LanguageModel) -> DraftVocabulary | No
     if given is None:
         return None
     try:
-        folder = Path(given).expanduser()
+        folder = home_expanded(given)
     except RuntimeError:
         raise ConfigError(f"draft_vocab={given!r}: there is no such home folder") from None
     found = DraftVocabulary.load(folder)

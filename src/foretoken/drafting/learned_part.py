@@ -26,7 +26,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
-from foretoken.core.files import write_whole
+from foretoken.core.files import home_expanded, write_whole
 from foretoken.models.fingerprint import fingerprint, fingerprint_of
 from foretoken.models.grown import Origin, origin_of
 from foretoken.models.language_model import LanguageModel
@@ -358,7 +358,7 @@ def _located(
     """The folders of the parts that are asked for, and what the target was grown from, if it was and they may grow."""
     owner = target if draft is None else draft
     try:
-        place = Path(given).expanduser() if given else Path(owner.source) / kind.algorithm
+        place = home_expanded(given) if given else Path(owner.source) / kind.algorithm
     except RuntimeError:
         raise ConfigError(f"{kind.option}={given!r}: there is no such home folder") from None
     origin = origin_of(target.name, target.config) if kind.grows else None

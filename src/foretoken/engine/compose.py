@@ -21,7 +21,6 @@ from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafting import gloo, learned_part
-from foretoken.engine.executors.lane import split
 from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.executors.worker_thread import split
 from foretoken.engine.intake.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION

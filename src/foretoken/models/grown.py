@@ -44,7 +44,7 @@ from transformers import AutoConfig
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, MismatchError, UnsupportedArchitecture
-from foretoken.core.files import folder_made_once
+from foretoken.core.files import folder_made_once, home_expanded
 from foretoken.models.checkpoint_files import quiet
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.grown_families import FAMILIES, REASONS, Family
@@ -166,7 +166,7 @@ def _parse(name: str) -> tuple[Path, float]:
     if short in zoo.MODELS or original.startswith(zoo.PREFIX):
         place = zoo.path(short)
     else:
-        place = Path(original).expanduser()
+        place = home_expanded(original)
     if not (place / "config.json").is_file():
         raise ConfigError(f"model '{name}': '{original}' is no model of the zoo and no folder with a checkpoint in it")
     parameters = float(size[1]) * _UNITS[size[2].lower()]

@@ -22,7 +22,7 @@ from transformers import (
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
-from foretoken.core.files import check_name
+from foretoken.core.files import check_name, home_expanded
 from foretoken.core.phases import PHASES
 from foretoken.forward import attention
 from foretoken.models import grown, lora, shapes
@@ -175,7 +175,7 @@ def load_tokenizer(name: str | Path, *, revision: str | None = None, trust_remot
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
-    folder = Path(name).expanduser()
+    folder = home_expanded(name)
     alone = folder.is_dir() and any(folder.glob("tokenizer*"))
     if not alone or (folder / "config.json").is_file() or (folder / lora.CONFIG).is_file():
         return _files(name, trust_remote_code, revision).tokenizer()
@@ -240,7 +240,7 @@ def source_of(name: str | Path) -> str:
         return str(grown.folder(text, _original))
     if text.startswith(shapes.PREFIX):
         return str(shapes.folder(text))
-    folder = Path(text).expanduser()
+    folder = home_expanded(text)
     if folder.is_dir():
         if not any((folder / file).is_file() for file in ("config.json", lora.CONFIG)):
             held = sorted(path for path in folder.glob("*.gguf") if is_gguf(path))

@@ -1,9 +1,10 @@
-"""Bounds on what precedes a body: the request line and the header fields, in bytes, in number and in time.
+"""Bounds on a connection: its request lines and header fields, in bytes, in number and in time; and on its reader.
 
 uvicorn's own protocols read header fields without an end, and wait for them without one. Two places bound them:
 
 * :func:`check_head` refuses a head that has been read, in the application, under any host, before the key is asked for;
-* :func:`bounded_protocol` makes uvicorn stop reading a head, a chunk's extension or a trailer that does not end.
+* :func:`bounded_protocol` makes uvicorn stop reading a head, a chunk's extension or a trailer that does not end, and
+  drop a connection that takes nothing of its answers.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MAX_BYTES = 64 * 2**10  # of all header fields
 MAX_FIELDS = 100
 MAX_TARGET = 8 * 2**10  # bytes of the path and its query
 SECONDS = 10.0  # from the moment that a head is awaited to its end
+STALL_SECONDS = 60.0  # in which a reader may take nothing of what is written
 _LINGER = 2.0  # seconds in which a refused client may finish sending: a closed socket would lose the refusal
 _SLICE = 16 * 2**10  # bytes that are parsed before the bounds are looked at again
 
@@ -112,6 +114,7 @@ class _Bounded(asyncio.Protocol):
     transport: Any
     server_state: Any
     _deadline: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
     _refusal: ApiError | None = None
     _received = False  # whether anything of the head that is awaited has come
 
@@ -121,7 +124,17 @@ class _Bounded(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_deadline()
+        self._stop_stalled()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # closing would wait for the reader, too
+        self._stalled = asyncio.get_running_loop().call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stalled()
 
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), _SLICE):
@@ -169,6 +182,11 @@ class _Bounded(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _stop_stalled(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     def _too_late(self) -> None:
         body_goes_on = self.cycle is not None and self.cycle.more_body  # of a request that has its answer

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from foretoken.engine.llm import LLM
 from foretoken.engine.prefixes import common_prefix
@@ -327,6 +329,60 @@ def test_a_drafter_that_reads_states_is_shown_those_of_reused_rows(case: Case) -
     short = [*SYSTEM, 9]  # shorter than what is kept
     assert run(reused, short, seeded).output_ids == run(read, short, seeded).output_ids
     assert drafts[0] == drafts[1] != []
+
+
+def test_a_kept_slot_has_the_rows_of_its_tokens_and_no_others() -> None:
+    """Also where an answer stops within an accepted draft, of which rows behind the last token were written."""
+    drafts = {"method": "draft_model", "model": "zoo:base", "num_speculative_tokens": 6}  # all of them are accepted
+    llm, plain = with_config(drafts, enable_prefix_caching=True), with_config({"method": "none"})
+    prefixes, cache = llm.engine.prefixes, llm.engine.cache
+    assert prefixes is not None
+    behind, commit = list[int](), cache.commit
+
+    def noted_commit(slot: int, rows: Any) -> None:
+        commit(slot, rows)
+        behind.append(cache.lengths[slot])
+
+    cache.commit = noted_commit  # type: ignore[method-assign]
+    within = 0
+    for seed in range(8):
+        prompt = [*range(100 + 9 * seed, 130 + 9 * seed)]
+        end = run(plain, prompt).output_ids[1 + seed % 5]
+        request = run(llm, prompt, SamplingParams(max_tokens=20, ignore_eos=True, stop_token_ids=[end]))
+        within += behind[-1] > len(request.tokens)
+        assert [cache.lengths[slot] for slot in prefixes._kept] == [len(kept) for kept, _ in prefixes._kept.values()]
+        again = [*request.tokens, 7, 8]
+        assert run(llm, again).output_ids == run(plain, again).output_ids
+    assert within > 0
+
+
+@pytest.mark.parametrize("kept", [17, 40, 41])
+@pytest.mark.parametrize("shared", [16, 17, 39, 41])
+def test_a_drafter_is_shown_every_row_of_a_reused_prompt(kept: int, shared: int) -> None:
+    """Row by row, once each, in order, and with the states that reading the whole prompt gives."""
+    words = [*range(100, 100 + kept)]
+    prompt = [*words[:shared], *range(500, 512)]
+    shown = []
+    for reuse in (True, False):
+        llm = with_config({"method": "kangaroo", "adapter": "random:2"}, enable_prefix_caching=reuse)
+        run(llm, words)
+        seen: list[tuple[int, Any]] = []
+        on_forward = llm.recipe.drafter.on_forward
+
+        def noting(features: Any, *more: Any, seen: Any = seen, on_forward: Any = on_forward) -> Any:
+            for each in features:
+                (states,) = each.hidden.values()
+                seen += [(each.begin + row, states[row].clone()) for row in range(len(states))]
+            return on_forward(features, *more)
+
+        llm.recipe.drafter.on_forward = noting  # type: ignore[method-assign]
+        request = run(llm, prompt)
+        assert (request.num_cached > 0) == (reuse and min(kept, shared) >= 16)
+        shown.append(seen)
+    for seen in shown:
+        assert [place for place, _ in seen][: len(prompt)] == [*range(len(prompt))]
+    for (place, found), (_, wanted) in zip(shown[0][: len(prompt)], shown[1], strict=False):
+        assert torch.equal(found, wanted), place
 
 
 def noted(llm: LLM) -> list[tuple[int, ...]]:

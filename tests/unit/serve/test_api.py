@@ -615,6 +615,43 @@ def test_a_key_is_asked_for_under_v1_only() -> None:
         assert asks == {path for path in described["paths"] if path.startswith("/v1")}
 
 
+@pytest.mark.parametrize("key", ["secret", "a", "sécret"])
+def test_no_other_key_is_accepted(key: str) -> None:
+    """Neither a part of the key, nor more than it, nor another spelling of the path."""
+    near = {
+        key[:-1],
+        key[1:],
+        key[:1],
+        key + key,
+        key + "x",
+        "x" + key,
+        key.swapcase(),
+        f"{key} {key}",
+        "",
+    }
+    with served(with_config({"method": "none"}), api_key=key) as running:
+
+        def status(path: str, authorization: str | None, method: str = "GET") -> int:
+            with closing(running.connect()) as connection:
+                connection.putrequest(method, path)
+                if authorization is not None:
+                    connection.putheader("Authorization", authorization.encode())
+                connection.endheaders()
+                return connection.getresponse().status
+
+        for wrong in near - {key}:
+            assert status("/v1/models", f"Bearer {wrong}") == 401, wrong
+        for form in (f"Bearer{key}", f"Token {key}", f'Bearer "{key}"', f"Bearer={key}", key, None):
+            assert status("/v1/models", form) == 401, form
+            for path in ("/v1", "/v1/", "/v1/nothing", f"/v1/models/{NAME}", "/%76%31/models", "/v1/models?x=/health"):
+                assert status(path, form) == 401, path
+            for path in ("//v1/models", "/./v1/models", "/x/../v1/models", "/V1/models"):
+                assert status(path, form) in (401, 404), path
+            for method in ("HEAD", "POST", "OPTIONS", "DELETE"):
+                assert status("/v1/models", form, method) == 401, method
+        assert status("/v1/models", f"Bearer {key}") == 200
+
+
 def test_a_request_that_fails_in_the_engine(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.service.llm.engine._decider, "_fill_in", _fail)
     status, body, _ = server.send(TEXT, continued("Hi"))

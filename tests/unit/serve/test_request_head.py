@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -137,3 +139,28 @@ def test_a_long_answer_is_not_cut_off(server: Served, monkeypatch: pytest.Monkey
     body = {"model": NAME, "prompt": "Hi", "max_tokens": 300, "ignore_eos": True}
     status, found, _ = server.send("/v1/completions", body, headers={"Authorization": "Bearer secret"})
     assert (status, found["usage"]["completion_tokens"]) == (200, 300)
+
+
+def test_a_reader_that_takes_nothing_is_not_waited_for(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of its answers is lost; one that goes on reading gets all of them."""
+    count, ask = 2000, b"GET / HTTP/1.1\r\nHost: a\r\n"
+    size = len(answer(server, ask + b"Connection: close\r\n\r\n")) - len(b"connection: close\r\n")
+    monkeypatch.setattr(request_head, "STALL_SECONDS", 1.5)
+
+    def received(pause: float) -> int:
+        found = 0
+        with closing(socket.create_connection(("127.0.0.1", server.port), timeout=20)) as line:
+            threading.Thread(target=send_all, args=(line, (ask + b"\r\n") * count), daemon=True).start()
+            time.sleep(pause)
+            with contextlib.suppress(ConnectionResetError):
+                while found < count * size and (piece := line.recv(2**20)):
+                    found += len(piece)
+        return found
+
+    assert received(0.0) == count * size
+    assert received(5.0) < count * size
+
+
+def send_all(line: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        line.sendall(data)

@@ -49,3 +49,38 @@ def test_places_behind_what_the_tokenizer_has_added() -> None:
     assert places.of_prompt([0, 2, 2], "the the") == [0, 0, 4]
     assert places.of_answer([2, 0, 2]) == [7, 11, 11]
     assert Places(TokenText(SentencePiece()), skip_special=False).of_answer([0, 2]) == [0, 3]
+
+
+HALVES = "aé€🙂 ü"
+
+
+def test_places_within_characters_of_several_tokens() -> None:
+    """Bytes as tokens: each begins where its character does, and what follows begins behind one character."""
+    places = Places(TokenText(Bytes()), skip_special=True)
+    starts = [place for place, character in enumerate(HALVES) for _ in character.encode()]
+    raw = list(HALVES.encode())
+    assert places.of_answer(raw) == starts
+    assert places.of_answer(raw) == [len(HALVES) + place for place in starts]
+    one_by_one = Places(TokenText(Bytes()), skip_special=True)  # as a stream has them
+    assert [one_by_one.of_answer([token])[0] for token in raw] == starts
+
+
+@pytest.mark.parametrize("cut", range(1, len(HALVES.encode())))
+def test_places_behind_a_prompt_that_ends_within_a_character(cut: int) -> None:
+    """The prompt's text ends in U+FFFD there, and the answer begins with its own text, whatever the rest of it is."""
+    raw = list(HALVES.encode())
+    prompt = bytes(raw[:cut]).decode("utf-8", "replace")
+    places = Places(TokenText(Bytes()), skip_special=True)
+    assert places.of_prompt(raw[:cut], prompt) == [
+        len(bytes(raw[:place]).decode("utf-8", "ignore")) for place in range(cut)
+    ]
+    assert places.of_answer(list(b"ab")) == [len(prompt), len(prompt) + 1]
+
+
+class Bytes:
+    """A tokenizer whose tokens are the 256 bytes."""
+
+    all_special_ids = ()
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return f"<0x{token:02X}>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,3 +83,31 @@ def test_a_coupling_keeps_within_both_laws_and_gives_away_nothing(distinct: bool
         for inside in itertools.combinations(range(len(Q)), size)
     ]
     assert total == pytest.approx(min(bounds), abs=1e-9)
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+@pytest.mark.parametrize("overstep", [1e-7, 1e-3, 0.2, -1e-9])
+def test_what_the_solver_oversteps_is_scaled_back(
+    distinct: bool, overstep: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coupling stays within both distributions, so that the extra token makes up exactly for what is accepted."""
+    import scipy.optimize
+
+    exact = scipy.optimize.linprog
+
+    def inexact(*given: Any, **options: Any) -> Any:
+        found = exact(*given, **options)
+        found.x = found.x * (1 + overstep) if overstep > 0 else np.where(found.x > 0, found.x, overstep)
+        return found
+
+    monkeypatch.setattr(scipy.optimize, "linprog", inexact)
+    p = np.array([0.1, 0.1, 0.3, 0.3, 0.1])
+    found = solve.__wrapped__(p.tobytes(), Q.tobytes(), 2, distinct)
+    used = np.zeros(len(Q))
+    for each, accepted in found.accepted.items():
+        assert min(accepted) >= 0.0
+        assert math.fsum(accepted) <= found.mass[each] * (1 + 1e-12)
+        used[list(each)] += accepted
+    assert (used <= p * (1 + 1e-12)).all()
+    assert found.left_K == pytest.approx(p - used, abs=1e-14)
+    assert found.acceptance > 0.65  # and is not thrown away

@@ -11,6 +11,7 @@ import typer
 
 from foretoken.cli.shared.options import HELP_NAMES
 from foretoken.core.errors import ConfigError
+from foretoken.core.files import check_name
 
 _MAY_BE_EMPTY = (
     "--system",  # no words are a system message, too: templates with words of their own leave them out
@@ -27,7 +28,7 @@ def check_given(command: Any, arguments: Sequence[str]) -> None:
         arguments: behind the command's name. What cannot be parsed is passed over: the parser says so itself.
     Raises:
         ConfigError: an option of one value is there twice, a value is empty or twice in a list, or a file that is
-            to be written is named as one to read, too.
+            to be written is named as one to read, too, or with characters that no file's name has.
     """
     context = typer.Context(command, help_option_names=HELP_NAMES)
     parser = command.make_parser(context)
@@ -89,6 +90,7 @@ def _check_kept(given: Mapping[str, Iterable[str]]) -> None:
     }
     for name in _MADE:
         for each in given.get(name, ()):
+            check_name(each, f"{name} ")
             other = read.get(Path(each).resolve())
             if other is not None:
                 raise ConfigError(f"{name} {each}: {other} is this file, and would be lost; name another")

@@ -14,6 +14,7 @@ from foretoken import zoo
 from foretoken.cli.shared.console import note, passing_note, quiet_transformers
 from foretoken.cli.shared.flags import Flags
 from foretoken.core.errors import ConfigError
+from foretoken.core.files import check_name, home_expanded
 from foretoken.core.importing import collector_at_rest
 from foretoken.models.gguf.magic import is_gguf
 from foretoken.options.model import EngineOptions, ModelOptions
@@ -242,12 +243,13 @@ def check_model_name(model: str) -> None:
     """
     if not model:
         raise ConfigError("--model is empty: name a folder, a GGUF file, a hub id or zoo:base")
+    check_name(model, "--model ")
     if model.startswith(zoo.PREFIX):
         zoo.path(model)
-    elif Path(model).expanduser().is_file():
-        if not is_gguf(Path(model).expanduser()):
+    elif home_expanded(model).is_file():
+        if not is_gguf(home_expanded(model)):
             raise ConfigError(
                 f"--model {model} is a file: name the folder of a saved Hugging Face checkpoint, or a GGUF file"
             )
-    elif (model.startswith((".", "/", "~")) or model.endswith(".gguf")) and not Path(model).expanduser().exists():
+    elif (model.startswith((".", "/", "~")) or model.endswith(".gguf")) and not home_expanded(model).exists():
         raise ConfigError(f"--model {model}: there is no such folder or file")

@@ -18,6 +18,7 @@ import torch
 from foretoken import zoo
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
+from foretoken.core.files import home_expanded
 from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome, Verifier
 from foretoken.core.siblings import draw_siblings
@@ -206,7 +207,7 @@ class DiffuSpecDrafter(Drafter):
         network = find(BlockNetwork, config.head, target)
         if config.slots is not None and config.slots > network.config.slots:
             raise ConfigError(f"slots={config.slots}: the block network has {network.config.slots}")
-        beside = Path(config.head).expanduser() if config.head else own
+        beside = home_expanded(config.head) if config.head else own
         return BlockLattices(network, target, top=config.candidates), beside
 
     def _grams(self, beside: Path | None, target: LanguageModel) -> Trigram | None:
@@ -215,7 +216,7 @@ class DiffuSpecDrafter(Drafter):
         if given == "none" or self.config.balance == 1:
             return None
         if given is not None:
-            path = Path(given).expanduser()
+            path = home_expanded(given)
             return Trigram.load(path / FILE if path.is_dir() else path, target.vocab_size)
         if beside is None or not (beside / FILE).is_file():
             return None

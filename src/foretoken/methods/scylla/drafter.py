@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from foretoken.core.draft import Draft, GreedyLaws, PointMass, Sampled
+from foretoken.core.files import home_expanded
 from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context
 from foretoken.drafting.feature_heads.drafter import TREE, FeatureDrafter, HeadOptions
@@ -63,8 +64,8 @@ class ScyllaDrafter(FeatureDrafter):
     def __init__(self, config: Config, target: LanguageModel) -> None:
         network = find(Scylla, config.head, target)
         super().__init__(config, target, Runner(target, network, config.dtype), network.description.taps)
-        folder = Path(config.head).expanduser() if config.head else Path(target.source) / Scylla.algorithm
-        place = Path(config.widths).expanduser() if config.widths else folder / width.FILE
+        folder = home_expanded(config.head) if config.head else Path(target.source) / Scylla.algorithm
+        place = home_expanded(config.widths) if config.widths else folder / width.FILE
         self.widths: width.Widths | None = None
         if config.widths or place.is_file():
             self.widths = width.Widths.load(place, fingerprint_of(target.source))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
-from foretoken.core.files import write_whole
+from foretoken.core.files import home_expanded, write_whole
 from foretoken.drafting.learned_part import check_fingerprint
 from foretoken.models.language_model import LanguageModel
 
@@ -207,7 +207,7 @@ def find(target: LanguageModel, path: str | Path | None) -> Calibration | None:
         ModelError: the file named is missing, or a file is damaged.
         MismatchError: it was made for another model.
     """
-    place = default_path(target) if path is None else Path(path).expanduser()
+    place = default_path(target) if path is None else home_expanded(path)
     if path is None and not place.is_file():
         return None
     found = Calibration.load(place)
