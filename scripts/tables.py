@@ -25,7 +25,7 @@ SETS = {each.__name__: each for each in (SamplingParams, ModelOptions, EngineOpt
 _DRAFTS = "any draft, under a lossless verifier"
 _MEANING = {  # of a promise, where an entry says nothing else
     "lossless": _DRAFTS,
-    "same law": "each token is distributed as if drawn from the target",
+    "same distribution": "each token is distributed as if drawn from the target",
     "same text": "the tokens of plain greedy decoding",
     "same stream": "a seeded request yields the same tokens with any drafter, or none",
     "approximate": "distortion and KL are reported per request, and bounded by `max_distortion`",

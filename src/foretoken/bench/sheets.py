@@ -15,7 +15,7 @@ from foretoken.bench.table import DASH, Cell, Sheet, megabytes, milliseconds, nu
 
 MAX_DEPTH = 16  # positions of a draft that are shown
 FEW = 20  # observations: a share of fewer says little
-_EXACT = ("same text", "same stream")  # under "same law" the draws are others, so other tokens are no fault
+_EXACT = ("same text", "same stream")  # under "same distribution" the draws are others, so other tokens are no fault
 
 
 def sheets(
@@ -84,7 +84,8 @@ def _overall(results: Sequence[Mapping[str, Any]]) -> Sheet:
     return Sheet(
         "overview",
         "Tokens per step includes the token that every step adds, so plain decoding is 1.00. Accepted: of all draft "
-        "tokens. Same tokens: answers equal to plain decoding's, which “same law” does not promise when sampling.",
+        "tokens. Same tokens: answers equal to plain decoding's, which “same distribution” does not promise when "
+        "sampling.",
         (
             "method",
             "speed-up",

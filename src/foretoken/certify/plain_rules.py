@@ -27,7 +27,7 @@ class PlainRatio(Verifier):
     """Token-wise speculative sampling of a chain; see verifiers/ratio.py for the real one."""
 
     name = "plain ratio"
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (Sampled,)
     trees = False
 
@@ -75,7 +75,7 @@ class PlainRecursive(Verifier):
     """Recursive rejection of the root's children; see verifiers/recursive.py for the real one."""
 
     name = "plain recursive"
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (Sampled, WithoutReplacement)
     trees = True
 
@@ -112,7 +112,7 @@ class PlainKSeq(Verifier):
     """K-SEQ on the root's children with rho by bisection; see verifiers/kseq.py for the real one."""
 
     name = "plain kseq"
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (Sampled,)
     trees = True
 
@@ -146,7 +146,7 @@ class PlainHub(Verifier):
     """SpecHub on one pair; see verifiers/spechub.py for the real one."""
 
     name = "plain hub"
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (HubPair,)
     trees = True
 

@@ -87,7 +87,7 @@ class EveryDecision(Verifier):
     """
 
     name = "every decision"
-    promise = "same law"
+    promise = "same distribution"
     laws = (PointMass, Coupled, Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = True
 

@@ -2,7 +2,7 @@
 
     foretoken.commands   "analyze", "train.base"   a typer application, a function, or a Command of train/command.py
     foretoken.suites     "rules"                   a Suite (bench/suite.py), for ``foretoken bench --suite``
-    foretoken.tasks      "arithmetic"              a QuestionSet (data/questions.py), for ``foretoken train judge``
+    foretoken_lab.tasks      "arithmetic"              a QuestionSet (data/questions.py), for ``foretoken train judge``
     foretoken.corpora    "generated"               share -> Source (train/mixture.py), for ``--corpus NAME``
     foretoken.mixtures   "base"                    folder of the corpora -> list of Source, for ``--data DIR``
 
@@ -17,7 +17,7 @@ from typing import Any
 
 COMMANDS = "foretoken.commands"
 SUITES = "foretoken.suites"
-TASKS = "foretoken.tasks"
+TASKS = "foretoken_lab.tasks"
 CORPORA = "foretoken.corpora"
 MIXTURES = "foretoken.mixtures"
 

@@ -216,7 +216,8 @@ class Verifier(Protocol):
 
     Attributes:
         name: the catalogue's name.
-        promise: "same law", "same stream" or "approximate". At temperature 0 a lossless rule gives the same text.
+        promise: "same distribution", "same stream" or "approximate". At temperature 0 a lossless rule gives the same
+            text.
         laws: kinds of q that the rule is valid for; anything else is refused before the first step.
         trees: whether the rule handles branching drafts.
         needs: what it looks at beside laws: ``last_state`` comes as ``Laws.hidden_MD``, ``evidence`` with the draft.

@@ -1,6 +1,6 @@
 """Questions whose answers can be checked: what ``foretoken train judge`` mines labels from.
 
-A file of the user has one a line; further sets are entry points of the group ``foretoken.tasks``::
+A file of the user has one a line; further sets are entry points of the group ``foretoken_lab.tasks``::
 
     {"question": "What is 12 + 30?", "answer": "42"}                      a number: the final one of the text counts
     {"question": "Who wrote it?", "answer": ["Ada Lovelace", "Ada"]}      words: several answers may be right

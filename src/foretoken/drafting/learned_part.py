@@ -62,7 +62,7 @@ class LearnedConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r}")
 
 
-FOLDER = Option("A folder of `foretoken train`; None: the one beside the target's weights.")
+FOLDER = Option("A folder of `foretoken train`; None: the one next to the target's weights.")
 """Of drafters that have learned something."""
 
 _OWNERS = frozenset(each.name for each in fields(LearnedConfig))

@@ -33,13 +33,13 @@ class OuterOptions(Checked):
         Option("Its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id."),
     ] = None
     head: Annotated[
-        str | Path | None, Option("Its trained head, if it takes one; None: the one beside the target.")
+        str | Path | None, Option("Its trained head, if it takes one; None: the one next to the target's weights.")
     ] = None
     draft_vocab: Annotated[str | Path | None, Option("Its draft vocabulary, if it takes one; None: all tokens.")] = None
     coupled: Annotated[
         bool | None,
         Option(
-            "A draft model draws its chain with the noise of `match`, so that a seed's tokens stay what they are; "
+            "A draft model draws its chain with the noise of `match`, so that a seed keeps its tokens; "
             "None: by the verifier."
         ),
     ] = None

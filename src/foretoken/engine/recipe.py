@@ -73,7 +73,7 @@ class Recipe:
             return "approximate"
         if self.verifier is not None:
             return self.verifier.promise
-        return "same stream" if all(issubclass(law, PointMass) for law in self.drafter.laws) else "same law"
+        return "same stream" if all(issubclass(law, PointMass) for law in self.drafter.laws) else "same distribution"
 
     def promise_for(self, params: SamplingParams) -> str:
         """The promise for one request."""

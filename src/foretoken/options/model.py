@@ -117,7 +117,7 @@ class EngineOptions(Checked):
             least=1,
             most=_MOST_ROWS,
             on_command_line=False,
-            more="Prompts are fed in chunks of what is left.",
+            more="Prompts are read in chunks within the rest.",
         ),
     ] = 512
     seed: Annotated[
@@ -141,7 +141,7 @@ class EngineOptions(Checked):
     enable_prefix_caching: Annotated[
         bool,
         Option(
-            "Keep what was read of prompts, for prompts that begin alike.",
+            "Keep the rows of prompts, for prompts that begin alike.",
             on_command_line=False,
             more="The text is the same; the time to the first token is not, so measurements leave it off.",
         ),

@@ -36,7 +36,7 @@ def rows_of(config: type | None) -> list[dict[str, Any]]:
 def knobs(config: type) -> list[str]:
     """The table of a method card."""
     rows = [(f"`{row['name']}`", _default(row["default"]), row["help"]) for row in rows_of(config)]
-    return markdown(("knob", "default", "what it does"), rows)
+    return markdown(("knob", "default", "meaning"), rows)
 
 
 def parameters(cls: type, *, over_http: bool = False) -> list[str]:
@@ -48,7 +48,7 @@ def parameters(cls: type, *, over_http: bool = False) -> list[str]:
     rows = [
         (f"`{each.name}`", _default(each.default), _places(each, over_http), _meaning(each)) for each in declared(cls)
     ]
-    return markdown(("option", "default", "also as", "what it does"), rows)
+    return markdown(("option", "default", "also as", "meaning"), rows)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -17,7 +17,7 @@ class BlockVerifier(Verifier):
     """Keep the longest prefix that passes its own test, whether or not shorter ones pass theirs."""
 
     name = "block"
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = False
 

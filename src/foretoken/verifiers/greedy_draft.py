@@ -21,7 +21,7 @@ class GreedyDraftVerifier(Verifier):
 
     name = "greedy_draft"
     offers = Offers(batches=True)
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (TopThenSampled,)
     trees = True
 

@@ -24,7 +24,7 @@ class KSeqVerifier(Verifier):
 
     name = "kseq"
     offers = Offers(batches=True)
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (Sampled,)
     trees = True
 

@@ -20,7 +20,7 @@ class NaiveVerifier(Verifier):
 
     name = "naive"
     offers = Offers(batches=True)
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (PointMass, Coupled, Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = True
 

@@ -20,7 +20,7 @@ class RatioVerifier(Verifier):
 
     name = "ratio"
     offers = Offers(batches=True)
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = False
 

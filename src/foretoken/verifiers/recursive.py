@@ -22,7 +22,7 @@ class RecursiveVerifier(Verifier):
 
     name = "recursive"
     offers = Offers(batches=True)
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement)
     trees = True
 

@@ -23,7 +23,7 @@ class SpecHubVerifier(Verifier):
 
     name = "spechub"
     offers = Offers(batches=True)
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (HubPair,)
     trees = True
 

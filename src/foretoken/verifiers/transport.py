@@ -42,7 +42,7 @@ class TransportVerifier(Verifier):
 
     name = "transport"
     offers = Offers(batches=True)
-    promise = "same law"
+    promise = "same distribution"
     laws: tuple[type[Law], ...] = (Sampled, WithoutReplacement, TopThenSampled, HubPair)
     trees = True
 

@@ -151,8 +151,8 @@ def test_the_default_rule_is_the_strongest_that_fits():
     [
         ({}, "same text", "same stream"),
         ({"method": "ngram"}, "same text", "same stream"),
-        ({"method": "ngram", "verifier": "block"}, "same text", "same law"),
-        (DRAFT, "same text", "same law"),
+        ({"method": "ngram", "verifier": "block"}, "same text", "same distribution"),
+        (DRAFT, "same text", "same distribution"),
         ({**DRAFT, "tree": "topk"}, "same text", "same stream"),
         ({**DRAFT, "verifier": "match"}, "same text", "same stream"),
     ],
@@ -188,7 +188,7 @@ def test_a_draft_with_another_vocabulary_is_refused(tmp_path):
 class Rule(MatchVerifier):
     """A rule that says of itself what a test wants."""
 
-    def __init__(self, promise: str = "same law", **said: Any) -> None:
+    def __init__(self, promise: str = "same distribution", **said: Any) -> None:
         self.name, self.promise = "rule", promise
         self.needs = Needs(evidence=said.pop("evidence", None))
         self.offers = Offers(**said)

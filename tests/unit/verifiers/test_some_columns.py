@@ -23,7 +23,8 @@ V = 3
 RULES = [
     rule.load()
     for rule in catalog.entries("verifier")
-    if rule.load().promise == "same law" and any(LAW_OF[kind] in rule.load().laws for kind in KINDS if kind != "point")
+    if rule.load().promise == "same distribution"
+    and any(LAW_OF[kind] in rule.load().laws for kind in KINDS if kind != "point")
 ]
 every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 every_set = pytest.mark.parametrize("kept", [(1,), (2, 0), (0, 1, 2)], ids=str)

@@ -93,7 +93,7 @@ class DiffuSpecDrafter(Drafter):
         head: Annotated[
             str | Path | None,
             Option(
-                "The folder of a block network (foretoken train diffuspec); None: `diffuspec` beside the target's "
+                "The folder of a block network (foretoken train diffuspec); None: `diffuspec` next to the target's "
                 "weights, unless model is given."
             ),
         ] = None
@@ -132,12 +132,12 @@ class DiffuSpecDrafter(Drafter):
         trigram: Annotated[
             str | Path | None,
             Option(
-                "A trigram model (foretoken train diffuspec writes one); None: the one beside the block network, if "
+                "A trigram model (foretoken train diffuspec writes one); None: the one next to the block network, if "
                 "there is one, and that of zoo:base for zoo:diffusion; 'none': none."
             ),
         ] = None
         balance: Annotated[
-            float, Option("Weight of the lattice beside the trigram; 1: the trigram is not used.", least=0, most=1)
+            float, Option("Weight of the lattice against the trigram; 1: the trigram is not used.", least=0, most=1)
         ] = 0.5
         length: Annotated[
             str,

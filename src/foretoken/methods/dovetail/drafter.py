@@ -119,7 +119,7 @@ class DovetailDrafter(Drafter):
             str | None, Option("Of the head; None: the target's, on another device bfloat16.", choices=tuple(_DTYPES))
         ] = None
         place: Annotated[
-            str, Option("Of its work: here (in the engine's thread), thread (beside it), or process.", choices=PLACES)
+            str, Option("Of its work: here (in the engine's thread), thread (another one), or process.", choices=PLACES)
         ] = HERE
         budget: Annotated[
             str,

@@ -52,7 +52,7 @@ class EagleDrafter(FeatureDrafter):
             str | Path | None,
             Option(
                 "A folder of `foretoken train eagle`, or one of the speculators format (eagle3, eagle); None: `eagle` "
-                "beside the target's weights."
+                "next to the target's weights."
             ),
         ] = None
 

@@ -78,7 +78,8 @@ class JudgeVerifier(BudgetedVerifier):
         """Options of the judge."""
 
         head: Annotated[
-            str | Path | None, Option("A folder of `foretoken train judge`; None: `judge` beside the target's weights.")
+            str | Path | None,
+            Option("A folder of `foretoken train judge`; None: `judge` next to the target's weights."),
         ] = None
         threshold: Annotated[
             float | None,

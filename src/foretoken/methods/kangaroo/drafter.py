@@ -92,7 +92,7 @@ class KangarooDrafter(Drafter):
             str | Path | None,
             Option(
                 "A folder of `foretoken train kangaroo`, or one with a folder exit-E for each of several depths; None: "
-                "what lies beside the target's weights in `kangaroo`."
+                "the folder `kangaroo` next to the target's weights."
             ),
         ] = None
         exit_layer: Annotated[

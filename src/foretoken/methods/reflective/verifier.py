@@ -104,7 +104,7 @@ class ReflectiveVerifier(BudgetedVerifier):
         prompt: Annotated[
             str | Sequence[int],
             Option(
-                "What stands between draft and copy, a text or token ids; '': nothing. Tokenised apart from both.",
+                "The text between draft and copy, or its token ids; '': nothing. Tokenised apart from both.",
                 convert=_prompt,
             ),
         ] = BACK

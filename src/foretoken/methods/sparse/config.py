@@ -96,7 +96,7 @@ class VerificationConfig(Checked):
     ffn: Annotated[
         float,
         Option(
-            "tau: channels of an MLP whose activated gate is below it are left out; 0: none.",
+            "tau: channels of an MLP with an activated gate below it are left out; 0: none.",
             least=0,
             remedy="give a threshold, for example 0.05; 0 is off",
         ),
@@ -114,7 +114,7 @@ class VerificationConfig(Checked):
     ] = "nested"
     calibration: Annotated[
         str | Path | None,
-        Option("File of `foretoken calibrate sparse`; None: what lies beside the target's weights."),
+        Option("File of `foretoken calibrate sparse`; None: the file next to the target's weights."),
     ] = None
 
     def check_together(self) -> None:

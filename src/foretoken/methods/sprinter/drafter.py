@@ -71,8 +71,8 @@ class SprinterDrafter(DraftRunner):
         head: Annotated[
             str | Path | None,
             Option(
-                "A folder of `foretoken train sprinter`; None: `sprinter` beside the draft's weights. It says what it "
-                "reads (pre, drawn or post)."
+                "A folder of `foretoken train sprinter`; None: `sprinter` next to the draft's weights. Its kind is "
+                "pre, drawn or post."
             ),
         ] = None
         stop: Annotated[

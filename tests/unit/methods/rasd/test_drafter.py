@@ -93,7 +93,7 @@ class DrawsForEveryPath(Verifier):
     """Planted, as REST's released code has it: one draw for each path, and the longest that agrees is kept."""
 
     name = "a draw for every path"
-    promise = "same law"
+    promise = "same distribution"
     laws = (PointMass, Coupled)
     trees = True
 

@@ -243,4 +243,4 @@ def test_bad_options_are_refused_by_name_and_value(options, message):
 
 def test_every_rule_that_it_takes_decides_node_by_node():
     assert set(RULES) <= {entry.name for entry in catalog.entries("verifier")}
-    assert module._EXACT.promise == "same law"
+    assert module._EXACT.promise == "same distribution"

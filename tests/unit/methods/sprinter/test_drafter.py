@@ -294,7 +294,7 @@ def test_tokens_that_the_filters_exclude_never_stand() -> None:
 def test_its_own_rule_is_the_default_and_auto_is_lossless() -> None:
     assert sprinter().recipe.promise == "approximate"
     for verifier in ("auto", "ratio", "block"):
-        assert sprinter(verifier=verifier).recipe.promise == "same law"
+        assert sprinter(verifier=verifier).recipe.promise == "same distribution"
     with pytest.raises(ConfigError, match="logprobs=2 with verifier='sprinter'"):
         sprinter().generate(PROMPTS[0], SamplingParams(max_tokens=2, logprobs=2))
     with pytest.raises(ConfigError, match="not valid for drafts of kind Sampled"):

@@ -139,7 +139,7 @@ def test_a_copy_that_is_said_to_be_drawn_is_seen(pair):
 def test_kinds_of_drafts_by_rule(pair):
     assert drafter_of(recipe(pair)).laws == (PointMass, Sampled)
     (output,) = recipe(pair).generate({"prompt_token_ids": PROMPT}, SamplingParams(max_tokens=4, temperature=1.0))
-    assert output.promise == "same law"
+    assert output.promise == "same distribution"
     assert drafter_of(recipe(pair, verifier="match")).laws == (Coupled,)
     assert drafter_of(recipe(pair, verifier="match", coupled=False)).laws == (PointMass, Sampled)
     with pytest.raises(ConfigError, match="not valid for drafts of kind Coupled"):
