@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foretoken.forward import attention
 from foretoken.forward.quantised_weight import QuantisedLinear, rounded
 from foretoken.models.adoption import fit, native_trial
+from foretoken.models.adoption import trial as library_trial
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.quantised.rounding import round_weights
 from foretoken.native import build
@@ -167,6 +168,21 @@ def test_a_slip_is_seen_behind_activations_of_8_bits(
     round_weights(model, "int8", "wide")
     assert LanguageModel(model, None, name="wide").fused is None
     assert "computes other logits than the model's own modules" in caplog.text
+
+
+def test_a_shift_that_all_logits_have_in_common_is_no_difference(caplog: pytest.LogCaptureFixture) -> None:
+    """One channel of the head adds a hundred times what tells tokens apart: its rounding moves all logits together."""
+    model = wide(3, 0.1, 0).to(torch.bfloat16)
+    with torch.no_grad():
+        model.lm_head.weight[:, 5] = 100.0
+    round_weights(model, "int8", "shifted")
+    with caplog.at_level(logging.WARNING):
+        assert LanguageModel(model, None, name="shifted").fused is not None, caplog.text
+    ours_MV = torch.randn(12, 101)
+    shifts_M1 = torch.arange(12.0)[:, None]
+    assert native_trial.difference(ours_MV + shifts_M1, ours_MV) < 1e-4
+    assert library_trial.difference(ours_MV + shifts_M1, ours_MV, torch.float32) is None
+    assert "differ by" in (library_trial.difference(ours_MV * 1.01, ours_MV, torch.float32) or "")
 
 
 def test_undoing_an_adoption_leaves_the_model_as_it_was() -> None:

@@ -67,7 +67,7 @@ static Matrix matrix(Decoder *d, Kind kind, long outputs, long inputs, float sca
                 .offset = kind.minimum ? 0 : 1 << (kind.bits - 1)};
     const Places at = places_of(&y, inputs);
     const long count = at.groups * at.parameters / (y.half ? 2 : 4);
-    y.stride = at.codes + at.groups * at.units * LINE;
+    y.stride = at.codes + at.all_units * LINE;
     char *data = own(d, aligned_alloc(64, tiles * y.stride));
     for (long t = 0; t < tiles; t++) {
         char *tile = data + t * y.stride;

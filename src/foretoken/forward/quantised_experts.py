@@ -73,8 +73,16 @@ class QuantisedExperts(ByExpert):
         self.act_fn, self.weights = act_fn, list(weights)
         self.num_experts, (self.width, self.channels) = len(self.weights), self.weights[0][1].shape
         self.bits = self.weights[0][0].bits
+        self._packed: list[tuple[nn.Module, nn.Module]] = []
 
-    def linears(self, expert: int) -> tuple[QuantisedLinear, QuantisedLinear]:
+    def pack(self, layer: Callable[[QuantisedWeight], nn.Module]) -> None:
+        """Let layers of another kind compute the same products; the weights are theirs from now on."""
+        self._packed = [(layer(gate_up), layer(down)) for gate_up, down in self.weights]
+        self.weights = []
+
+    def linears(self, expert: int) -> tuple[Any, Any]:
         """See :class:`ByExpert`."""
+        if self._packed:
+            return self._packed[expert]
         gate_up, down = self.weights[expert]
         return QuantisedLinear(gate_up), QuantisedLinear(down)

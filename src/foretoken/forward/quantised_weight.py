@@ -1,20 +1,30 @@
 """Weights of 8 or 4 bits, what a product with them is, and ``nn.Linear`` over one.
 
     W[o, k] = scale[o, g] code[o, k] + minimum[o, g]            g = k // group
-    x[t, k] ≈ step[t] a[t, k]                                   a: int8, step: the row's largest magnitude / 127
+    x[t, k] ≈ step[t, s] a[t, k]                                s = k // 32, a: int8, step: the largest magnitude / 127
 
-    y[t, o] = step[t] · Σ_g ( scale[o, g] · Σ_k∈g code[o, k] a[t, k]  +  minimum[o, g] · Σ_k∈g a[t, k] )  +  bias[o]
+    y[t, o] = Σ_k W[o, k] step[t, s] a[t, k]  +  bias[o]
 
-The inner sums are integers, hence exact in any order. The outer one is in float32, ascending in g, every product and
-every sum rounded by itself: first the scale's term of a group, then the minimum's. So a row's bits depend on that row
-only, and the native products (native/quantised.h) have the same bits as this file.
+A cell c is what has one step and lies in one group. Its sums are integers, hence exact in any order:
 
-Letters: T rows, K inner dimension, O outputs, G groups, P pieces of a group.
+    dot[c] = Σ_k∈c code[o, k] a[t, k]        alone[c] = Σ_k∈c a[t, k]
+
+What is summed over cells is float32, ascending, every product and every sum rounded by itself, a scale's term before a
+minimum's. The shorter of group and step is summed over first:
+
+    group <= 32    y = Σ_s step[s] · Σ_c∈s ( scale[g] · dot[c]  +  minimum[g] · alone[c] )
+    group  > 32    y = Σ_g ( scale[g] · Σ_c∈g step[s] · dot[c]  +  minimum[g] · Σ_c∈g step[s] · alone[c] )
+
+So a row's bits depend on that row only, and the native products (models/fused/quantised.h) have the same bits as this
+file. Steps of 32 inputs keep one large channel from coarsening a whole row (docs/quantised.md has the measurements).
+
+Letters: T rows, K inner dimension, O outputs, G groups, S steps, C cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,10 +35,9 @@ from foretoken.core.errors import ModelError
 
 BITS = (4, 8)
 GROUPS = (16, 32, 64, 128)  # or a whole row
-MOST_INPUTS = 65536  # of a row: the sums of larger ones may not fit 32 bits
+STEP = 32  # inputs of a row that share a step; the last ones of a row may be fewer
 _CODES = {4: {torch.int8: (-8, 7), torch.uint8: (0, 15)}, 8: {torch.int8: (-128, 127), torch.uint8: (0, 255)}}
-_PIECE = 512  # terms of 255 * 127 whose sum is exact in float32
-_LEAST = 2.0**-100  # a row whose largest magnitude is below counts as zeros
+_LEAST = 2.0**-100  # inputs of a step whose largest magnitude is below count as zeros
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,8 +70,6 @@ class QuantisedWeight:
         if codes.ndim != 2 or not codes.numel() or codes.dtype not in _CODES[self.bits]:
             raise self._odd(f"has codes {list(codes.shape)} of {codes.dtype}: [outputs, inputs] of int8 or uint8")
         outputs, inputs = codes.shape
-        if inputs > MOST_INPUTS:
-            raise self._odd(f"has rows of {inputs} elements: at most {MOST_INPUTS}")
         if scale.ndim != 2 or len(scale) != outputs or not scale.shape[1] or inputs % scale.shape[1]:
             raise self._odd(f"has scales {list(scale.shape)} for codes [{outputs}, {inputs}]: [outputs, groups]")
         if self.group != inputs and self.group not in GROUPS:
@@ -192,45 +199,65 @@ class Rows(NamedTuple):
 
     Attributes:
         codes_TK: whole numbers from -127 to 127, float32.
-        step_T: float32; NaN for a row that holds a value that is not finite.
+        step_TS: float32; NaN where a value is not finite.
     """
 
     codes_TK: Tensor
-    step_T: Tensor
+    step_TS: Tensor
 
 
 def rows_of(x_TK: Tensor) -> Rows:
-    """Each row in 8 bits: to the nearest of 255 steps of its largest magnitude, ties to even."""
-    x_TK = x_TK.to(torch.float32)
-    largest_T = x_TK.abs().amax(dim=-1)
-    whole_T = largest_T.isfinite()
-    counts_T = whole_T & (largest_T >= _LEAST)
-    inverse_T = torch.where(counts_T, torch.full_like(largest_T, 127.0) / largest_T, 0.0)  # one rounding, not two
-    codes_TK = torch.where(counts_T[:, None], x_TK * inverse_T[:, None], 0.0).round()
-    step_T = torch.where(counts_T, largest_T / 127.0, 0.0)
-    return Rows(codes_TK, torch.where(whole_T, step_T, torch.nan))
+    """Each 32 elements of a row in 8 bits: to the nearest of 255 steps of their largest magnitude, ties to even."""
+    inputs = x_TK.shape[1]
+    x_TSk = _in_parts(x_TK.to(torch.float32), STEP)
+    largest_TS = x_TSk.abs().amax(dim=-1)
+    whole_TS = largest_TS.isfinite()
+    counts_TS = whole_TS & (largest_TS >= _LEAST)
+    inverse_TS = torch.where(counts_TS, torch.full_like(largest_TS, 127.0) / largest_TS, 0.0)  # one rounding, not two
+    codes_TSk = torch.where(counts_TS[..., None], x_TSk * inverse_TS[..., None], 0.0).round()
+    step_TS = torch.where(counts_TS, largest_TS / 127.0, 0.0)
+    return Rows(codes_TSk.flatten(1)[:, :inputs], torch.where(whole_TS, step_TS, torch.nan))
 
 
 @torch.no_grad()
 def product(rows: Rows, weight: QuantisedWeight) -> Tensor:
     """float32 [T, O]: the formula at the top of this file, without the bias; the rows are in the codes' order."""
-    codes_TK = rows.codes_TK
-    (outputs, _), group = weight.shape, weight.group
-    a_GTk = codes_TK.view(len(codes_TK), weight.scale_OG.shape[1], group).transpose(0, 1)
-    w_GOk = weight.codes_OK.view(outputs, -1, group).transpose(0, 1)
-    sums_GTO = torch.zeros((), device=codes_TK.device)
-    for begin in range(0, group, _PIECE):  # each piece exact in float32, all of them in float64
-        piece = slice(begin, begin + _PIECE)
-        part_GTO = torch.bmm(a_GTk[..., piece], w_GOk[..., piece].to(torch.float32).transpose(1, 2))
-        sums_GTO = part_GTO if group <= _PIECE else sums_GTO.double() + part_GTO
-    sums_GTO = sums_GTO.float()
-    alone_GT = None if weight.minimum_OG is None else a_GTk.sum(dim=-1)
-    y_TO = torch.zeros(len(codes_TK), outputs, device=codes_TK.device)
-    for g in range(len(sums_GTO)):
-        y_TO += weight.scale_OG[:, g] * sums_GTO[g]
-        if weight.minimum_OG is not None and alone_GT is not None:
-            y_TO += weight.minimum_OG[:, g] * alone_GT[g, :, None]
-    return y_TO * rows.step_T[:, None]
+    outputs, group = len(weight.codes_OK), weight.group
+    cell = min(group, STEP)
+    a_CTk = _in_parts(rows.codes_TK, cell).transpose(0, 1)
+    w_COk = _in_parts(weight.codes_OK.to(torch.float32), cell).transpose(0, 1)
+    dot_CTO = torch.bmm(a_CTk, w_COk.transpose(1, 2))  # whole numbers below 2^24
+    alone_CT1 = a_CTk.sum(dim=-1, keepdim=True)
+    step_ST1, scale_GO = rows.step_TS.T[..., None], weight.scale_OG.T
+    minimum_GO = None if weight.minimum_OG is None else weight.minimum_OG.T
+    y_TO = torch.zeros(len(rows.codes_TK), outputs, device=rows.codes_TK.device)
+    inner = STEP // cell if group <= STEP else -(-group // STEP)  # cells of a step, or of a group that is larger
+    for first in range(0, len(dot_CTO), inner):
+        cells = range(first, min(first + inner, len(dot_CTO)))
+        if group <= STEP:
+            of_step_TO = torch.zeros_like(y_TO)
+            for c in cells:
+                of_step_TO += scale_GO[c] * dot_CTO[c]
+                if minimum_GO is not None:
+                    of_step_TO += minimum_GO[c] * alone_CT1[c]
+            y_TO += of_step_TO * step_ST1[first // inner]
+            continue
+        g = first // inner
+        y_TO += scale_GO[g] * _summed(step_ST1[c] * dot_CTO[c] for c in cells)
+        if minimum_GO is not None:
+            y_TO += minimum_GO[g] * _summed(step_ST1[c] * alone_CT1[c] for c in cells)
+    return y_TO
+
+
+def _in_parts(values_TK: Tensor, size: int) -> Tensor:
+    """[T, K] -> [T, parts, size], the last one filled up with zeros."""
+    missing = -values_TK.shape[1] % size
+    return nn.functional.pad(values_TK, (0, missing)).unflatten(1, (-1, size))
+
+
+def _summed(terms: Iterable[Tensor]) -> Tensor:
+    """In ascending order, every sum rounded."""
+    return functools.reduce(torch.add, terms)
 
 
 class QuantisedLinear(nn.Module):

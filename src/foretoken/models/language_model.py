@@ -39,6 +39,7 @@ from foretoken.models.processor import bfloat16_speed
 from foretoken.models.quantised.rounding import precision_of
 from foretoken.models.work import num_parameters, sizes, weight_bytes
 from foretoken.native import decoder
+from foretoken.native.apart import pack_quantised
 from foretoken.native.call import Ranked
 from foretoken.native.layout import Head
 
@@ -300,6 +301,8 @@ class LanguageModel:
                 self.name,
                 1.0 / speed,
             )
+        if self.dtype in (torch.float32, torch.bfloat16):
+            pack_quantised(self.model)
         if can_prepack(self.dtype, self.device):
             expected_MV = trial.read(self._logits, self.max_length)
             prepack(self.model)

@@ -41,7 +41,7 @@ static inline Matrix coded_keys(const char *tiles, long head_dim) {
 /* A query, twice: the second time in codes of what the first ones leave. x is lost. */
 static void code_query(const Matrix *keys, float *x, long n, char *first, char *second) {
     code_row(keys, x, n, first);
-    const float step = *(const float *)(first + places_of(keys, n).step);
-    for (long i = 0; i < n; i++) x[i] -= step * (float)((const int8_t *)first)[i];
+    const Cell *cells = (const Cell *)(first + places_of(keys, n).of_cells);
+    for (long i = 0; i < n; i++) x[i] -= cells[i / STEP].step * (float)((const int8_t *)first)[i];
     code_row(keys, x, n, second);
 }

@@ -1,22 +1,24 @@
 /* Products by the processor's matrix unit (AMX), where there is one: up to 32 rows for little more than one.
  *
- *     inputs     16 rows at most, 64 bytes of each: 32 elements, or 64 codes
+ *     inputs     16 rows at most, 64 bytes of each: 32 elements of bfloat16
  *     weights    16 outputs as they are packed, 16 units of them: 1 KiB
  *     sums       16 rows at most of 16 outputs
  *
  * One instruction adds a tile of inputs times a tile of weights to a tile of sums; what it takes of the inner dimension is a
  * cut. Cuts begin at multiples of 16 units, and zeros stand behind a last one that is shorter.
  *
- * Of bfloat16 the first and the second elements of a cut's units are summed apart, then together, then added: other bits than
- * those of vectors, which take unit by unit. So where the matrix unit is used every product with bfloat16 weights goes
- * through it, of a single row, too. A row's sums are its own, whatever rows are beside it. Sums of codes are exact, so that
- * either way gives the same.
+ * The first and the second elements of a cut's units are summed apart, then together, then added: other bits than those of
+ * vectors, which take unit by unit. So where the matrix unit is used every product with bfloat16 weights goes through it, of a
+ * single row, too. A row's sums are its own, whatever rows are beside it.
+ *
+ * Products of codes (quantised.h) are left to vectors: after each 32 inputs their sums are scaled, one by one, which takes
+ * longer than the unit's own work.
  *
  * The unit's shapes and tiles are the thread's, and other libraries use them, too: a product sets them, a job's end
  * releases them.
  */
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #define MATRIX_UNIT 1
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -31,7 +33,6 @@ static int matrix_unit; /* whether it is used; settled before there is any team 
 #define CUT 1024        /* bytes of weights */
 #define CUTS_AHEAD 3    /* of each tile, that are asked for before they are used: UNITS_AHEAD */
 #define NEAR (1 << 19)  /* bytes of weights that stay in the second cache while all rows use them */
-#define FEWEST_CODED 9  /* rows: codes of fewer are sums of vectors as fast as weights come */
 
 /* The system keeps the tiles of a process's threads only if it is asked to, and may refuse. */
 static void ask_for_matrix_unit(void) {
@@ -56,14 +57,6 @@ static void shape_tiles(long rows, long others) {
     __asm__ volatile("ldtilecfg %0" ::"m"(y));
 }
 
-#define ADD_CUT(SUMS, X, W)                                \
-    do {                                                   \
-        if (CODED)                                         \
-            _tile_dpbsud(SUMS, X, W);                      \
-        else                                               \
-            _tile_dpbf16ps(SUMS, X, W);                    \
-    } while (0)
-
 /* What a tile of weights is loaded from: themselves, or their open units and zeros, or those behind the last whole cut. */
 static inline __attribute__((always_inline)) const char *cut_of(const char *w, long cut, long units, const int32_t *only,
                                                                  long num_only, char *room) {
@@ -81,8 +74,8 @@ static inline __attribute__((always_inline)) const char *cut_of(const char *w, l
 /* Sums of a block of rows over NT tiles of outputs, [row][NT x 16]. BROAD: there are more than 16 rows, and at most two tiles.
  * next: the tiles behind these, which are asked for early; NULL: those at hand are near, and so are the next.
  * only: as in products.inc. x_rest: the rows' inputs behind the last whole cut, then zeros; LINE apart. */
-static inline __attribute__((always_inline)) void sum_block(const int CODED, const int BROAD, const int NT, const char *w,
-                                                            long w_stride, const char *next, const char *x, long x_stride,
+static inline __attribute__((always_inline)) void sum_block(const int BROAD, const int NT, const char *w, long w_stride,
+                                                            const char *next, const char *x, long x_stride,
                                                             const char *x_rest, long units, const int32_t *only,
                                                             long num_only, void *to, long to_stride) {
     _Alignas(64) char room[4][CUT];
@@ -98,7 +91,7 @@ static inline __attribute__((always_inline)) void sum_block(const int CODED, con
             for (num = 0; num < num_only && only[num] < (c + 1) * 16; num++) continue;
             if (!num) continue;
         }
-        const int as_they_lie = CODED || c < whole;
+        const int as_they_lie = c < whole;
         const char *from = as_they_lie ? x + c * LINE : x_rest;
         const long apart = as_they_lie ? x_stride : LINE;
         if (!only && c < whole) { /* a tile waits for its lines one by one: they should be in the nearest cache by now */
@@ -115,25 +108,25 @@ static inline __attribute__((always_inline)) void sum_block(const int CODED, con
         if (BROAD) {
             _tile_loadd(5, from + 16 * apart, apart);
             _tile_loadd(6, WEIGHTS(0), LINE);
-            ADD_CUT(0, 4, 6);
-            ADD_CUT(2, 5, 6);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(2, 5, 6);
             if (NT > 1) {
                 _tile_loadd(7, WEIGHTS(1), LINE);
-                ADD_CUT(1, 4, 7);
-                ADD_CUT(3, 5, 7);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_dpbf16ps(3, 5, 7);
             }
         } else {
             _tile_loadd(5, WEIGHTS(0), LINE);
-            ADD_CUT(0, 4, 5);
+            _tile_dpbf16ps(0, 4, 5);
             if (NT > 1) {
                 _tile_loadd(6, WEIGHTS(1), LINE);
-                ADD_CUT(1, 4, 6);
+                _tile_dpbf16ps(1, 4, 6);
             }
             if (NT > 2) {
                 _tile_loadd(7, WEIGHTS(2), LINE);
-                ADD_CUT(2, 4, 7);
+                _tile_dpbf16ps(2, 4, 7);
                 _tile_loadd(5, WEIGHTS(3), LINE);
-                ADD_CUT(3, 4, 5);
+                _tile_dpbf16ps(3, 4, 5);
             }
         }
 #undef WEIGHTS
@@ -152,18 +145,15 @@ static inline __attribute__((always_inline)) void sum_block(const int CODED, con
 
 /* A product: w, in tiles `stride` bytes apart, times rows of inputs, `x_stride` bytes apart. only: as in products.inc. */
 typedef struct {
-    const char *tiles; /* elements, or parameters and codes */
+    const char *tiles;
     long stride;
     const char *x;
     long x_stride, units;
     const int32_t *only;
     long num_only;
-    const Matrix *w; /* of codes, and where its parts are; else NULL */
-    const Places *at;
 } Tiled;
 
-/* The inputs of some rows behind the last whole cut, then zeros. Of codes, zero weights are enough: what stands behind a
- * coded row is its own, too. */
+/* The inputs of some rows behind the last whole cut, then zeros. */
 static inline void rest_of(const Tiled *y, const char *x, long rows, char *rest) {
     const long whole = y->units / 16, bytes = y->units % 16 * 4;
     if (!bytes) return;
@@ -183,65 +173,22 @@ static inline void leave_sums(const float *sums, long rows, long outputs, float 
         }
 }
 
-/* Sums of codes within a group to those over groups, as coded_block of quantised.h has them; those over the last one to where
- * they belong. */
-static inline __attribute__((always_inline)) void leave_group(const int NT, const Tiled *y, const char *tile, const char *x, long g,
-                                                              const int32_t *whole, long rows, float *sums, float *out,
-                                                              long out_stride, const float *bias, int add) {
-    const Matrix *w = y->w;
-    const Places *at = y->at;
-    const int last = g + 1 == at->groups;
-    part scale[4], minimum[4];
-    for (int n = 0; n < NT; n++) {
-        const char *group = tile + n * w->stride + g * at->parameters;
-        scale[n] = parameters(group, w->half, 0);
-        minimum[n] = w->minimum ? parameters(group + at->minimums, w->half, 0) : (part){0};
-    }
-    for (long r = 0; r < rows; r++, x += y->x_stride, sums += NT * 16, whole += NT * 16, out += out_stride) {
-        const int32_t correction = ((const int32_t *)(x + at->corrections))[g];
-        const float of_codes = ((const float *)(x + at->sums))[g], step = *(const float *)(x + at->step);
-        UNROLL for (int n = 0; n < NT; n++) {
-            part z = g ? *(const part *)(sums + n * 16) : (part){0};
-            z += scale[n] * __builtin_convertvector(*(const sums_of_codes *)(whole + n * 16) + correction, part);
-            if (w->minimum) z += minimum[n] * of_codes;
-            if (!last) {
-                *(part *)(sums + n * 16) = z;
-                continue;
-            }
-            part_unaligned *to = (part_unaligned *)(out + n * 16);
-            z *= step;
-            if (bias) z += *(const part_unaligned *)(bias + n * 16);
-            *to = add ? *to + z : z;
-        }
-    }
-}
-
-static inline __attribute__((always_inline)) void tile_block(const int CODED, const int BROAD, const int NT, const Tiled *y,
+static inline __attribute__((always_inline)) void tile_block(const int BROAD, const int NT, const Tiled *y,
                                                              const char *tile, const char *next, const char *x, const char *rest,
                                                              long rows, float *out, long out_stride, const float *bias, int add) {
     _Alignas(64) float sums[BROAD ? 32 * 32 : 16 * 64];
-    const int direct = !CODED && !y->only && !bias && !add;
-    if (CODED) {
-        _Alignas(64) int32_t whole[BROAD ? 32 * 32 : 16 * 64];
-        const char *codes = tile + y->at->codes;
-        for (long g = 0; g < y->at->groups; g++, codes += y->units * LINE) {
-            const char *after = !next ? 0 : g + 1 < y->at->groups ? codes + y->units * LINE : next + y->at->codes;
-            for (int n = 0; next && n < NT; n++) __builtin_prefetch(next + n * y->stride + g * y->at->parameters, 0, 2);
-            sum_block(1, BROAD, NT, codes, y->stride, after, x + g * y->units * 4, y->x_stride, 0, y->units, 0, 0, whole, NT * LINE);
-            leave_group(NT, y, tile, x, g, whole, rows, sums, out, out_stride, bias, add);
-        }
-        return;
-    } else if (y->only) {
-        sum_block(0, BROAD, NT, tile, y->stride, 0, x, y->x_stride, rest, y->units, y->only, y->num_only, sums, NT * LINE);
+    const int direct = !y->only && !bias && !add;
+    if (y->only) {
+        sum_block(BROAD, NT, tile, y->stride, 0, x, y->x_stride, rest, y->units, y->only, y->num_only, sums, NT * LINE);
     } else {
-        sum_block(0, BROAD, NT, tile, y->stride, next, x, y->x_stride, rest, y->units, 0, 0, direct ? out : sums,
+        sum_block(BROAD, NT, tile, y->stride, next, x, y->x_stride, rest, y->units, 0, 0, direct ? out : sums,
                   direct ? 4 * out_stride : NT * LINE);
     }
     if (!direct) leave_sums(sums, rows, NT * 16, out, out_stride, bias, add);
 }
 
 /* Few tiles at a time over all rows, as in products.inc; as many as are near together. */
-static inline __attribute__((always_inline)) void tile_product_of(const int CODED, const Tiled *y, long first, long end, long rows,
+static inline __attribute__((always_inline)) void tile_product_of(const Tiled *y, long first, long end, long rows,
                                                                   float *to, long out_stride, const float *bias, int add) {
     _Alignas(64) char rest[32 * LINE];
     const long near = NEAR / y->stride / 4 * 4, group = rows <= 32 ? end - first : near < 4 ? 4 : near;
@@ -254,20 +201,20 @@ static inline __attribute__((always_inline)) void tile_product_of(const int CODE
             if (count != shaped) shape_tiles(count < 16 ? count : 16, count > 16 ? count - 16 : 0);
             shaped = count;
             const char *x = y->x + r * y->x_stride;
-            if (!CODED) rest_of(y, x, count, rest);
+            rest_of(y, x, count, rest);
             for (long t = begin, n; t < last; t += n) {
                 n = count > 16 ? t + 2 <= last ? 2 : 1 : t + 4 <= last ? 4 : 1;
                 const char *tile = y->tiles + t * y->stride, *next = r ? 0 : t + 2 * n <= end ? tile + n * y->stride : tile;
                 float *out = to + r * out_stride + t * 16;
                 const float *own_bias = bias ? bias + t * 16 : 0;
                 if (count > 16 && n == 2)
-                    tile_block(CODED, 1, 2, y, tile, next, x, rest, count, out, out_stride, own_bias, add);
+                    tile_block(1, 2, y, tile, next, x, rest, count, out, out_stride, own_bias, add);
                 else if (count > 16)
-                    tile_block(CODED, 1, 1, y, tile, next, x, rest, count, out, out_stride, own_bias, add);
+                    tile_block(1, 1, y, tile, next, x, rest, count, out, out_stride, own_bias, add);
                 else if (n == 4)
-                    tile_block(CODED, 0, 4, y, tile, next, x, rest, count, out, out_stride, own_bias, add);
+                    tile_block(0, 4, y, tile, next, x, rest, count, out, out_stride, own_bias, add);
                 else
-                    tile_block(CODED, 0, 1, y, tile, next, x, rest, count, out, out_stride, own_bias, add);
+                    tile_block(0, 1, y, tile, next, x, rest, count, out, out_stride, own_bias, add);
             }
         }
     }
@@ -278,16 +225,7 @@ static void tile_product(const void *w, long w_stride, long first, long end, con
                          long num_only, long units, long rows, float *out, long out_stride, const float *bias, int add) {
     const Tiled y = {.tiles = w, .stride = 4 * w_stride, .x = (const char *)x, .x_stride = 4 * x_stride, .units = units,
                      .only = only, .num_only = num_only};
-    tile_product_of(0, &y, first, end, rows, out, out_stride, bias, add);
-}
-
-/* The same with codes of 8 bits. */
-static void coded_tile_product(const Matrix *w, long first, long end, const char *x, long inputs, long rows, float *out,
-                               long out_stride, const float *bias, int add) {
-    const Places at = places_of(w, inputs);
-    const Tiled y = {.tiles = w->tiles, .stride = w->stride, .x = x, .x_stride = coded_bytes(w, inputs), .units = at.units,
-                     .w = w, .at = &at};
-    tile_product_of(1, &y, first, end, rows, out, out_stride, bias, add);
+    tile_product_of(&y, first, end, rows, out, out_stride, bias, add);
 }
 
 #else
@@ -296,16 +234,3 @@ static void ask_for_matrix_unit(void) {}
 static inline void leave_matrix_unit(void) {}
 
 #endif
-
-/* coded_product of quantised.h, by whatever is faster. */
-static void product_of_codes(const Matrix *w, long first, long end, const char *x, long inputs, long rows, float *out,
-                             long out_stride, const float *bias, int add) {
-#if MATRIX_UNIT
-    const int fits = w->bits == 8 && (w->group == inputs || w->group % 128 == 0); /* else its sums cost more than its products */
-    if (matrix_unit && fits && rows >= FEWEST_CODED) {
-        coded_tile_product(w, first, end, x, inputs, rows, out, out_stride, bias, add);
-        return;
-    }
-#endif
-    coded_product(w, first, end, x, inputs, rows, out, out_stride, bias, add);
-}

@@ -3,18 +3,20 @@
  *     tile      of 16 outputs: the parameters of every group, then the codes
  *     group     16 scales, then perhaps 16 minimums, floats or halves; all groups' padded to 64 bytes
  *     codes     [unit][output][4 bytes], 64 bytes a unit: of 4 inputs, or of 8, whose first four are the lower halves
- *     row       a code of 8 bits for each input, a correction and a sum for each group, a step
+ *     row       a code of 8 bits for each input, then the Cells
  *
- * Codes are kept from 0 on. What that adds to a sum of products is the group's sum of the row's codes times the offset:
- * an integer, too, which the sum of products begins with. Sums of integers are exact in any order, so every processor
- * may take its own; those over groups are floats, rounded one by one, scale before minimum, in ascending order.
+ * STEP inputs of a row share a step; a cell is what has one step and lies in one group. Codes are kept from 0 on. What that adds to a cell's sum of products is
+ * the sum of the row's codes times the offset: an integer, too, which the sum of products begins with. Sums of integers are
+ * exact in any order, so every processor may take its own; those over cells are floats, every product and every sum rounded
+ * by itself, in ascending order: over the cells of a step, then over steps; in larger groups over those of a group, then over
+ * groups. A scale comes before a minimum.
  */
 
 #define LINE 64
 /* Of each tile's codes, that a product asks for before it uses them: not yet into the nearest cache, which waits for fewer
  * lines at a time than there are on their way from memory. As many as that are on their way from several tiles together. */
 #define LINES_AHEAD(TILES) ((TILES) > 2 ? 48 : 96)
-#define UNITS_AT_ONCE 16 /* between two looks at what to ask for */
+#define STEP 32 /* inputs of a row that share a step; of a whole row's the last ones may be fewer */
 /* Rows whose sums are in registers together, and how many parts of tiles at a time: beside every sum of integers a sum of
  * floats is kept. Four rows and more are enough to keep the processor busy with one part; six of 4 bits gain by sharing what
  * two parts load. */
@@ -31,24 +33,40 @@
 #endif
 #endif
 
+enum { SMALLER, SAME, LARGER }; /* groups, beside a step */
+
 typedef part_of_signs sums_of_codes; /* LANES of them */
 
 static inline long whole_lines(long bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
-/* Where the parts of a coded row and of a tile are, in bytes. */
+/* What a coded row says of a cell. */
 typedef struct {
-    long groups, units;               /* of a row; of a group */
-    long corrections, sums, step;     /* of a row */
+    int32_t correction; /* what its sum of products begins with */
+    float sum;          /* of its codes; of a group that is larger, in its last cell: of all its cells, each times its step */
+    float step;         /* what a code of 1 stands for */
+    float unused;
+} Cell;
+
+/* Where the parts of a coded row and of a tile are, in bytes, and how many there are. */
+typedef struct {
+    long groups, cells;               /* of a row */
+    long outer, inner;                /* steps, or groups that are larger; cells of one, but for the last */
+    long size, units, all_units;      /* of a cell, but for the last: inputs, units; units of a row */
+    long of_cells;                    /* in a row: where they begin */
     long parameters, minimums, codes; /* of a tile: bytes of a group's; of these, where the minimums begin; all groups' */
 } Places;
 
 static inline Places places_of(const Matrix *w, long inputs) {
     Places y;
+    const int larger = w->group > STEP;
     y.groups = inputs / w->group;
-    y.units = w->group * w->bits / 32;
-    y.corrections = whole_lines(inputs);
-    y.sums = y.corrections + 4 * y.groups;
-    y.step = y.sums + 4 * y.groups;
+    y.size = w->group < STEP ? w->group : STEP;
+    y.cells = (inputs + y.size - 1) / y.size;
+    y.outer = larger ? y.groups : (inputs + STEP - 1) / STEP;
+    y.inner = larger ? (w->group + STEP - 1) / STEP : STEP / w->group;
+    y.units = y.size * w->bits / 32;
+    y.all_units = inputs * w->bits / 32;
+    y.of_cells = whole_lines(inputs);
     y.minimums = w->half ? 32 : 64;
     y.parameters = w->minimum ? 2 * y.minimums : y.minimums;
     y.codes = whole_lines(y.groups * y.parameters);
@@ -59,25 +77,45 @@ static inline Places places_of(const Matrix *w, long inputs) {
 #define LINES_OF(W) ((W)->order ? 2 : 1)
 
 /* Bytes of a coded row. */
-static inline long coded_bytes(const Matrix *w, long inputs) { return whole_lines(places_of(w, inputs).step + 4); }
+static inline long coded_bytes(const Matrix *w, long inputs) {
+    const Places at = places_of(w, inputs);
+    return whole_lines(at.of_cells + at.cells * (long)sizeof(Cell));
+}
+
+static inline __attribute__((always_inline)) float largest_of(part x) {
+#if PARTS == 1
+    return _mm512_reduce_max_ps((__m512)x);
+#elif PARTS == 4 && defined(__aarch64__)
+    return vmaxvq_f32((float32x4_t)x);
+#else
+    float most = x[0];
+    UNROLL for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+    return most;
+#endif
+}
+
+static inline __attribute__((always_inline)) int32_t sum_of_signs(part_of_signs x) {
+#if PARTS == 1
+    return _mm512_reduce_add_epi32((__m512i)x);
+#elif PARTS == 4 && defined(__aarch64__)
+    return vaddvq_s32((int32x4_t)x);
+#else
+    int32_t sum = 0;
+    UNROLL for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+#endif
+}
 
 /* The largest magnitude of n floats, a multiple of 16 of them; NaN if one of them is not finite. */
-static float largest_magnitude(const float *x, long n) {
-    part largest[PARTS] = {{0}};
-    part_of_signs bad[PARTS] = {{0}};
-    for (long i = 0; i < n; i += 16)
-        UNROLL for (int p = 0; p < PARTS; p++) {
-            const part y = (part)(*(const part_of_signs_unaligned *)(x + i + p * LANES) & 0x7fffffff);
-            bad[p] |= ~(y <= 3.40282347e38f); /* NaN is, too */
-            largest[p] = part_max(y, largest[p]);
-        }
-    float most = 0;
-    int odd = 0;
-    UNROLL for (int i = 0; i < 16; i++) {
-        most = largest[i / LANES][i % LANES] > most ? largest[i / LANES][i % LANES] : most;
-        odd |= bad[i / LANES][i % LANES];
+static inline __attribute__((always_inline)) float largest_magnitude(const float *x, long n) {
+    part largest = {0};
+    part_of_signs bad = {0};
+    for (long i = 0; i < n; i += LANES) {
+        const part y = (part)(*(const part_of_signs_unaligned *)(x + i) & 0x7fffffff);
+        bad |= ~(y <= 3.40282347e38f); /* NaN is, too */
+        largest = part_max(y, largest);
     }
-    return odd ? NAN : most;
+    return sum_of_signs(bad) ? NAN : largest_of(largest);
 }
 
 /* What a code of 8 bits stands for where this is the largest magnitude; *inverse: of what is coded. */
@@ -93,36 +131,39 @@ static inline __attribute__((always_inline)) part_of_signs codes_of(const float 
     return (part_of_signs)((odd ? (part){0} : y) + 12582912.0f) - 0x4b400000;
 }
 
-/* One row in codes of 8 bits. x: floats, a multiple of 16 of them. */
-static void code_row(const Matrix *w, const float *x, long inputs, char *row) {
-    const Places at = places_of(w, inputs);
-    const float most = largest_magnitude(x, inputs);
-    float inverse;
-    *(float *)(row + at.step) = step_of(most, &inverse);
-    int8_t *codes = (int8_t *)row;
-    int32_t *corrections = (int32_t *)(row + at.corrections);
-    float *sums = (float *)(row + at.sums);
-    for (long g = 0; g < at.groups; g++) {
-        part_of_signs sum = {0};
-        for (long i = g * w->group; i < (g + 1) * w->group; i += LANES) {
-            const part_of_signs code = codes_of(x + i, inverse, most != most);
-            sum += code;
-            *(codes_unaligned *)(codes + i) = __builtin_convertvector(code, codes_unaligned);
-        }
-        int32_t total = 0;
-        UNROLL for (int i = 0; i < LANES; i++) total += sum[i];
-        corrections[g] = (int32_t)-w->offset * total;
-        sums[g] = (float)total;
-    }
-}
-
 /* Where the processor multiplies only signed codes with signed ones, those of 8 bits are taken as 128 less; what that takes
- * from a sum of products is 128 times the group's sum of the row's codes, which the sum begins with. */
+ * from a sum of products is 128 times the sum of the row's codes, which the sum begins with. */
 #if PARTS == 4 && defined(__ARM_FEATURE_DOTPROD)
 #define LESS 128
 #else
 #define LESS 0
 #endif
+
+/* One row in codes of 8 bits. x: floats, a multiple of 16 of them. */
+static void code_row(const Matrix *w, const float *x, long inputs, char *row) {
+    const Places at = places_of(w, inputs);
+    const int32_t offset = (w->bits == 8 ? LESS : 0) - (int32_t)w->offset;
+    int8_t *codes = (int8_t *)row;
+    Cell *cell = (Cell *)(row + at.of_cells);
+    float of_group = 0;
+    for (long i = 0, c = 0; i < inputs;) {
+        const long end = i + STEP < inputs ? i + STEP : inputs;
+        const float most = largest_magnitude(x + i, end - i);
+        float inverse;
+        const float step = step_of(most, &inverse);
+        for (; i < end; c++, cell++) {
+            part_of_signs sum = {0};
+            for (const long stop = i + at.size < end ? i + at.size : end; i < stop; i += LANES) {
+                const part_of_signs code = codes_of(x + i, inverse, most != most);
+                sum += code;
+                *(codes_unaligned *)(codes + i) = __builtin_convertvector(code, codes_unaligned);
+            }
+            const int32_t total = sum_of_signs(sum);
+            of_group = (c % at.inner ? of_group : 0) + step * (float)total;
+            *cell = (Cell){offset * total, w->group > STEP ? of_group : (float)total, step, 0};
+        }
+    }
+}
 
 /* LANES sums + the products of 4 codes of each of LANES outputs, LESS so much if they are of 8 bits, with 4 of a row */
 static inline __attribute__((always_inline)) sums_of_codes add_codes(sums_of_codes sums, part_of_units w, const char *x) {
@@ -192,26 +233,28 @@ static inline __attribute__((always_inline)) part parameters(const char *from, l
 }
 
 /* MR rows times NP parts of tiles. The first tile begins at `tile`, of which the parts from `part_of_tile` on are taken;
- * `next` is the tile that will be first after them. */
-static inline __attribute__((always_inline)) void coded_block(const int MR, const int NP, const int BITS, const Matrix *w,
-                                                              const Places *at, const char *tile, const char *next,
-                                                              int part_of_tile, const char *x, long x_stride, float *out,
-                                                              long out_stride, const float *bias, int add) {
+ * `next` is the tile that will be first after them. SIZE: of groups, beside a step: SMALLER, SAME or LARGER. */
+static inline __attribute__((always_inline)) void coded_block(const int MR, const int NP, const int BITS, const int SIZE,
+                                                              const Matrix *w, const Places *at, const char *tile,
+                                                              const char *next, int part_of_tile, const char *x, long x_stride,
+                                                              float *out, long out_stride, const float *bias, int add) {
     part sums[MOST_CODED][4]; /* MR x NP of them are used, as in products.inc */
-    sums_of_codes whole[MOST_CODED][4];
     const char *codes = tile + at->codes + part_of_tile * 4 * LANES, *after = next + at->codes;
-    const long early = LINES_AHEAD(NP / PARTS), units = at->groups * at->units, far = units > early ? units - early : 0;
+    const long early = LINES_AHEAD(NP / PARTS), far = at->all_units > early ? at->all_units - early : 0;
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int n = 0; n < NP; n++) sums[m][n] = (part){0};
-    for (long g = 0, k = 0; g < at->groups; g++) {
-        UNROLL for (int m = 0; m < MR; m++) {
-            int32_t correction = ((const int32_t *)(x + m * x_stride + at->corrections))[g];
-            if (LESS && BITS == 8) correction += LESS * (int32_t)((const float *)(x + m * x_stride + at->sums))[g];
-            UNROLL for (int n = 0; n < NP; n++) whole[m][n] = (sums_of_codes){0} + correction;
-        }
-        for (const long end = k + at->units; k < end;) {
+    for (long o = 0, c = 0, k = 0; o < at->outer; o++) {
+        part inner[MOST_CODED][4];
+        const char *group = tile + (SIZE == LARGER ? o : c) * at->parameters + part_of_tile * (at->minimums / PARTS);
+        for (long i = 0; SIZE == SAME ? i < 1 : i < at->inner && c + i < at->cells; i++) {
+            sums_of_codes whole[MOST_CODED][4];
+            const char *cells = x + at->of_cells + (c + i) * (long)sizeof(Cell);
+#define CELL(M) ((const Cell *)(cells + (M) * x_stride))
+            UNROLL for (int m = 0; m < MR; m++)
+                UNROLL for (int n = 0; n < NP; n++) whole[m][n] = (sums_of_codes){0} + CELL(m)->correction;
             const char *ahead = k < far ? codes + early * LINE : after - far * LINE;
-            for (const long stop = end - k < UNITS_AT_ONCE ? end : k + UNITS_AT_ONCE; k < stop; k++) {
+            const long end = k + at->units < at->all_units ? k + at->units : at->all_units;
+            _Pragma("GCC unroll 1") for (; k < end; k++) {
                 UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(ahead + n / PARTS * w->stride + k * LINE, 0, 2);
                 UNROLL for (int n = 0; n < NP; n++) {
                     const char *at_unit = codes + n / PARTS * w->stride + k * LINE + n % PARTS * 4 * LANES;
@@ -223,27 +266,43 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
                                                              x + m * x_stride + k * 8);
                 }
             }
+            UNROLL for (int n = 0; n < NP; n++) {
+                const char *own = group + n / PARTS * w->stride + i * at->parameters;
+                const part scale = SIZE == LARGER ? (part){0} : parameters(own, w->half, n % PARTS * LANES);
+                UNROLL for (int m = 0; m < MR; m++) {
+                    const part y = __builtin_convertvector(whole[m][n], part);
+                    const part term = SIZE == LARGER ? y * CELL(m)->step : y * scale;
+                    inner[m][n] = SIZE == SAME || !i ? term : inner[m][n] + term;
+                }
+                if (SIZE == LARGER || !w->minimum) continue;
+                const part minimum = parameters(own + at->minimums, w->half, n % PARTS * LANES);
+                UNROLL for (int m = 0; m < MR; m++) inner[m][n] += minimum * CELL(m)->sum;
+            }
         }
+        c += SIZE == SAME ? 1 : c + at->inner < at->cells ? at->inner : at->cells - c;
+        const char *cells = x + at->of_cells + (c - 1) * (long)sizeof(Cell);
         UNROLL for (int n = 0; n < NP; n++) {
-            const int lanes_on = (n % PARTS + part_of_tile) * LANES;
-            const char *group = tile + n / PARTS * w->stride + g * at->parameters;
-            __builtin_prefetch(next + n / PARTS * w->stride + g * at->parameters, 0, 2);
-            const part scale = parameters(group, w->half, lanes_on);
-            UNROLL for (int m = 0; m < MR; m++) sums[m][n] += scale * __builtin_convertvector(whole[m][n], part);
+            const char *own = group + n / PARTS * w->stride;
+            __builtin_prefetch(next + (own - tile), 0, 2);
+            if (SIZE != LARGER) {
+                UNROLL for (int m = 0; m < MR; m++) sums[m][n] += inner[m][n] * CELL(m)->step;
+                continue;
+            }
+            const part scale = parameters(own, w->half, n % PARTS * LANES);
+            UNROLL for (int m = 0; m < MR; m++) sums[m][n] += scale * inner[m][n];
             if (!w->minimum) continue;
-            const part minimum = parameters(group + at->minimums, w->half, lanes_on);
-            UNROLL for (int m = 0; m < MR; m++) sums[m][n] += minimum * ((const float *)(x + m * x_stride + at->sums))[g];
+            const part minimum = parameters(own + at->minimums, w->half, n % PARTS * LANES);
+            UNROLL for (int m = 0; m < MR; m++) sums[m][n] += minimum * CELL(m)->sum;
         }
+#undef CELL
     }
-    UNROLL for (int m = 0; m < MR; m++) {
-        const float step = *(const float *)(x + m * x_stride + at->step);
+    UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int n = 0; n < NP; n++) {
             part_unaligned *to = (part_unaligned *)(out + m * out_stride + n * LANES);
-            part y = sums[m][n] * step;
+            part y = sums[m][n];
             if (bias) y += *(const part_unaligned *)(bias + n * LANES);
             *to = add ? *to + y : y;
         }
-    }
 }
 
 /* MR rows times tiles t .. last - 1: as many parts at a time as there are registers for, then those that are left. */
@@ -251,24 +310,24 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
     case MR: {                                                                                                          \
         const int parts = CODED_PARTS(BITS, MR), wide = parts / PARTS;                                                  \
         for (; wide && t + wide <= last; t += wide)                                                                     \
-            coded_block(MR, parts, BITS, w, at, tiles + t * w->stride,                                                  \
+            coded_block(MR, parts, BITS, SIZE, w, at, tiles + t * w->stride,                                            \
                         tiles + (t + 2 * wide <= end ? t + wide : t) * w->stride, 0, x, x_stride, out + t * 16,         \
                         out_stride, bias ? bias + t * 16 : 0, add);                                                     \
         for (; wide != 1 && t < last; t++)                                                                              \
             for (int p = 0; p < PARTS; p++)                                                                             \
-                coded_block(MR, 1, BITS, w, at, tiles + t * w->stride, tiles + (t + 1 < end ? t + 1 : t) * w->stride,   \
-                            p, x, x_stride, out + t * 16 + p * LANES, out_stride,                                       \
-                            bias ? bias + t * 16 + p * LANES : 0, add);                                                 \
+                coded_block(MR, 1, BITS, SIZE, w, at, tiles + t * w->stride,                                            \
+                            tiles + (t + 1 < end ? t + 1 : t) * w->stride, p, x, x_stride, out + t * 16 + p * LANES,    \
+                            out_stride, bias ? bias + t * 16 + p * LANES : 0, add);                                     \
         break;                                                                                                          \
     }
 
 /* Few tiles at a time over all rows, as in products.inc. x: coded rows. */
-static inline __attribute__((always_inline)) void coded_product_over(const int BITS, const Matrix *w, long first, long end,
-                                                                     const char *rows_from, long inputs, long rows, float *to,
+static inline __attribute__((always_inline)) void coded_product_over(const int BITS, const int SIZE, const Matrix *w,
+                                                                     const Places *at, long first, long end,
+                                                                     const char *rows_from, long x_stride, long rows, float *to,
                                                                      long out_stride, const float *bias, int add) {
-    const Places places = places_of(w, inputs), *at = &places;
     const char *tiles = w->tiles;
-    const long blocks = (rows + MOST_CODED - 1) / MOST_CODED, x_stride = whole_lines(at->step + 4);
+    const long blocks = (rows + MOST_CODED - 1) / MOST_CODED;
     const long group = blocks <= 1 ? end - first : 4;
     for (long begin = first; begin < end; begin += group) {
         const long last = begin + group < end ? begin + group : end;
@@ -292,8 +351,12 @@ static inline __attribute__((always_inline)) void coded_product_over(const int B
 /* out[r][o] (+)= x[r] . W[o] (+ bias[o]) for coded rows 0 .. rows - 1 and tiles first .. end - 1. */
 static void coded_product(const Matrix *w, long first, long end, const char *x, long inputs, long rows, float *out,
                           long out_stride, const float *bias, int add) {
+    const Places at = places_of(w, inputs);
+    const long x_stride = coded_bytes(w, inputs);
+#define CODED(BITS, SIZE) coded_product_over(BITS, SIZE, w, &at, first, end, x, x_stride, rows, out, out_stride, bias, add)
     if (w->bits == 4)
-        coded_product_over(4, w, first, end, x, inputs, rows, out, out_stride, bias, add);
+        w->group == STEP ? CODED(4, SAME) : w->group < STEP ? CODED(4, SMALLER) : CODED(4, LARGER);
     else
-        coded_product_over(8, w, first, end, x, inputs, rows, out, out_stride, bias, add);
+        w->group == STEP ? CODED(8, SAME) : w->group < STEP ? CODED(8, SMALLER) : CODED(8, LARGER);
+#undef CODED
 }

@@ -36,7 +36,7 @@ _NUM_BLOCKS = 2
 _KINDS: tuple[tuple[torch.dtype, tuple[int, int | None] | None, Literal["common", "uncommon", "parallel"]], ...] = (
     (torch.float32, None, "common"),
     (torch.bfloat16, None, "uncommon"),
-    (torch.bfloat16, (8, None), "common"),
+    (torch.bfloat16, (8, 32), "common"),
     (torch.float32, (4, 32), "uncommon"),
     (torch.bfloat16, None, "parallel"),
     (torch.float32, (8, None), "parallel"),

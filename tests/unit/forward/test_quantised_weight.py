@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
-from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight, product, rounded, rows_of
+from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight, Rows, product, rounded, rows_of
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -111,40 +111,66 @@ def test_what_does_not_fit_is_refused_by_name(make: Callable[[], QuantisedWeight
 @pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed"])
 @pytest.mark.parametrize(("bits", "group"), [(4, 16), (4, 128), (8, 32), (8, 256)])
 def test_a_product_is_the_formula(bits: int, group: int, signed: bool, minimum: bool) -> None:
-    """Against fractions: integers are exact, and the sums over groups are rounded one by one."""
+    """Against fractions: integers are exact, and the sums over cells are rounded one by one."""
     weight = some(bits, group, signed=signed, minimum=minimum)
-    x_TK = noise(2, 256, seed=5)
-    rows = rows_of(x_TK)
+    rows = rows_of(noise(2, 256, seed=5))
     found_TO = product(rows, weight)
     for t in range(2):
-        a_K = [int(each) for each in rows.codes_TK[t]]
         for o in range(3):
-            y = torch.zeros(())
-            exact = Fraction(0)
-            for g in range(256 // group):
-                here = range(g * group, (g + 1) * group)
-                dot, alone = sum(int(weight.codes_OK[o, k]) * a_K[k] for k in here), sum(a_K[k] for k in here)
-                y = y + weight.scale_OG[o, g] * torch.tensor(float(dot))
-                exact += Fraction(float(weight.scale_OG[o, g])) * dot
-                if weight.minimum_OG is not None:
-                    y = y + weight.minimum_OG[o, g] * torch.tensor(float(alone))
-                    exact += Fraction(float(weight.minimum_OG[o, g])) * alone
-            assert found_TO[t, o] == y * rows.step_T[t]
-            assert float(found_TO[t, o]) == pytest.approx(float(exact * Fraction(float(rows.step_T[t]))), rel=1e-3)
+            expected, exact = by_hand(rows, weight, t, o)
+            assert found_TO[t, o] == expected
+            assert float(found_TO[t, o]) == pytest.approx(float(exact), rel=1e-3)
 
 
-def test_long_rows_stay_exact() -> None:
-    """A whole row of the largest codes: beyond what float32 adds up exactly."""
-    weight = QuantisedWeight(torch.full((2, 60000), 255, dtype=torch.uint8), torch.ones(2, 1), None, 8)
-    x_TK = torch.ones(1, 60000)
-    x_TK[0, 0] = -1
-    assert product(rows_of(x_TK), weight)[0, 0] == torch.tensor(255 * 127 * 59998.0) * torch.tensor(1.0 / 127)
+def by_hand(rows: Rows, weight: QuantisedWeight, t: int, o: int) -> tuple[Tensor, Fraction]:
+    """One number of a product: as it is rounded, and exactly."""
+    group, inputs, zero = weight.group, weight.codes_OK.shape[1], torch.zeros(())
+    y, exact = zero, Fraction(0)
+    for begin in range(0, inputs, max(group, 32)):
+        scaled, stepped, alone_stepped = zero, zero, zero
+        for first in range(begin, begin + max(group, 32), min(group, 32)):
+            cell = range(first, first + min(group, 32))
+            g, step = first // group, rows.step_TS[t, first // 32]
+            codes, a = (
+                [int(each[k]) for k in cell] for each in (weight.codes_OK[o].tolist(), rows.codes_TK[t].tolist())
+            )
+            dot, alone = sum(i * j for i, j in zip(codes, a, strict=True)), sum(a)
+            scale, minimum = weight.scale_OG[o, g], zero if weight.minimum_OG is None else weight.minimum_OG[o, g]
+            scaled = scaled + scale * torch.tensor(float(dot))
+            scaled = scaled + minimum * torch.tensor(float(alone))
+            stepped = stepped + step * torch.tensor(float(dot))
+            alone_stepped = alone_stepped + step * torch.tensor(float(alone))
+            exact += Fraction(float(step)) * (Fraction(float(scale)) * dot + Fraction(float(minimum)) * alone)
+        if group <= 32:
+            y = y + step * scaled
+        else:
+            y = y + scale * stepped
+            y = y + minimum * alone_stepped
+    return y, exact
+
+
+def test_the_largest_codes_stay_exact() -> None:
+    """255 * 127 * 32 in each of 256 cells: what float32 holds exactly, and their sum, a multiple of 2^8, too."""
+    weight = QuantisedWeight(torch.full((2, 8192), 255, dtype=torch.uint8), torch.ones(2, 1), None, 8)
+    assert product(rows_of(torch.full((1, 8192), 127.0)), weight)[0, 0] == 255 * 127 * 8192.0
+
+
+def test_a_large_channel_coarsens_its_own_step_only() -> None:
+    """One input of 64 that is 1,000 times as large: those of the other step keep their eight bits."""
+    x_TK = noise(1, 64)
+    x_TK[0, 5] = 1000
+    rows = rows_of(x_TK)
+    assert rows.step_TS.shape == (1, 2)
+    found_K = (rows.codes_TK.view(1, 2, 32) * rows.step_TS[..., None]).flatten()
+    assert (found_K[32:] - x_TK[0, 32:]).abs().max() <= 0.51 * x_TK[0, 32:].abs().max() / 127
+    y_TO = QuantisedLinear(rounded(torch.eye(64), 8, 32))(x_TK)
+    assert torch.allclose(y_TO[0, 32:], x_TK[0, 32:], atol=0.02)
 
 
 def test_rows_are_rounded_to_the_nearest_step() -> None:
     rows = rows_of(torch.tensor([[1.0, -127.0, 2.5, 3.5, -0.5, 0.0]]))
     assert rows.codes_TK.tolist() == [[1, -127, 2, 4, 0, 0]]
-    assert rows.step_T.tolist() == [1.0]
+    assert rows.step_TS.tolist() == [[1.0]]
 
 
 def test_rows_that_cannot_be_rounded() -> None:

@@ -60,20 +60,23 @@ def native(library: ctypes.CDLL, packed: CodedTiles, x_TK: Tensor, bias_O: Tenso
     return out
 
 
-def some(bits: int, group: int, *, signed: bool, minimum: bool, short: bool, outputs: int = 80) -> QuantisedWeight:
+def some(
+    bits: int, group: int, *, signed: bool, minimum: bool, short: bool, outputs: int = 80, inputs: int = INPUTS
+) -> QuantisedWeight:
     generator = torch.Generator().manual_seed(bits + group)
-    codes = torch.randint(0, 2**bits, (outputs, INPUTS), generator=generator)
+    codes = torch.randint(0, 2**bits, (outputs, inputs), generator=generator)
     codes_OK = (codes - 2 ** (bits - 1)).to(torch.int8) if signed else codes.to(torch.uint8)
-    scale_OG, minimum_OG = torch.randn(2, outputs, INPUTS // group, generator=generator)
+    scale_OG, minimum_OG = torch.randn(2, outputs, inputs // group, generator=generator)
     scale_OG[0, 0] = 2.0**-24 if short else 1e-30  # the smallest that float16 has
     if short:
         scale_OG, minimum_OG = scale_OG.half().float(), minimum_OG.half().float()
     return QuantisedWeight(codes_OK, scale_OG, minimum_OG if minimum else None, bits)
 
 
-def rows(count: int) -> Tensor:
-    """Of very different sizes; one of zeros and one at the ends of the codes."""
-    x_TK = torch.randn(count, INPUTS, generator=torch.Generator().manual_seed(count))
+def rows(count: int, inputs: int = INPUTS) -> Tensor:
+    """Of very different sizes, with a channel that is larger; one of zeros and one at the ends of the codes."""
+    x_TK = torch.randn(count, inputs, generator=torch.Generator().manual_seed(count))
+    x_TK[:, 37] *= 50
     x_TK *= torch.logspace(-20, 20, count)[:, None]
     if count > 3:
         x_TK[1] = 0
@@ -102,8 +105,17 @@ def test_a_product_has_the_bits_of_its_definition(
         assert torch.equal(native(library, packed, x_TK, bias_O), expected + bias_O)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("inputs", "group"), [(48, 16), (48, 48), (16, 16), (32, 32), (208, 208)])
+def test_rows_that_end_within_a_step(library: ctypes.CDLL, bits: int, inputs: int, group: int) -> None:
+    weight = some(bits, group, signed=False, minimum=True, short=True, inputs=inputs)
+    for count in (1, 3, 8, 13):
+        x_TK = torch.randn(count, inputs, generator=torch.Generator().manual_seed(count))
+        assert torch.equal(native(library, coded_tiles(weight), x_TK), product(rows_of(x_TK), weight))
+
+
 def test_the_largest_codes_of_the_longest_rows(library: ctypes.CDLL) -> None:
-    """Sums that nearly fill 32 bits, of either sign."""
+    """Sums of either sign at the ends of what a cell may hold."""
     for codes_OK in (torch.full((16, 65536), 255, dtype=torch.uint8), torch.full((16, 65536), -128, dtype=torch.int8)):
         weight = QuantisedWeight(codes_OK, torch.ones(16, 1), None, 8)
         for sign in (1.0, -1.0):

@@ -5,8 +5,10 @@ first to the last that the model serves. A model that a plain look takes for a L
 somewhere inside, differs here; it gets its own modules back. Windows may be longer than what is read: those that the
 layers announce have to be ours.
 
-How far rounding alone moves logits depends on the model, so it is measured: the library's modules read the same once
-more, shaken. So a deep model of wide random weights, in which a last bit grows to half of the spread, is taken, too.
+Distributions are compared, not logits: a shift that all logits of a row have in common, which softmax does not see, may
+be many times their spread. How far rounding alone moves them depends on the model, so it is measured: the library's
+modules read the same once more, shaken. So a deep model of wide random weights, in which a last bit grows to half of
+the spread, is taken, too.
 
 Where rows choose experts, a close call goes another way as soon as something is rounded otherwise, and such a row's
 logits are others altogether. So a model of experts in bfloat16 or in fewer bits is judged by its median rows.
@@ -38,7 +40,8 @@ from foretoken.models.adoption import fit
 from foretoken.models.quantised.rounding import precision_of
 from foretoken.native.decoder import FusedDecoder
 
-# of a row's logits, root mean square over their spread: both sides round; in bfloat16, by how much depends on the model
+# of a row's logits, the standard deviation of their difference over their own: both sides round; in bfloat16, by how
+# much depends on the model
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.02}
 # activations of 8 bits make a step of a last bit, which grows on from layer to layer: 0.03 to 0.07 measured on zoo:base
 _QUANTISED = 0.15
@@ -161,7 +164,9 @@ def read(forward: Callable[[PackedBatch, KVCache], Tensor], cache: KVCache, max_
 
 
 def difference(ours_MV: Tensor, theirs_MV: Tensor, *, routed: bool = False) -> float:
-    """The worst row's, relative to its spread; rows of a damaged model, not finite on both sides, do not count.
+    """The worst row's, relative to its spread, without the shift that its logits have in common.
+
+    Rows of a damaged model, not finite on both sides, do not count.
 
     Args:
         routed: the median row's of the tree, or of the others, whichever is worse.
@@ -170,7 +175,7 @@ def difference(ours_MV: Tensor, theirs_MV: Tensor, *, routed: bool = False) -> f
     if not both.any():
         return 0.0
     scale_M = theirs_MV.std(dim=1, correction=0).clamp_min(1e-6)
-    error_M = ((ours_MV - theirs_MV).square().mean(dim=1).sqrt() / scale_M).nan_to_num(nan=torch.inf)
+    error_M = ((ours_MV - theirs_MV).std(dim=1, correction=0) / scale_M).nan_to_num(nan=torch.inf)
     if not routed:
         return float(error_M[both].max())
     tree = 1 + len(_PARENTS)

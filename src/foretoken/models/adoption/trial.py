@@ -28,8 +28,8 @@ from foretoken.models.adoption.probe import same
 _ROWS = 4
 _FAR = 2**13  # temperatures and rotary frequencies that depend on the position commonly begin to change here
 
-# Root mean square of the difference that two layouts of the same weights may have, in units of the logits' spread. The
-# float32 layouts of the tested families differ by less than 1e-5; of the bfloat16 ones by less than 0.1.
+# Standard deviation of the difference that two layouts of the same weights may have, in units of the logits' spread.
+# The float32 layouts of the tested families differ by less than 1e-5; of the bfloat16 ones by less than 0.1.
 _ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 
 
@@ -164,9 +164,12 @@ def read(forward: Forward, reach: int, cache: KVCache | None = None) -> Tensor:
 
 
 def difference(found_MV: Tensor, expected_MV: Tensor, dtype: torch.dtype) -> str | None:
-    """How logits differ beyond rounding, in words; None if they do not. NaN where both are NaN is no difference."""
+    """How the distributions of logits differ beyond rounding, in words; None if they do not.
+
+    A shift that all logits of a row have in common is no difference, nor is NaN where both are NaN.
+    """
     both = ~(found_MV.isnan() & expected_MV.isnan())
-    apart_M = torch.where(both, found_MV - expected_MV, 0).square().mean(-1).sqrt()
+    apart_M = torch.where(both, found_MV - expected_MV, 0).std(-1, correction=0)
     spread_M = expected_MV.nan_to_num().std(-1)
     ratio = float((apart_M / spread_M.clamp_min(torch.finfo(torch.float32).tiny)).nan_to_num(torch.inf).max())
     if ratio <= _ROUNDING[dtype]:

@@ -31,14 +31,20 @@ class Scheme(NamedTuple):
 
     Attributes:
         bits: 8 or 4.
-        group: elements that share a scale; None: a whole row.
+        group: elements that share a scale. Rows of 8 bits that are no whole groups have groups of 16, or else one.
     """
 
     bits: int
-    group: int | None
+    group: int
+
+    def group_of(self, inputs: int) -> int:
+        """Of rows of so many elements."""
+        if self.bits != 8 or inputs % self.group == 0:
+            return self.group
+        return 16 if inputs % 16 == 0 else inputs
 
 
-SCHEMES = {"int8": Scheme(8, None), "int4": Scheme(4, 32)}
+SCHEMES = {"int8": Scheme(8, 32), "int4": Scheme(4, 32)}
 _ROUTERS = ("gate", "router", "shared_expert_gate")  # small, and a wrong choice of an expert costs much
 _TRIAL_ROWS = 4
 _ROUNDING = 0.05  # of the largest value: what bfloat16 leaves between two orders of the same sums
@@ -137,9 +143,10 @@ def rounded_as(weight_OK: Tensor, dtype: str, tensor: str, model: str) -> Quanti
     """
     scheme = SCHEMES[dtype]
     inputs = weight_OK.shape[1]
-    if scheme.group is not None and inputs % scheme.group:
+    group = scheme.group_of(inputs)
+    if inputs % group:
         raise ConfigError(
             f"dtype='{dtype}': the tensor '{tensor}' of model '{model}' has rows of {inputs} "
-            f"elements, which are no groups of {scheme.group}; use dtype='int8'"
+            f"elements, which are no groups of {group}; use dtype='int8'"
         )
-    return rounded(weight_OK, *scheme, name=tensor)
+    return rounded(weight_OK, scheme.bits, group, name=tensor)

@@ -42,8 +42,7 @@ def test_linear_layers_are_rounded_and_nothing_else(saved: Path, dtype: str) -> 
     assert {name for name in left if "embed" not in name and "norm" not in name} == set()
     for name, module in found.model.named_modules():
         if isinstance(module, QuantisedLinear):
-            bits, group = SCHEMES[dtype]
-            expected = rounded(load_file(saved / "model.safetensors")[f"{name}.weight"], bits, group)
+            expected = rounded(load_file(saved / "model.safetensors")[f"{name}.weight"], *SCHEMES[dtype])
             assert torch.equal(module.weight, expected.dense())
     for name, weight in left.items():
         assert torch.equal(weight, weights[name])
