@@ -87,6 +87,7 @@ def sparse(
     _check_corpus(corpus)
     if out is not None:
         check_writable(out, "--out")
+    _check_documents(corpus)
 
     import torch
 
@@ -204,6 +205,7 @@ def vocabulary(
 
     check_folder(out, "--out")
     check_place(out)
+    _check_documents(corpus)
     if draft is not None:
         check_vocabulary(model, draft, revision=loading.revision, trust_remote_code=loading.trust_remote_code)
     quiet_transformers(verbose)
@@ -287,11 +289,16 @@ def _counted(pieces: Iterable[T], size: Callable[[T], int], title: str, total: i
 
 
 def _check_corpus(corpus: Sequence[Path]) -> None:
+    for path in corpus:
+        check_readable(path, "--corpus")
+
+
+def _check_documents(corpus: Sequence[Path]) -> None:
+    """Read the first records of every file, so that a bad one is refused before a model is loaded for them."""
     from foretoken.data.documents import documents
 
     for path in corpus:
-        check_readable(path, "--corpus")
-        for _ in itertools.islice(documents(path), _CHECKED_DOCUMENTS):  # reads them, so that a bad record is refused
+        for _ in itertools.islice(documents(path), _CHECKED_DOCUMENTS):
             pass
 
 

@@ -84,8 +84,8 @@ class _Passing(logging.Handler):
         self._shown = self._over = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._text = record.getMessage()
-        if self._shown:
+        before, self._text = self._text, record.getMessage()
+        if self._shown and self._text != before:
             self._show()
 
     def begin(self) -> None:
