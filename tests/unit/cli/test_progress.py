@@ -17,7 +17,7 @@ def test_a_line_now_and_then(monkeypatch, capsys):
     assert out == ""
     first, second = err.splitlines()
     assert first.startswith("1 of 2: suffix: 2 of 1,234, about 318 min left")
-    assert second.startswith("1 of 2: ngram: 4 of 1,234, about 317 min left")
+    assert second.startswith("1 of 2: ngram: 4 of 1,234, about 318 min left")
 
 
 def test_what_is_soon_done_says_nothing(capsys):
