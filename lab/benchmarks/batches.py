@@ -1,8 +1,8 @@
-"""How far behind plain decoding does a drafter fall in a batch, where drafting does not pay?
+"""How far after plain decoding does a drafter fall in a batch, where drafting does not pay?
 
     python benchmarks/batches.py --data DATA --batch-size 1,8,32 --json batches.json
 
-Chat prompts (the first turns of MT-Bench) through every method, interleaved with plain decoding in one process. Beside
+Chat prompts (the first turns of MT-Bench) through every method, interleaved with plain decoding in one process. Next to
 the wall time of a call stands its processor time: on a machine with neighbours it moves less, and one thread at a time
 (``--threads 1``) makes the two the same thing. What a fresh engine has to find out counts, but for the few tokens of
 the harness's warm-up.

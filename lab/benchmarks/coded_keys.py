@@ -1,4 +1,4 @@
-"""What keys and values of 8 bits cost and give in time: a forward behind a prefix, with codes and without, in turns.
+"""What keys and values of 8 bits cost and give in time: a forward after a prefix, with codes and without, in turns.
 
     python benchmarks/coded_keys.py --model zoo:long --context 4000 --rows 1,8 --threads 1 --json coded_keys.json
 

@@ -1,11 +1,12 @@
-"""Dovetail beside other drafters, by task: nodes by measured cost and fixed ones, places, bytes; two devices simulated.
+"""Dovetail next to other drafters, by task: nodes by measured cost and fixed ones, places, bytes; two devices
+simulated.
 
     python benchmarks/dovetail.py --model grown:base:100m --head HEAD [--head concat=OTHER] --json OUT.json
 
 All engines share the loaded target, take turns prompt by prompt, and are timed from the first token on; what is
 compared are ratios within a turn. A head of ``zoo:base`` serves what is grown from it: its drafts and its cost stay.
 
-Simulated clock: a GPU that drafts so many times faster, beside this CPU. A step takes its drafting over that factor,
+Simulated clock: a GPU that drafts so many times faster, next to this CPU. A step takes its drafting over that factor,
 its bytes over a bus, and the rest as measured here. **No second device is involved.**
 """
 

@@ -2,11 +2,11 @@
 
     python benchmarks/drafting.py --methods draft_model,diffuspec --nodes 8 --max-tokens 128 --json drafting.json
 
-Answers end where the model ends them: behind that end a small model repeats itself, which a draft model copies and a
+Answers end where the model ends them: after that end a small model repeats itself, which a draft model copies and a
 head that has read answers does not. Decoding only: the draft that reads a request's prompt, its first one, is not
 timed. A drafter's time is that of all its calls: proposing, looking at what the target shows, learning what stood.
 Every prompt goes through all methods one after the other, in an order that rotates. With --threads 1 a draft is timed
-in processor time, and beside the speed on the clock stands that by processor time, prompts included: others disturb
+in processor time, and next to the speed on the clock stands that by processor time, prompts included: others disturb
 both less.
 """
 
@@ -39,7 +39,7 @@ from foretoken_lab.peers.versions import Quiet, command
 
 
 class Clock:
-    """Times a drafter's calls behind a request's first draft; replaces them on the instance."""
+    """Times a drafter's calls after a request's first draft; replaces them on the instance."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._now = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter

@@ -88,7 +88,7 @@ class Clock:
 
 
 def parts_of_a_row(model: LanguageModel, context: int, repeats: int) -> dict[str, float]:
-    """Median seconds of one attention, one MLP (each with its norm) and the head, for one row behind a prefix."""
+    """Median seconds of one attention, one MLP (each with its norm) and the head, for one row after a prefix."""
     parts = anatomy.find(model.model)
     layers: list[Any] = list(parts.layers)
     cache = model.new_cache(1)

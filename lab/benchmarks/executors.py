@@ -3,8 +3,8 @@
     python benchmarks/executors.py --model grown:base:100m --draft zoo:base --json OUT.json --picture OUT.png
 
 Rows: plain decoding, the serial order with the adaptive length and with each fixed one, PEARL likewise, and auto; with
-a head of ``foretoken train dovetail`` (--head), Dovetail in the engine's thread and on one beside it. All engines share
-the loaded target, take turns prompt by prompt, and are timed from the first token on.
+a head of ``foretoken train dovetail`` (--head), Dovetail in the engine's thread and on one next to it. All engines
+share the loaded target, take turns prompt by prompt, and are timed from the first token on.
 
 ``efficiency`` is the measured speed over that of the recipe's model. A step of the model is as long as the medians of
 its parts: one after the other in the serial order and for Dovetail, whose thread only reads ahead; under PEARL as long
@@ -126,7 +126,7 @@ def last_steps(intervals: list[Interval], seconds: float) -> list[Interval]:
 
 
 def draw(timelines: dict[str, Timeline], path: Path, seconds: float) -> None:
-    """Who was busy when, a panel for each recipe, all on one scale; behind each step the tokens that it gave."""
+    """Who was busy when, a panel for each recipe, all on one scale; after each step the tokens that it gave."""
     from matplotlib import pyplot
 
     colours = {"target": "#3b6ea5", "drafter": "#e08a2e", "engine": "#4d4d4d"}

@@ -4,7 +4,7 @@
     python benchmarks/experts.py --model zoo:moe [--dtype bfloat16] [--context 256] [--json OUT]
 
 One block of experts with random weights: the library's experts and ours, with 0, 2 and 4 experts of a row that may be
-left out; beside the time stands how many experts were read. With ``--model``: a forward of a whole model behind cached
+left out; next to the time stands how many experts were read. With ``--model``: a forward of a whole model after cached
 rows, all rows' logits wanted, by the native decoder and by our general path; with several threads by the wall's clock.
 """
 

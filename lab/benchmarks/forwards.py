@@ -26,13 +26,13 @@ from foretoken.native import build
 @contextlib.contextmanager
 def without_fused() -> Iterator[None]:
     """What is loaded inside takes the general path; the native library is looked for once a process."""
-    before = os.environ.get("FORETOKEN_FUSED", "1")
+    before = os.environ.get("FORETOKEN_NATIVE", "1")
     try:
-        os.environ["FORETOKEN_FUSED"] = "0"
+        os.environ["FORETOKEN_NATIVE"] = "0"
         build.library.cache_clear()
         yield
     finally:
-        os.environ["FORETOKEN_FUSED"] = before
+        os.environ["FORETOKEN_NATIVE"] = before
         build.library.cache_clear()
 
 
@@ -64,7 +64,7 @@ class Decoder:
         self.tokens.append(token)
 
     def forward(self, tokens: Sequence[int], wanted: int) -> torch.Tensor:
-        """Logits of the last ``wanted`` of some rows behind the prefix; nothing is committed."""
+        """Logits of the last ``wanted`` of some rows after the prefix; nothing is committed."""
         cache, slot = self.cache, self.slot
         cache.reserve(slot, len(tokens))
         batch = PackedBatch()

@@ -1,4 +1,4 @@
-"""Judges beside each other and beside what needs no head, on newly mined tokens of held-out questions, task by task.
+"""Judges next to each other and next to what needs no head, on newly mined tokens of held-out questions, task by task.
 
     python benchmarks/judge_heads.py --heads OLD,NEW --labels heldout.jsonl
 

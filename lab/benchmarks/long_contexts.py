@@ -1,12 +1,12 @@
-"""Drafters behind long prompts: tokens per step by context, tokens per second without the prompt, memory.
+"""Drafters after long prompts: tokens per step by context, tokens per second without the prompt, memory.
 
     python benchmarks/long_contexts.py --data DATA --contexts 1000 4000 8000 16000 --limit 2 --json long_contexts.json
 
-Questions about QMSum's meetings (validation and test, which no recipe reads) and hidden keys, behind as much text as
+Questions about QMSum's meetings (validation and test, which no recipe reads) and hidden keys, after as much text as
 the context says. Every prompt goes through all methods one after the other, in an order that rotates; reading it is not
 part of the rate. ``draft_model`` is ``zoo:draft``, whose context ends at 4,096 tokens.
 
-With ``--fill exchanges`` the same questions are asked behind every context, each about the same passage of the smallest
+With ``--fill exchanges`` the same questions are asked after every context, each about the same passage of the smallest
 context; what makes a context longer are earlier exchanges about other meetings.
 """
 
@@ -40,11 +40,11 @@ _TEMPLATE = 64  # tokens that the chat template and the question's own words may
 
 @dataclass
 class Total:
-    """One method behind one context, over the prompts of a task.
+    """One method after one context, over the prompts of a task.
 
     Attributes:
         metrics: of all requests.
-        decoded, seconds: tokens behind the first one of each answer, and the time that they took.
+        decoded, seconds: tokens after the first one of each answer, and the time that they took.
         unequal: answers that are not plain decoding's.
         ring: bytes that the drafter holds of its own, where it says so.
     """

@@ -1,4 +1,4 @@
-"""What the engine costs beside the model's forwards.
+"""What the engine costs next to the model's forwards.
 
     python benchmarks/overhead.py --json overhead.json
 
@@ -234,7 +234,7 @@ def _empty_table(found: dict[str, Any]) -> Table:
 
 
 def forward_profile(llm: LLM, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A verification forward of some rows behind a filled cache: time, packing, argmax, and operations by time."""
+    """A verification forward of some rows after a filled cache: time, packing, argmax, and operations by time."""
     decoder = Decoder(llm.target)
     generator = torch.Generator().manual_seed(0)
     decoder.prefill(torch.randint(7, llm.target.vocab_size, (options.context,), generator=generator).tolist())

@@ -4,10 +4,10 @@
 
 At positions of answers that the target samples, the acceptance of greedy drafts (`greedy_draft`, closed form) and of
 draws without replacement (`recursive`, an average over sampled prefixes) is computed from p and q. A node's peakedness
-is sum q^2, all that a choice which keeps the law may look at besides the past. The threshold is found on every other
-prompt and valued on the rest, and the other way round; a task's own threshold likewise; the scheme that it is compared
-with is found in the same way. Beside them stand the most that any threshold could have gained here, the choice by one
-who knows p, which cannot be had, and the optimum without replacement. Intervals are 95 % over prompts.
+is sum q^2, all that a choice which keeps the distribution may look at besides the past. The threshold is found on every
+other prompt and valued on the rest, and the other way round; a task's own threshold likewise; the scheme that it is
+compared with is found in the same way. Next to them stand the most that any threshold could have gained here, the
+choice by one who knows p, which cannot be had, and the optimum without replacement. Intervals are 95 % over prompts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Node:
     optimum: float
 
     def chosen(self, threshold: float) -> float:
-        """Accepted where peaked laws are drafted for greedily."""
+        """Accepted where peaked distributions are drafted for greedily."""
         return self.greedy if self.peakedness >= threshold else self.without
 
 

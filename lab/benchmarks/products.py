@@ -1,4 +1,4 @@
-"""How fast the matrix products of a training step of ``base`` are, beside large square ones, and what share they have.
+"""How fast the matrix products of a training step of ``base`` are, next to large square ones, and what share they have.
 
     python benchmarks/products.py [--json OUT]
 

@@ -7,7 +7,7 @@
   ones, and with the piece that holds the answer (gold). Pages are cut into pieces of at most 600 characters, at ends of
   lines.
 * speed: open-ended continuations under the pieces of those pages. Larger collections are these pieces and short random
-  vectors beside them, which cost a search what passages would and are never found, so guesses are as right as without
+  vectors next to them, which cost a search what passages would and are never found, so guesses are as right as without
   them. Vectors are a fixed random projection of the target's mean states (for kNN-LM: the states themselves). Methods
   take turns, question by question, and begin without keys and values of earlier ones.
 """
@@ -220,7 +220,7 @@ def _speed(target: LanguageModel, pieces: list[Passage], options: argparse.Names
 
 
 def _padded(real: np.ndarray, count: int) -> np.ndarray:
-    """The real vectors, and random ones behind them."""
+    """The real vectors, and random ones after them."""
     if count <= len(real):
         return real[:count]
     made = np.empty((count, real.shape[1]), np.float32)

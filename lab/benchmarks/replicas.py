@@ -7,7 +7,7 @@ live on one core; one replica that leaves the other core to Ray and the clients;
 Ray and the clients take part. There are as many clients for each replica. Answers are asked for in one piece
 and as streams, greedily, up to as many tokens, without prefix reuse.
 
-The aim is two replicas over twice one core. What two processes can reach on this machine at all is measured beside it:
+The aim is two replicas over twice one core. What two processes can reach on this machine at all is measured next to it:
 the library alone on one core, and on both cores at once, one process each, without server, Ray or clients. They share
 caches and memory's bandwidth as the replicas do.
 """

@@ -95,7 +95,7 @@ def main() -> None:
                 expected_TV = in_float32(given.model)(torch.tensor([ids])).logits[0]
         found = distance(logits_of(model, ids), expected_TV, torch.tensor(ids))
         record = {"model": Path(given.model).name, "dtype": dtype, "kv_cache_dtype": given.kv_cache_dtype}
-        record |= {"tokens": len(ids), "native": model.fused is not None}
+        record |= {"tokens": len(ids), "native": model.native_decoder is not None}
         print(json.dumps(record | {name: round(value, 5) for name, value in found._asdict().items()}), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What the server costs beside the library: the same prompts, so many at a time, in turns.
+"""What the server costs next to the library: the same prompts, so many at a time, in turns.
 
     python benchmarks/serving.py --model grown:base:100m --clients 1,8 --json serving.json
 
@@ -8,7 +8,7 @@ could reach; and by as many threads, each with one prompt after another, as clie
 has ended is then empty until its successor joins at the next step. All answer greedily, up to as many tokens, without
 prefix reuse.
 
-Beside tokens per second it counts the processor seconds of the server, of the clients and of the library for the same
+Next to tokens per second it counts the processor seconds of the server, of the clients and of the library for the same
 prompts: they say what is the server's own where the clients take part of the same cores, or other programs do.
 """
 

@@ -5,7 +5,7 @@
 
 Weights are random, so texts mean nothing; times are those of any model of that shape. Two tables a shape:
 
-* a forward of 1 to 32 rows behind 256 cached rows: ours, transformers with its own cache, llama.cpp (BF16), with all
+* a forward of 1 to 32 rows after 256 cached rows: ours, transformers with its own cache, llama.cpp (BF16), with all
   rows' logits; interleaved, order rotating. ``--dtype int8`` and ``int4`` are ours, Q8_0 and Q4_0 of llama.cpp, and
   bfloat16 of transformers. Of other families than Llama, our general path stands in the place of llama.cpp. A forward
   of one row is little more than reading the weights once: below the table stands the rate at which ours does, and its
@@ -119,7 +119,7 @@ def _shape(name: str, folder: Path, options: argparse.Namespace, console: Consol
 
 
 def forward_times(folder: Path, parameters: int, options: argparse.Namespace, *, llama: bool) -> list[dict[str, Any]]:
-    """Seconds of a forward behind ``context`` rows, by engine and row count; logits of all rows in each. Then those of
+    """Seconds of a forward after ``context`` rows, by engine and row count; logits of all rows in each. Then those of
     reading the bytes of all weights, and of copying them.
 
     Args:

@@ -5,19 +5,19 @@
     python benchmarks/sparse_attention.py reuse --data DATA --calibration sparse.json --json reuse.json
     python benchmarks/sparse_attention.py drift --data DATA --max-tokens 512 --json drift.json
 
-``overlap``: the target decodes densely with a drafter behind a long prompt. Of every verification step, layer and
+``overlap``: the target decodes densely with a drafter after a long prompt. Of every verification step, layer and
 key/value head it is written down what each row gives to each block of the prefix, and from that: how alike the rows'
 own choices are, how much of a row's attention the root's choice holds (by depth in the draft, rows that stood apart
 from rows that fell), and how much of the root's attention an *earlier* root's choice still holds, by its age in tokens.
 
 ``acceptance``: the same prompts are decoded with dense and with sparse verification. The prompt is a meeting of
-QMSum's validation and test parts, and behind it a question of each task. That no document of it is in the text that
+QMSum's validation and test parts, and after it a question of each task. That no document of it is in the text that
 the target's record names (``training.json``) is checked, by runs of 13 words.
 
-``reuse``: gold answers are verified behind long prompts, a root and seven rows a step, under anchors of several
+``reuse``: gold answers are verified after long prompts, a root and seven rows a step, under anchors of several
 thresholds; what counts is nats per token of the answers.
 
-``drift``: a meeting goes on behind its first ``--context`` tokens, dense ones, and is verified sparsely as it was said,
+``drift``: a meeting goes on after its first ``--context`` tokens, dense ones, and is verified sparsely as it was said,
 a root and seven rows a step: how often the sparse target's best token is the dense one's, and the divergence of its
 law, by how many tokens were written sparsely before, for several distances of ``verification.refresh``.
 
@@ -74,7 +74,7 @@ AGES = (1, 2, 4, 8, 16, 32, 64)  # tokens
 DENSE = "dense"
 THETAS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 1.0)
 REFRESHES = (0, 256, 64, 8)  # rows; 0: never
-DISTANCES = (0, 64, 128, 256, 512)  # tokens behind the dense prompt, where one range ends and the next begins
+DISTANCES = (0, 64, 128, 256, 512)  # tokens after the dense prompt, where one range ends and the next begins
 _KEY_TEXT = 600  # tokens that a key is hidden in, where a meeting stands before them
 _ROWS = 8  # of a step: a root, and a draft that is right
 _RUN = 13  # words
@@ -159,7 +159,7 @@ class Overlap:
         free[rule.sinks : count - rule.locals] = True
         picks = keep // num_groups - rule.sinks - rule.locals
         if picks < 1:
-            raise SystemExit(f"a budget of {rule.budget} leaves nothing to choose behind {step.prefix} rows")
+            raise SystemExit(f"a budget of {rule.budget} leaves nothing to choose after {step.prefix} rows")
         w = weights * free
 
         def best(scores: Tensor) -> Tensor:
@@ -323,7 +323,7 @@ def acceptance(options: argparse.Namespace, kept: Kept) -> None:
 
 
 def behind_a_meeting(llm: LLM, task: str, options: argparse.Namespace) -> list[tuple[Example, dict[str, list[int]]]]:
-    """Questions of a task, each behind another question about a meeting and its answer in the data."""
+    """Questions of a task, each after another question about a meeting and its answer in the data."""
     count = counter(llm)
 
     def of(task: str, context: int | None) -> list[Example]:
@@ -387,7 +387,7 @@ def _sha256(path: Path) -> str:
 
 
 def reuse(options: argparse.Namespace, kept: Kept) -> None:
-    """Gold answers behind long prompts, under every set of anchors; a row for each prompt."""
+    """Gold answers after long prompts, under every set of anchors; a row for each prompt."""
     target = load(str(options.target), dtype=options.dtype)
     llm = LLM.from_target(target, max_num_seqs=1)
     plans: dict[str, Callable[[KVCache, PackedBatch], DensePlan]] = {DENSE: DensePlan}
@@ -428,7 +428,7 @@ def losses(
     answer: Sequence[int],
     plans: Mapping[str, Callable[[KVCache, PackedBatch], DensePlan]],
 ) -> dict[str, Any]:
-    """Nats of an answer's tokens, and whether all of them are the most probable ones, behind a prompt read densely."""
+    """Nats of an answer's tokens, and whether all of them are the most probable ones, after a prompt read densely."""
     cache = target.new_cache(2)
     base = cache.acquire()
     prefill(target, cache, base, ids[:-1])
@@ -490,7 +490,7 @@ def as_said(
     make: Callable[[KVCache, PackedBatch], DensePlan],
     refresh: int = 0,
 ) -> tuple[Tensor, float]:
-    """Log-probabilities [N, V] behind each token from ``begin`` on but the last; the share of prefixes that was read.
+    """Log-probabilities [N, V] after each token from ``begin`` on but the last; the share of prefixes that was read.
 
     Args:
         refresh: rows after which their keys and values are computed again densely; 0: never.

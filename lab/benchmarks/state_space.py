@@ -3,12 +3,12 @@
     python benchmarks/state_space.py --models zoo:hybrid,zoo:mamba --rows 1,2,4,8,16,32,64 --json state_space.json
 
 Per number of rows: a chain, a binary tree row by row (walk) and all at once (scan), and the same tree unrolled, every
-path to a leaf as a fork of the slot with rows of its own. One forward each, behind a prompt, in turns; nothing is
-committed. Bytes are those of the cache behind the forward.
+path to a leaf as a fork of the slot with rows of its own. One forward each, after a prompt, in turns; nothing is
+committed. Bytes are those of the cache after the forward.
 
 With --draft, decoding with that draft model: chains and trees of fixed sizes and adaptive ones, greedy, one bundled
 prompt a task, the recipes in turns prompt by prompt, timed from the first token on; of the models that --drafted names.
-Last, plain decoding beside ``generate`` of transformers, in the same process.
+Last, plain decoding next to ``generate`` of transformers, in the same process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def ids(count: int) -> list[int]:
 
 
 class Held:
-    """One shape of a verification, behind a prompt in a cache of its own."""
+    """One shape of a verification, after a prompt in a cache of its own."""
 
     def __init__(self, model: LanguageModel, tree: TokenTree, plan: type[DensePlan], unrolled: bool) -> None:
         self.model, self.plan = model, plan

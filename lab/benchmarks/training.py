@@ -3,7 +3,7 @@
     python benchmarks/training.py --data DATA [--steps 6] [--repeats 3] [--threads 2] [--compile] [--against CHECKOUT]
         [--json OUT]
 
-With --against, ours stands beside ours of another checkout, as that one's own script measures it. They train the same
+With --against, ours stands next to ours of another checkout, as that one's own script measures it. They train the same
 model on the same blocks as long as both checkouts make these in the same way; the loss of the last step tells. With
 --compile, the layers of ours are compiled, as by ``foretoken train base --compile on``; those of the other are not.
 

@@ -1,9 +1,11 @@
-"""What trees could gain at most over chains: how the target's tokens rank in the draft's laws, and what rows cost.
+"""What trees could gain at most over chains: how the target's tokens rank in the draft's distributions, and what rows
+cost.
 
     python benchmarks/tree_bound.py --model grown:hybrid:100m --draft-model zoo:draft --json tree_bound.json
 
 The target answers held-out questions, and each model reads each answer once. Of every position: the rank r of the
-target's token in the draft's law and, above temperature 0, a = sum of min(p, q). Behind any position i then stand
+target's token in the draft's distribution and, above temperature 0, a = sum of min(p, q). After any position i then
+stand
 
     chain of k, its best tokens      sum over d of  [r_i .. r_i+d-1 all 1]
     chain of k, drawn                sum over d of  a_i * .. * a_i+d-1                        (a rule of p/q)
@@ -54,7 +56,7 @@ def shapes(nodes: int, depth: int, widest: int) -> Iterator[tuple[int, ...]]:
 
 
 def laws(model: LanguageModel, tokens: Sequence[int], begin: int) -> Tensor:
-    """The laws of tokens from ``begin`` on, [T, V]."""
+    """The distributions of tokens from ``begin`` on, [T, V]."""
     cache = model.new_cache(1)
     slot = cache.acquire()
     cache.reserve(slot, len(tokens))
@@ -84,7 +86,7 @@ def positions(
 
 
 def accepted(texts: Sequence[Any], widths: Sequence[int], *, drawn: bool) -> float:
-    """Draft tokens that stand behind a position, on average over all of them."""
+    """Draft tokens that stand after a position, on average over all of them."""
     total = count = 0.0
     for ranks, overlaps in texts:
         for start in range(len(ranks)):

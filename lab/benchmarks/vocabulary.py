@@ -9,7 +9,7 @@
   a fixed number of draft tokens, every prompt by all settings one after the other, in an order that rotates. Accepted
   tokens per draft and task, milliseconds of drafting per draft token and tokens per second of decoding (the first token
   of a request comes with its prompt and is left out), and the memory-bound speed-up that the weights alone would give.
-* shapes: a draft pass of one row behind cached ones, of random weights: its acceptance would mean nothing. The head's
+* shapes: a draft pass of one row after cached ones, of random weights: its acceptance would mean nothing. The head's
   share is what the pass takes longer than one without a head. With --threads 1 the time is the processor's, which
   others disturb less than the clock on the wall.
 """

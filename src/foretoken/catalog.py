@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.importing import collector_at_rest
+from foretoken.core.importing import gc_paused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Entry:
     Attributes:
         name: what users type.
         kind: "drafter" or "verifier".
-        target: "module:Class", imported on first use.
+        import_path: "module:Class", imported on first use.
         summary: one line.
         paper: a citation with arXiv ids or addresses.
         promise: "lossless" for drafters and plans (any of them, under a lossless verifier); for the others the written
@@ -34,7 +34,7 @@ class Entry:
         own_rule: the approximate verifier that a drafter brings: its default, so that the drafter is lossless only with
             another one; None: it has no such rule.
         guarantee: what the promise means here; empty: what it always means (scripts/tables.py).
-        needs: what must be there beside the target model.
+        needs: what must be there next to the target model.
         weights: learned parts, or "none".
         training: "module:NAME" of its ``foretoken train`` command (train/command.py), which help imports without torch;
             None: nothing is trained for it.
@@ -42,7 +42,7 @@ class Entry:
 
     name: str
     kind: Literal["drafter", "verifier", "plan"]
-    target: str
+    import_path: str
     summary: str
     paper: str
     promise: str
@@ -65,13 +65,13 @@ class Entry:
 
     def load(self) -> Any:
         """Import and return the class."""
-        return imported(self.target)
+        return imported(self.import_path)
 
 
 def imported(place: str) -> Any:
     """What "module:NAME" names."""
     module, _, attribute = place.partition(":")
-    with collector_at_rest():
+    with gc_paused():
         return getattr(importlib.import_module(module), attribute)
 
 
@@ -79,7 +79,7 @@ _TABLE = (
     Entry(
         name="none",
         kind="drafter",
-        target="foretoken.drafters.none:NoDrafter",
+        import_path="foretoken.drafters.none:NoDrafter",
         summary="plain decoding: the empty draft",
         paper="-",
         promise="lossless",
@@ -88,7 +88,7 @@ _TABLE = (
     Entry(
         name="draft_model",
         kind="drafter",
-        target="foretoken.drafters.draft_model:ModelDrafter",
+        import_path="foretoken.drafters.draft_model:ModelDrafter",
         summary="a second, smaller checkpoint proposes a chain or a tree",
         paper="Leviathan et al. 2023, arXiv:2211.17192, section 2; trees of the most probable continuations as "
         "EAGLE-2, arXiv:2406.16858, section 4; sampled trees as SpecInfer, arXiv:2305.09781",
@@ -99,7 +99,7 @@ _TABLE = (
     Entry(
         name="ngram",
         kind="drafter",
-        target="foretoken.drafters.ngram:NgramDrafter",
+        import_path="foretoken.drafters.ngram:NgramDrafter",
         summary="prompt lookup: copy what followed the last n tokens before",
         paper="Saxena 2023, prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding",
         promise="lossless",
@@ -107,7 +107,7 @@ _TABLE = (
     Entry(
         name="suffix",
         kind="drafter",
-        target="foretoken.drafters.suffix:SuffixDrafter",
+        import_path="foretoken.drafters.suffix:SuffixDrafter",
         summary="a suffix automaton over prompt and output proposes frequency-scored trees",
         paper="Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975",
         promise="lossless",
@@ -115,7 +115,7 @@ _TABLE = (
     Entry(
         name="suffix_first",
         kind="drafter",
-        target="foretoken.methods.suffix_first.drafter:SuffixFirstDrafter",
+        import_path="foretoken.methods.suffix_first.drafter:SuffixFirstDrafter",
         summary="copies where the text repeats itself, another drafter where it does not",
         paper="Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975, its hybrid with a model's drafts",
         promise="lossless",
@@ -125,7 +125,7 @@ _TABLE = (
     Entry(
         name="rest",
         kind="drafter",
-        target="foretoken.methods.rest.drafter:RestDrafter",
+        import_path="foretoken.methods.rest.drafter:RestDrafter",
         summary="what followed the end of the text in a datastore proposes frequency-scored trees",
         paper="He et al. 2024, REST, arXiv:2311.08252",
         promise="lossless",
@@ -134,7 +134,7 @@ _TABLE = (
     Entry(
         name="rasd",
         kind="drafter",
-        target="foretoken.methods.rasd.drafter:RasdDrafter",
+        import_path="foretoken.methods.rasd.drafter:RasdDrafter",
         summary="a drafter's tree fused with trees from prompt and datastore, pruned by draft probabilities",
         paper="Quan et al. 2025, RASD, arXiv:2503.03434",
         promise="lossless",
@@ -145,7 +145,7 @@ _TABLE = (
     Entry(
         name="easyspec",
         kind="drafter",
-        target="foretoken.methods.easyspec.drafter:EasySpecDrafter",
+        import_path="foretoken.methods.easyspec.drafter:EasySpecDrafter",
         summary="a draft model whose layers run in fuzzy groups, several attentions at a time",
         paper='Wu et al. 2025, "EasySpec", arXiv:2502.02493, Algorithm 2 and section 3.1.1',
         promise="lossless",
@@ -155,7 +155,7 @@ _TABLE = (
     Entry(
         name="kangaroo",
         kind="drafter",
-        target="foretoken.methods.kangaroo.drafter:KangarooDrafter",
+        import_path="foretoken.methods.kangaroo.drafter:KangarooDrafter",
         summary="the target's first layers and a trained adapter propose a chain or a tree",
         paper="Liu et al. 2024, arXiv:2404.18911, sections 3.1 (adapter, training) and 3.2 (double early exit); trees "
         "as its NeurIPS 2024 version describes them",
@@ -167,7 +167,7 @@ _TABLE = (
     Entry(
         name="del",
         kind="drafter",
-        target="foretoken.methods.dynamic_exit.drafter:DynamicExitDrafter",
+        import_path="foretoken.methods.dynamic_exit.drafter:DynamicExitDrafter",
         summary="the target's first layers propose a chain; exit layer and length adapt to what every exit would say",
         paper="Zarch et al. 2025, arXiv:2504.05598, section 3; on the self-speculation of LayerSkip, "
         "arXiv:2404.16710, section 4",
@@ -177,7 +177,7 @@ _TABLE = (
     Entry(
         name="eagle",
         kind="drafter",
-        target="foretoken.methods.eagle.drafter:EagleDrafter",
+        import_path="foretoken.methods.eagle.drafter:EagleDrafter",
         summary="a decoder layer over the target's own hidden states proposes a chain or a dynamic tree",
         paper="EAGLE-3, arXiv:2503.01840, section 3 (head, training-time test); EAGLE-2, arXiv:2406.16858, sections "
         "4.1 and 4.2 (tree)",
@@ -189,7 +189,7 @@ _TABLE = (
     Entry(
         name="mtp",
         kind="drafter",
-        target="foretoken.methods.mtp.drafter:MtpDrafter",
+        import_path="foretoken.methods.mtp.drafter:MtpDrafter",
         summary="the next-token-prediction layer that a checkpoint brings proposes a chain or a tree",
         paper="DeepSeek-V3, arXiv:2412.19437, sections 2.2 and 5.4.3; GLM-4.5, arXiv:2508.06471",
         promise="lossless",
@@ -200,7 +200,7 @@ _TABLE = (
     Entry(
         name="scylla",
         kind="drafter",
-        target="foretoken.methods.scylla.drafter:ScyllaDrafter",
+        import_path="foretoken.methods.scylla.drafter:ScyllaDrafter",
         summary="decoder layers over the target's last state propose a tree, its size by the number of requests",
         paper="Scaling Laws for Speculative Decoding, arXiv:2505.07858; the tree: EAGLE-2, arXiv:2406.16858, sections "
         "4.1 and 4.2",
@@ -212,8 +212,8 @@ _TABLE = (
     Entry(
         name="dovetail",
         kind="drafter",
-        target="foretoken.methods.dovetail.drafter:DovetailDrafter",
-        summary="decoder blocks behind a gate, on a device of their own, propose a tree sized by what verifying costs",
+        import_path="foretoken.methods.dovetail.drafter:DovetailDrafter",
+        summary="decoder blocks after a gate, on a device of their own, propose a tree sized by what verifying costs",
         paper="Dovetail, arXiv:2412.18934; the tree: EAGLE-2, arXiv:2406.16858, section 4",
         promise="lossless",
         needs="a target that is a plain stack of layers",
@@ -223,7 +223,7 @@ _TABLE = (
     Entry(
         name="diffuspec",
         kind="drafter",
-        target="foretoken.methods.diffuspec.drafter:DiffuSpecDrafter",
+        import_path="foretoken.methods.diffuspec.drafter:DiffuSpecDrafter",
         summary="one pass fills a lattice of the next tokens; a path through it is searched or drawn",
         paper="DiffuSpec, arXiv:2510.02358, section 4; DFlash, arXiv:2602.06036",
         promise="lossless",
@@ -235,7 +235,7 @@ _TABLE = (
     Entry(
         name="longspec",
         kind="drafter",
-        target="foretoken.methods.longspec.drafter:LongSpecDrafter",
+        import_path="foretoken.methods.longspec.drafter:LongSpecDrafter",
         summary="one block over the target's own last keys drafts a chain or a tree; its memory does not grow",
         paper="LongSpec, arXiv:2502.17421, sections 3.1 (network), 3.2 (training), 3.3 (beam)",
         promise="lossless",
@@ -246,7 +246,7 @@ _TABLE = (
     Entry(
         name="sprinter",
         kind="drafter",
-        target="foretoken.methods.sprinter.drafter:SprinterDrafter",
+        import_path="foretoken.methods.sprinter.drafter:SprinterDrafter",
         summary="a draft model and a trained judge of its tokens propose a chain as long as the judge approves",
         paper='Zhong, Teku and Tandon 2025, "SPRINTER", arXiv:2502.04557; details of head, training and loop from '
         "the released code, MeiyuZhong/SPRINTER",
@@ -259,7 +259,7 @@ _TABLE = (
     Entry(
         name="entropy_adaptive",
         kind="drafter",
-        target="foretoken.methods.entropy_adaptive.drafter:EntropyAdaptiveDrafter",
+        import_path="foretoken.methods.entropy_adaptive.drafter:EntropyAdaptiveDrafter",
         summary="a small model writes while its mean entropy is low, else the target; by default by a lossy rule",
         paper='Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833; no code was published',
         promise="lossless",
@@ -270,7 +270,7 @@ _TABLE = (
     Entry(
         name="greedy",
         kind="verifier",
-        target="foretoken.verifiers.greedy:GreedyVerifier",
+        import_path="foretoken.verifiers.greedy:GreedyVerifier",
         summary="accept while the draft equals the target's argmax (temperature 0)",
         paper="Stern et al. 2018, arXiv:1811.03115, section 3",
         promise="same text",
@@ -278,7 +278,7 @@ _TABLE = (
     Entry(
         name="ratio",
         kind="verifier",
-        target="foretoken.verifiers.ratio:RatioVerifier",
+        import_path="foretoken.verifiers.ratio:RatioVerifier",
         summary="accept a chain token by token with probability min(1, p/q)",
         paper="Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1",
         promise="same distribution",
@@ -286,7 +286,7 @@ _TABLE = (
     Entry(
         name="block",
         kind="verifier",
-        target="foretoken.verifiers.block:BlockVerifier",
+        import_path="foretoken.verifiers.block:BlockVerifier",
         summary="accept a chain as a block: never shorter in expectation than token by token",
         paper="Sun et al. 2024, block verification, arXiv:2403.10444, Algorithm 2",
         promise="same distribution",
@@ -294,7 +294,7 @@ _TABLE = (
     Entry(
         name="match",
         kind="verifier",
-        target="foretoken.verifiers.match:MatchVerifier",
+        import_path="foretoken.verifiers.match:MatchVerifier",
         summary="sample the target with noise indexed by (seed, position) and accept what matches",
         paper="ours; the coupling is that of Daliri, Musco and Suresh 2024, arXiv:2408.07978",
         promise="same stream",
@@ -302,7 +302,7 @@ _TABLE = (
     Entry(
         name="recursive",
         kind="verifier",
-        target="foretoken.verifiers.recursive:RecursiveVerifier",
+        import_path="foretoken.verifiers.recursive:RecursiveVerifier",
         summary="recursive rejection over the children of each tree node, with or without replacement",
         paper="Miao et al. 2023, SpecInfer, arXiv:2305.09781, multi-step speculative sampling; Jeon et al. 2024, "
         "arXiv:2402.14160, Algorithm 1, without replacement",
@@ -311,7 +311,7 @@ _TABLE = (
     Entry(
         name="naive",
         kind="verifier",
-        target="foretoken.verifiers.naive:NaiveVerifier",
+        import_path="foretoken.verifiers.naive:NaiveVerifier",
         summary="draw from the target and see whether a child carries it; valid for every draft",
         paper='Miao et al. 2023, SpecInfer, arXiv:2305.09781, the "naive sampling" that they compare with',
         promise="same distribution",
@@ -319,7 +319,7 @@ _TABLE = (
     Entry(
         name="kseq",
         kind="verifier",
-        target="foretoken.verifiers.kseq:KSeqVerifier",
+        import_path="foretoken.verifiers.kseq:KSeqVerifier",
         summary="K-SEQ: one test, weakened by the least exact factor, for all of n independent draws",
         paper="Sun et al. 2023, SpecTr, arXiv:2310.15141, Algorithm 2 and Theorem 2",
         promise="same distribution",
@@ -327,7 +327,7 @@ _TABLE = (
     Entry(
         name="spechub",
         kind="verifier",
-        target="foretoken.verifiers.spechub:SpecHubVerifier",
+        import_path="foretoken.verifiers.spechub:SpecHubVerifier",
         summary="pairs that share the draft's favourite token; the optimum of their distribution",
         paper="Sun et al. 2024, SpecHub, arXiv:2411.05289, Algorithm 1",
         promise="same distribution",
@@ -335,7 +335,7 @@ _TABLE = (
     Entry(
         name="greedy_draft",
         kind="verifier",
-        target="foretoken.verifiers.greedy_draft:GreedyDraftVerifier",
+        import_path="foretoken.verifiers.greedy_draft:GreedyDraftVerifier",
         summary="favourites and one drawn token per node; the optimum of their distribution",
         paper='"Towards optimal multi-draft speculative decoding", ICLR 2025, arXiv:2502.18779, greedy draft sampling',
         promise="same distribution",
@@ -343,7 +343,7 @@ _TABLE = (
     Entry(
         name="transport",
         kind="verifier",
-        target="foretoken.verifiers.transport:TransportVerifier",
+        import_path="foretoken.verifiers.transport:TransportVerifier",
         summary="the optimal coupling by linear programming, for distributions of few tokens",
         paper="the optimal-transport problem of SpecTr, arXiv:2310.15141, in the relaxed form of arXiv:2502.18779",
         promise="same distribution",
@@ -352,7 +352,7 @@ _TABLE = (
     Entry(
         name="typical",
         kind="verifier",
-        target="foretoken.verifiers.typical:TypicalVerifier",
+        import_path="foretoken.verifiers.typical:TypicalVerifier",
         summary="lossy: accept what is likely enough for how uncertain the target is",
         paper='Cai et al. 2024, "Medusa", arXiv:2401.10774, section 2.3.1',
         promise="approximate",
@@ -360,7 +360,7 @@ _TABLE = (
     Entry(
         name="topk_relaxed",
         kind="verifier",
-        target="foretoken.verifiers.topk_relaxed:TopkRelaxedVerifier",
+        import_path="foretoken.verifiers.topk_relaxed:TopkRelaxedVerifier",
         summary="lossy: accept the target's k favourites within a margin of the first",
         paper="none; relaxed acceptance of TensorRT-LLM, https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html",
         promise="approximate",
@@ -368,7 +368,7 @@ _TABLE = (
     Entry(
         name="mixture",
         kind="verifier",
-        target="foretoken.verifiers.mixture:MixtureVerifier",
+        import_path="foretoken.verifiers.mixture:MixtureVerifier",
         summary="lossy: verify exactly against a mixture of the target's distribution and the draft's",
         paper='Narasimhan et al. 2024, "Faster cascades via speculative decoding", arXiv:2405.19261',
         promise="approximate",
@@ -376,7 +376,7 @@ _TABLE = (
     Entry(
         name="tolerance",
         kind="verifier",
-        target="foretoken.verifiers.tolerance:ToleranceVerifier",
+        import_path="foretoken.verifiers.tolerance:ToleranceVerifier",
         summary="lossy: accept a chain with probability min(1, (1 + tolerance) p/q)",
         paper="lenience: Leviathan et al. 2023, arXiv:2211.17192, appendix A.5, with l = 1 / (1 + tolerance)",
         promise="approximate",
@@ -384,7 +384,7 @@ _TABLE = (
     Entry(
         name="p_threshold",
         kind="verifier",
-        target="foretoken.verifiers.p_threshold:PThresholdVerifier",
+        import_path="foretoken.verifiers.p_threshold:PThresholdVerifier",
         summary="lossy: accept a chain's tokens that the target finds probable enough, test the others exactly",
         paper="none; a baseline in the manner of those that arXiv:2501.19309 (Judge Decoding) compares with",
         promise="approximate",
@@ -392,7 +392,7 @@ _TABLE = (
     Entry(
         name="kl_threshold",
         kind="verifier",
-        target="foretoken.verifiers.kl_threshold:KlThresholdVerifier",
+        import_path="foretoken.verifiers.kl_threshold:KlThresholdVerifier",
         summary="lossy: accept a chain's tokens where draft and target nearly agree, test the others",
         paper='"Revisiting Judge Decoding from First Principles via Training-Free Distributional Divergence", '
         "arXiv:2601.04766",
@@ -402,7 +402,7 @@ _TABLE = (
     Entry(
         name="judge",
         kind="verifier",
-        target="foretoken.methods.judge.verifier:JudgeVerifier",
+        import_path="foretoken.methods.judge.verifier:JudgeVerifier",
         summary="lossy: accept a chain's tokens if the exact test or a trained judge of the target's states does",
         paper='Bachmann et al. 2025, "Judge Decoding", arXiv:2501.19309',
         promise="approximate",
@@ -413,7 +413,7 @@ _TABLE = (
     Entry(
         name="sprinter",
         kind="verifier",
-        target="foretoken.methods.sprinter.verifier:SprinterVerifier",
+        import_path="foretoken.methods.sprinter.verifier:SprinterVerifier",
         summary="lossy: the drafter's own judge lets tokens stand, only the last one is tested",
         paper='Zhong, Teku and Tandon 2025, "SPRINTER", arXiv:2502.04557',
         promise="approximate",
@@ -422,7 +422,7 @@ _TABLE = (
     Entry(
         name="entropy_adaptive",
         kind="verifier",
-        target="foretoken.methods.entropy_adaptive.verifier:EntropyAdaptiveVerifier",
+        import_path="foretoken.methods.entropy_adaptive.verifier:EntropyAdaptiveVerifier",
         summary="lossy: the small model's tokens stand untested until its entropy hands the turn to the target",
         paper='Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833',
         promise="approximate",
@@ -431,7 +431,7 @@ _TABLE = (
     Entry(
         name="diffuspec",
         kind="verifier",
-        target="foretoken.methods.diffuspec.verifier:DiffuSpecVerifier",
+        import_path="foretoken.methods.diffuspec.verifier:DiffuSpecVerifier",
         summary="lossy: a searched path is tested by min(1, p/q), as though the lattice had drawn it",
         paper="DiffuSpec, arXiv:2510.02358, section 4",
         promise="approximate",
@@ -440,7 +440,7 @@ _TABLE = (
     Entry(
         name="reflective",
         kind="verifier",
-        target="foretoken.methods.reflective.verifier:ReflectiveVerifier",
+        import_path="foretoken.methods.reflective.verifier:ReflectiveVerifier",
         summary="lossy: the target reads the draft twice in one forward, and a mix of both readings is verified",
         paper='"Think Before You Accept: Semantic Reflective Verification", arXiv:2505.18629; known to us by '
         "abstract and reviews",
@@ -450,7 +450,7 @@ _TABLE = (
     Entry(
         name="prefix_tree",
         kind="plan",
-        target="foretoken.forward.prefix_tree_attention:PrefixTreePlans",
+        import_path="foretoken.forward.prefix_tree_attention:PrefixTreePlans",
         summary="a draft is verified with no mask over the prefix: two attentions, merged by log-sum-exp",
         paper="LongSpec, 2025, arXiv:2502.17421, section 3.3: Hybrid Tree Attention",
         promise="lossless",
@@ -460,7 +460,7 @@ _TABLE = (
     Entry(
         name="sparse_verification",
         kind="plan",
-        target="foretoken.methods.sparse.plan:SparseVerification",
+        import_path="foretoken.methods.sparse.plan:SparseVerification",
         summary="lossy: the target verifies without some blocks of the prefix, channels or experts",
         paper='"Sparse verification", December 2025, arXiv:2512.21911: sparse attention (SA, SA*), sparse FFN, '
         "sparse MoE",
@@ -471,8 +471,8 @@ _TABLE = (
     Entry(
         name="stree",
         kind="plan",
-        target="foretoken.methods.stree.plan:TreeScanPlans",
-        summary="state-space and hybrid targets verify trees: states stay behind the prefix, rows run along the tree",
+        import_path="foretoken.methods.stree.plan:TreeScanPlans",
+        summary="state-space and hybrid targets verify trees: states stay after the prefix, rows run along the tree",
         paper='Wu et al. 2025, "STree: Speculative Tree Decoding for Hybrid State-Space Models", arXiv:2505.14969',
         promise="lossless",
         guarantee="the verifier's promise holds",
@@ -512,7 +512,7 @@ _OF_THE_FIELD = {  # methods that people know by name
     **dict.fromkeys(("dflash", "dspark", "pard"), "not here; 'diffuspec' comes nearest: it fills a draft in one pass"),
     "custom_class": "an instance of your own takes the place of a name, see docs/extend.md",
     "extract_hidden_states": "'foretoken train features' stores hidden states",
-    **dict.fromkeys(("pearl",), "it is an executor beside a method: executor='pearl'"),
+    **dict.fromkeys(("pearl",), "it is an executor next to a method: executor='pearl'"),
 }
 _LABELS = {"drafter": "method", "verifier": "verifier", "plan": "plan"}  # the keys that name them
 

@@ -1,4 +1,4 @@
-"""Drafters and a verifier that follow a script: for tests of whatever stands beside them, and for measurements.
+"""Drafters and a verifier that follow a script: for tests of whatever stands next to them, and for measurements.
 
 A test of an engine, a server or a verifier needs drafts whose fate is known beforehand. The doubles here propose from
 recorded texts: what the target will say, what it will never say, or that with a known share of mistakes.
@@ -37,7 +37,7 @@ class Stub(Drafter):
     """A drafter that proposes nothing and remembers nothing. The others override :meth:`draft`, which sees one request.
 
     Attributes:
-        name, laws, branches: as in core/protocols.py.
+        name, distributions, branches: as in core/protocols.py.
     """
 
     name = "stub"
@@ -63,7 +63,7 @@ class Scripted(Stub):
     """Proposes the known continuation as a chain, each token spoilt with probability ``1 - acceptance``.
 
     Which tokens are spoilt depends on the prompt and the position only: what was drafted before changes nothing, and
-    neither do the other requests. Behind a spoilt token the script goes on as if nothing had happened.
+    neither do the other requests. After a spoilt token the script goes on as if nothing had happened.
 
     Args:
         texts: what is known of every request that will come. A prompt that is not in it is a KeyError, which ends its
@@ -124,9 +124,9 @@ class AlwaysWrong(Scripted):
 class EvenlySpoilt(Scripted):
     """Like :class:`Scripted`, but a short run, too, accepts as many tokens as the acceptance makes one expect.
 
-    The place of the first spoilt token of a draft has the law of independent coins, but comes from an evenly spread
-    sequence instead of chance; only that token is spoilt, because what comes behind it is never reached. It is for
-    measurements of one request at a time.
+    The place of the first spoilt token of a draft has the distribution of independent coins, but comes from an evenly
+    spread sequence instead of chance; only that token is spoilt, because what comes after it is never reached. It is
+    for measurements of one request at a time.
 
     Args:
         texts: as for :class:`Scripted`.
@@ -245,11 +245,11 @@ class Recorder(Stub):
 
 
 class ScriptRule(Verifier):
-    """A verifier that stands on a script, not on the target's law: exactly the script's tokens are emitted.
+    """A verifier that stands on a script, not on the target's distribution: exactly the script's tokens are emitted.
 
     It makes the acceptance of a :class:`Scripted` drafter hold whatever the target says. With random weights the two
     largest logits are often within rounding of each other, and a forward of several rows may then prefer another token
-    than a forward of one. The engine's own work (laws, commit, bookkeeping) is done all the same.
+    than a forward of one. The engine's own work (distributions, commit, bookkeeping) is done all the same.
 
     Args:
         text: prompt and output of the one request that it may serve, at least one token longer than is asked for.

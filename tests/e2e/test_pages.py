@@ -7,7 +7,7 @@ A block that is not run as it stands has a comment above its fence, which reader
 
 Method cards are counted by the word and have none: they measure, which is slow, but for those in ``CARDS`` below.
 Slow blocks run with ``-m slow``, shortened where the command has an option for it. README, quickstart and the pages
-beside them are also run line by line, as a person runs them: test_readme.py.
+next to them are also run line by line, as a person runs them: test_readme.py.
 """
 
 from __future__ import annotations

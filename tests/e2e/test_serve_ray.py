@@ -1,4 +1,4 @@
-"""``foretoken serve --ray``: two replicas answer, one is killed, nobody is left behind. Needs the extra 'ray'."""
+"""``foretoken serve --ray``: two replicas answer, one is killed, nobody is left. Needs the extra 'ray'."""
 
 from __future__ import annotations
 

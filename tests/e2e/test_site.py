@@ -56,7 +56,7 @@ def test_commands_of_results_are_broken_where_the_page_ends_and_drawings_are_not
 
 
 def test_every_link_of_the_site_leads_to_a_page_of_it():
-    """Results are in it, beside the pages of docs/; words that led to a source stay as words."""
+    """Results are in it, next to the pages of docs/; words that led to a source stay as words."""
     hook = runpy.run_path(str(DOCS.parent / "site_pages.py"))["on_page_markdown"]
     pages = {page.relative_to(DOCS).as_posix(): page for page in DOCS.rglob("*.md")}
     pages |= {page.relative_to(DOCS.parent).as_posix(): page for page in RESULTS.rglob("*.md")}

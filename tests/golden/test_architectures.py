@@ -27,7 +27,8 @@ from helpers.tiny_models import FAMILIES, VOCAB_SIZE, WINDOW, load_eager, save_m
 TOLERANCE = 6e-5
 WRONG = 1e-2  # what a wrong mask or position has to exceed
 
-# Families that run through the fused decoder on CPU where it is compiled; then the library's layers are tested as well.
+# Families that run through the native decoder on CPU where it is compiled; then the library's layers are tested as
+# well.
 FUSED_TYPES = tuple(families.FAMILIES)
 
 Pair = tuple[LanguageModel, Any]
@@ -57,16 +58,16 @@ def test_logits_equal_the_library(pair: Pair, scenario: str) -> None:
 @pytest.mark.parametrize("scenario", golden.SCENARIOS)
 def test_logits_through_the_layers_equal_the_library(fused_pair: Pair, scenario: str) -> None:
     model, reference = fused_pair
-    if model.fused is None:
-        pytest.skip("no fused decoder here: the layers were tested above")
+    if model.native_decoder is None:
+        pytest.skip("no native decoder here: the layers were tested above")
     assert golden.worst(Session(model, plan=LayerPlan), reference, scenario, VOCAB_SIZE) < TOLERANCE
 
 
-@pytest.mark.skipif(build_fused.library() is None, reason="no C compiler on this machine: the fused path is off")
+@pytest.mark.skipif(build_fused.library() is None, reason="no C compiler on this machine: the native path is off")
 def test_the_fused_decoder_is_what_was_tested(fused_pair: Pair) -> None:
     model, _ = fused_pair
     odd = getattr(model.config, "head_dim", None) == 12 or getattr(model.config, "moe_intermediate_size", None) == 24
-    assert (model.fused is None) == odd
+    assert (model.native_decoder is None) == odd
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.windowed])

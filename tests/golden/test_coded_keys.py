@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.helpers.coded_rows import RoundedAttention, rounded
-from tests.helpers.fused_models import error, make, text, twins
 from tests.helpers.golden import BRANCH, PARENTS, LayerPlan, Session
+from tests.helpers.native_models import error, make, text, twins
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.tree import TokenTree
@@ -63,7 +63,7 @@ def test_a_row_is_a_scale_and_codes() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral, window", "gemma2"])
 def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: torch.dtype) -> None:
-    """As tests/golden/test_fused.py has it for elements; prefixes end within a tile of attention and on its edge."""
+    """As tests/golden/test_native.py has it for elements; prefixes end within a tile of attention and on its edge."""
     model, _ = make(family, dtype, kv_cache_dtype="int8")
     tokens = (text(101) * 3)[:240]
     one = Session(model)
@@ -130,7 +130,7 @@ def test_a_row_that_is_no_number_is_its_followers_alone(dtype: torch.dtype) -> N
     session = Session(model)
     slot = session.cache.acquire()
     session.chunk(slot, [6 + token % 90 for token in text(22)])
-    rows = session.draft(slot, 7, TokenTree([5, 9, 5, 11], [-1, -1, 1, 1]))  # two broken ones, each beside a sound one
+    rows = session.draft(slot, 7, TokenTree([5, 9, 5, 11], [-1, -1, 1, 1]))  # two broken ones, each next to a sound one
     assert rows.isfinite().all(dim=1).tolist() == [True, False, True, False, True]
     sound, expected = session.draft(slot, 7, TokenTree([9, 11])), rows[[0, 2, 4]]
     assert torch.equal(sound, expected)

@@ -62,7 +62,8 @@ class Combination:
 
 
 def combinations() -> list[Combination]:
-    """Every variant under every rule; where nothing about the law differs from an earlier one, under the default rule.
+    """Every variant under every rule; where nothing about the distribution differs from an earlier one, under the
+    default rule.
 
     The default rule verifies drafts of a fixed length and of adaptive ones with each variant, as does a rule that fits
     but one; any other rule by turns.

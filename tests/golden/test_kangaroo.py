@@ -27,7 +27,7 @@ DEPTH = 2
 LENGTH = 32
 # a number of tokens: else steps go without drafts where these do not pay, and nothing here does
 KANGAROO = {"method": "kangaroo", "adapter": f"random:{DEPTH}", "num_speculative_tokens": 60}
-EXACT = target().fused is not None  # else the library's products round by their number of rows
+EXACT = target().native_decoder is not None  # else the library's products round by their number of rows
 
 
 @cache
@@ -125,7 +125,7 @@ def test_an_adapter_that_knows_everything_is_always_right(watch: Start) -> None:
 
 
 def test_long_prompts_are_read_by_the_adapter_in_pieces(watch: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunks by the target, beside requests that draft; the adapter's share waits, but never for long."""
+    """In chunks by the target, next to requests that draft; the adapter's share waits, but never for long."""
     from foretoken.methods.kangaroo import drafter as kangaroo
 
     monkeypatch.setattr(kangaroo, "_CHUNK_ROWS", 40)
@@ -170,7 +170,7 @@ def test_threshold_1_drafts_one_token_a_step(watch: Start) -> None:
 
 
 def test_the_unsure_token_is_kept_and_verified(watch: Start) -> None:
-    """Drafts end with the first token whose law was unsure, and hold it."""
+    """Drafts end with the first token whose distribution was unsure, and hold it."""
     llm = fresh(threshold=0.5, max_depth=6)
     teach(llm)
     seen = watch(llm, caches=False)
@@ -264,7 +264,7 @@ def test_nothing_is_said_when_the_interpreter_ends(monkeypatch: pytest.MonkeyPat
     llm = fresh()
     drafter: Any = llm.recipe.drafter
     if drafter._head._native is None:
-        pytest.skip("no fused decoder here")
+        pytest.skip("no native decoder here")
     gone = weakref.ref(drafter._head._native)
     said: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)

@@ -134,7 +134,7 @@ def subclassed_weight(linear: nn.Linear) -> nn.Module:
 
 
 def scaled(linear: nn.Linear) -> nn.Module:
-    """A parameter beside the weight: whoever put it there uses it."""
+    """A parameter next to the weight: whoever put it there uses it."""
     linear.register_parameter("scale", nn.Parameter(torch.ones(1)))
     return linear
 
@@ -210,7 +210,7 @@ def mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_that_were_packed_wrongly_are_not_used(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The fused decoder's own trial is in test_fused_adoption.py."""
+    """The native decoder's own trial is in test_native_adoption.py."""
     if not prepack.can_prepack(getattr(torch, dtype), torch.device("cpu")):
         pytest.skip(f"oneDNN packs no {dtype} weights on this processor")
     save_model("gpt_bigcode", tmp_path)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.fused_models import COMMON, FAMILIES, plain, text
 from tests.helpers.golden import Session
+from tests.helpers.native_models import COMMON, FAMILIES, plain, text
 from tests.helpers.tiny_models import STATE_SPACE, randomise
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -25,7 +25,7 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.quantised.rounding import round_weights
 from foretoken.native import build
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 CHANNEL, FACTOR = 37, 40.0  # of 192 in the residual stream, and by how much it is larger
 # nats; with a scale for a whole row these models are 0.0066 to 0.05 away. In a random one little is as steady as in a
@@ -99,7 +99,7 @@ def test_a_rounded_model_is_adopted_and_stays_near_its_own(family: str, dtype: s
     reference = with_outliers(family, "eager")
     expected_TV = plain(reference if dtype == "int8" else dequantised(reference, rounded), tokens)
     model = LanguageModel(rounded, None, name=family)
-    assert model.fused is not None
+    assert model.native_decoder is not None
     session = Session(model)
     assert divergence(session.chunk(session.cache.acquire(), tokens), expected_TV) <= _FARTHER.get(family, ALLOWED)
 
@@ -122,7 +122,7 @@ def test_a_refused_model_computes_the_same_numbers_by_native_products() -> None:
         slow = LanguageModel(copy.deepcopy(rounded), None, name=family, packed=False)
         rounded.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output)  # fits no native decoder
         quick = LanguageModel(rounded, None, name=family)
-        assert quick.fused is None
+        assert quick.native_decoder is None
         assert not any(isinstance(each, QuantisedLinear) for each in quick.model.modules())
         found, expected = (session.chunk(session.cache.acquire(), tokens) for session in map(Session, (quick, slow)))
         assert torch.equal(found, expected)

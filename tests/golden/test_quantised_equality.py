@@ -33,7 +33,7 @@ def target(dtype: str) -> LanguageModel:
         found = load("zoo:base", dtype="bfloat16", device="cpu", kv_cache_dtype="int8")
     else:
         found = load("zoo:base", dtype=dtype, device="cpu")
-    assert found.fused is not None
+    assert found.native_decoder is not None
     return found
 
 

@@ -209,7 +209,9 @@ def test_positions_of_its_own_are_refused() -> None:
 
 
 def test_a_window_that_layers_do_not_announce_is_refused() -> None:
-    """A mask with a window of 4096 beside layers that pass none: right for the first 4096 tokens, then silently not."""
+    """A mask with a window of 4096 next to layers that pass none: right for the first 4096 tokens, then silently
+    not.
+    """
     model = library_model(max_position_embeddings=8192)
     model.config.sliding_window = 4096
     module = __import__(type(model).__module__, fromlist=["create_causal_mask"])

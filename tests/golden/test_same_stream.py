@@ -33,7 +33,7 @@ def llm_of(name: str, count: int | str = 5) -> LLM:
 
 def laws_for(case: Case) -> list[str]:
     """All of them for the drafters that stand alone; drafts of the methods are of the same kinds, so two are enough."""
-    alone = case.entry.target.startswith("foretoken.drafters.")
+    alone = case.entry.import_path.startswith("foretoken.drafters.")
     return [law for law in LAWS if alone or law in ("1.0", "all")]
 
 

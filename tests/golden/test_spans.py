@@ -47,7 +47,7 @@ class Reader:
         self.cache.acquire()
 
     def read(self, tokens: list[int], span: Span | None, wanted: int | None = None, top: int = 0) -> Output:
-        """A chunk behind what is committed; nothing is committed."""
+        """A chunk after what is committed; nothing is committed."""
         batch = PackedBatch()
         self.cache.reserve(0, len(tokens))
         count = len(tokens) if wanted is None else wanted
@@ -60,7 +60,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 
 
 def in_two(model: LanguageModel, cut: int, plan: Any = DensePlan) -> tuple[Tensor, Tensor]:
-    """Logits of the text in two spans (the second half of the rows behind the first), and the cut's hidden states."""
+    """Logits of the text in two spans (the second half of the rows after the first), and the cut's hidden states."""
     reader = Reader(model, plan)
     logits, hidden = [], []
     for tokens in (TEXT[:9], TEXT[9:]):
@@ -90,7 +90,7 @@ def test_two_spans_are_the_whole_at_every_cut(pair: tuple[LanguageModel, Any]) -
         expected = whole(model, plan)
         for cut in range(1, model.num_layers):
             found, hidden = in_two(model, cut, plan)
-            if model.fused is not None and plan is DensePlan:
+            if model.native_decoder is not None and plan is DensePlan:
                 assert torch.equal(found, expected)
             else:
                 assert probe.same(found, expected)
@@ -118,7 +118,9 @@ def test_taps_and_early_exits_are_the_library_s(pair: tuple[LanguageModel, Any])
     for depth in depths:
         assert error(tapped[depth], states[depth]) < TOLERANCE
         # the library's products round by their number of rows
-        assert error(some[depth], tapped[depth][[2, 7, 22]]) < (1e-12 if model.fused is not None else TOLERANCE)
+        assert error(some[depth], tapped[depth][[2, 7, 22]]) < (
+            1e-12 if model.native_decoder is not None else TOLERANCE
+        )
 
     for depth in depths:
         early = Reader(model).read(TEXT, Span(0, depth), top=3)
@@ -126,7 +128,7 @@ def test_taps_and_early_exits_are_the_library_s(pair: tuple[LanguageModel, Any])
         assert error(early.logits_MV, expected) < TOLERANCE
         scored = model.score(tapped[depth], top=3)
         assert error(scored.logits_MV, early.logits_MV) < TOLERANCE
-        if model.fused is not None:
+        if model.native_decoder is not None:
             assert torch.equal(scored.logits_MV, early.logits_MV)
             assert list(scored.top_ids) == list(early.top_ids)
         assert list(scored.best) == scored.logits_MV.argmax(-1).tolist() == list(scored.top_ids[::3])
@@ -169,7 +171,7 @@ def test_the_model_is_left_as_it_was(pair: tuple[LanguageModel, Any]) -> None:
     assert torch.equal(whole(model, LayerPlan), expected)
 
 
-# ------------------------------------------------------------------ the fused decoder
+# ------------------------------------------------------------------ the native decoder
 
 
 @pytest.fixture(params=[1, 2])
@@ -179,13 +181,13 @@ def threads(request: pytest.FixtureRequest, one_thread: None) -> Iterator[int]: 
     torch.set_num_threads(1)
 
 
-@pytest.mark.skipif(build_fused.library() is None, reason="no C compiler on this machine: the fused path is off")
+@pytest.mark.skipif(build_fused.library() is None, reason="no C compiler on this machine: the native path is off")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3_window"])
 def test_fused_spans_are_bit_equal(name: str, dtype: str, threads: int, tmp_path: Path) -> None:
     """In chunks, with taps or without, on one thread or two, from a copy of the hidden states."""
     model = load(save_model(name, tmp_path), dtype=dtype, device="cpu")
-    assert model.fused is not None
+    assert model.native_decoder is not None
     torch.set_num_threads(1)
     expected = whole(model)
     depths = tuple(range(1, model.num_layers + 1))
@@ -200,7 +202,7 @@ def test_fused_spans_are_bit_equal(name: str, dtype: str, threads: int, tmp_path
     assert torch.equal(model.score(tapped.hidden[model.num_layers]).logits_MV, tapped.logits_MV)
 
 
-@pytest.mark.skipif(build_fused.library() is None, reason="no C compiler on this machine: the fused path is off")
+@pytest.mark.skipif(build_fused.library() is None, reason="no C compiler on this machine: the native path is off")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layers_go_on_from_what_the_fused_decoder_began(dtype: str, tmp_path: Path) -> None:
     """A plan that is not dense verifies through the library what dense drafting began."""
@@ -241,7 +243,7 @@ class Pairs(nn.Module):
 
 
 class Remembers(nn.Module):
-    """A layer that adds what another one noted beside the residual stream."""
+    """A layer that adds what another one noted next to the residual stream."""
 
     def __init__(self, inner: nn.Module, notes: list[Tensor], writes: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The fused decoder's sparse attention: against the plan that the library's layers call, and its promise of bits."""
+"""The native decoder's sparse attention: against the plan that the library's layers call, and its promise of bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 TREE = TokenTree(text(len(PARENTS), 2), PARENTS)
 CHAIN = TokenTree(text(5, 3))
@@ -96,7 +96,7 @@ def test_the_decoder_and_the_plan_agree_in_float32(family: str, rule: str) -> No
     assert error(native, layered) < 1e-4
     dense = logits(model, batch, DensePlan(cache, batch))
     chunk = slice(1 + len(TREE), 1 + len(TREE) + 6)
-    assert torch.equal(native[chunk], dense[chunk])  # a prompt beside sparse segments is dense, bit for bit
+    assert torch.equal(native[chunk], dense[chunk])  # a prompt next to sparse segments is dense, bit for bit
     if family == "mistral, window":  # no layer sees far
         assert torch.equal(native, dense)
     else:
@@ -169,7 +169,7 @@ def test_a_sparse_row_depends_on_its_own_past_and_root_only(dtype: torch.dtype, 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rows_behind_a_tail_choose_alike_in_both(rule: str) -> None:
-    """As when the sparse target drafts: rows behind the prefix, not committed, that a chain and a tree look at."""
+    """As when the sparse target drafts: rows after the prefix, not committed, that a chain and a tree look at."""
     model, _ = make("llama", torch.float32)
     cache = filled(model)
     first = PackedBatch()

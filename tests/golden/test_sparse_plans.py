@@ -64,7 +64,7 @@ def calibrated(name: str, beta: float | list[float]) -> str:
 
 
 def verify(found: LanguageModel, make, *, beside: bool = False, native: bool = True) -> Tensor:
-    """Logits of a root and its tree behind a prompt; ``beside``: behind a prompt's chunk in the same batch."""
+    """Logits of a root and its tree after a prompt; ``beside``: after a prompt's chunk in the same batch."""
     tokens_cache = found.new_cache(2)
     slot, other = tokens_cache.acquire(), tokens_cache.acquire()
     tokens_cache.reserve(slot, len(PROMPT))
@@ -146,7 +146,7 @@ def test_thresholds_of_zero_leave_nothing_out(name):
 
 @pytest.mark.parametrize("settings", [{"moe": 3}, {"ffn": 0.3}, {"moe": 2, "ffn": 0.3}], ids=str)
 def test_a_prompt_in_the_same_batch_stays_dense(settings):
-    found = model("qwen2_moe")  # with shared experts: gated MLPs beside the routed ones
+    found = model("qwen2_moe")  # with shared experts: gated MLPs next to the routed ones
     if "moe" in settings:
         settings = {**settings, "calibration": calibrated("qwen2_moe", 9.0)}
     mixed = verify(found, sparse(found, **settings), beside=True)
@@ -206,14 +206,14 @@ def test_swaps_are_undone_after_an_error_in_a_forward(monkeypatch):
     assert torch.equal(verify(found, DensePlan), before)
 
 
-# ---------------------------------------------------------------------- the fused decoder
+# ---------------------------------------------------------------------- the native decoder
 
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("tau", [0.05, 0.3, 1.0])
 def test_the_fused_decoder_computes_the_same_sparse_mlp(tau, beside):
     found = target()
-    assert found.fused is not None or pytest.skip("no compiled decoder on this machine")
+    assert found.native_decoder is not None or pytest.skip("no compiled decoder on this machine")
     native = verify(found, sparse(found, ffn=tau), beside=beside)
     torch.testing.assert_close(
         native, verify(found, sparse(found, ffn=tau), beside=beside, native=False), rtol=1e-3, atol=1e-3
@@ -241,8 +241,8 @@ def test_nan_is_not_taken_for_a_gate_that_is_shut():
         found = load("zoo:draft", dtype="float32")
         with torch.no_grad():
             found.model.model.embed_tokens.weight[PROMPT[-1]] = torch.nan
-            if found.fused is not None:
-                for kept in found.fused._keep:
+            if found.native_decoder is not None:
+                for kept in found.native_decoder._keep:
                     if isinstance(kept, Tensor) and kept.shape == found.model.model.embed_tokens.weight.shape:
                         kept[PROMPT[-1]] = torch.nan
         assert verify(found, sparse(found, ffn=0.3), native=native)[0].isnan().any()
@@ -255,7 +255,7 @@ def test_what_a_mixture_of_experts_refuses():
     found = model("qwen3_moe")
     for settings, error, message in (
         ({"moe": 4}, ConfigError, "chooses 4 experts a row and must keep one: use at most 3"),
-        ({"moe": 1}, ConfigError, "none lies beside its weights"),
+        ({"moe": 1}, ConfigError, "none lies next to its weights"),
         ({"moe": 1, "calibration": calibrated("olmoe", 0.5)}, MismatchError, "was made for 'olmoe'"),
     ):
         with pytest.raises(error, match=message):
@@ -281,7 +281,7 @@ def test_ratios_are_those_that_the_thresholds_are_compared_with():
 
 def test_what_cannot_save_time_says_so():
     assert "saves no time" in sparse(model("qwen2_moe"), ffn=0.1).explanation
-    assert target().fused is None or "saves no time" not in sparse(target(), ffn=0.1).explanation
+    assert target().native_decoder is None or "saves no time" not in sparse(target(), ffn=0.1).explanation
     assert sparse(model("qwen2_moe"), moe=1, calibration=calibrated("qwen2_moe", 0.1)).explanation == ""
     remark = sparse(model("olmoe"), moe=1, calibration=calibrated("olmoe", 0.1)).explanation
-    assert ("costs time" in remark) == (model("olmoe").fused is not None)
+    assert ("costs time" in remark) == (model("olmoe").native_decoder is not None)

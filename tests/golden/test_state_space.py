@@ -40,7 +40,7 @@ SCENARIOS = [name for name in golden.SCENARIOS if name != "after_rollback"]  # s
 CLOSE = 6e-5
 # products over the stream and the embedding side by side, with weights as wide as these, lose two digits more
 CLOSE_BY_LAYOUT = {"zamba2": 2e-3}
-DESCRIBED = ("mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h_dense")  # to the fused decoder
+DESCRIBED = ("mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h_dense")  # to the native decoder
 NATIVE = {name for name in STATE_SPACE if name.startswith(DESCRIBED)}
 LIMITED = [name for name, family in STATE_SPACE.items() if "time_step_limit" in family.options]
 
@@ -73,7 +73,7 @@ def worst_of_any_history(model: LanguageModel, reference: Any, seed: int) -> flo
     """Chunks, trees, commits of any path, forks, rollbacks, slots given back and used again: rows are their texts'.
 
     Returns:
-        the largest difference of a row that was read last, or of a node, to the library's row behind the whole text,
+        the largest difference of a row that was read last, or of a node, to the library's row after the whole text,
         in units of the logits' spread.
     """
     rng, worst, compared = random.Random(seed), 0.0, 0
@@ -123,11 +123,11 @@ def worst_of_any_history(model: LanguageModel, reference: Any, seed: int) -> flo
 
 
 def test_rows_and_texts_are_the_library_s(layout: tuple[str, LanguageModel, Path]) -> None:
-    """Logits in every scenario, walked and scanned; then greedy texts behind prompts of one token and more."""
+    """Logits in every scenario, walked and scanned; then greedy texts after prompts of one token and more."""
     name, model, folder = layout
     reference = load_eager(folder)
     if build.library() is not None:
-        assert (model.fused is not None) == (name in NATIVE)
+        assert (model.native_decoder is not None) == (name in NATIVE)
     close = CLOSE_BY_LAYOUT.get(name, CLOSE)
     if name not in LIMITED:  # a forward over the whole text limits every dt
         for scenario in SCENARIOS:
@@ -199,9 +199,9 @@ def plain(name: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.label)
 def test_every_drafter_gives_the_plain_tokens(case: Case) -> None:
-    """Collected from the catalogue. Without the fused decoder a forward of the library's cannot be cut everywhere."""
+    """Collected from the catalogue. Without the native decoder a forward of the library's cannot be cut everywhere."""
     target = hybrid("hybrid").target
-    if target.fused is None and case.entry.name in {"kangaroo", "del"}:
+    if target.native_decoder is None and case.entry.name in {"kangaroo", "del"}:
         with pytest.raises(UnsupportedArchitecture, match="cannot draft for itself"):
             with_config(case.config(target, None, 5), target=target)
         return
@@ -235,7 +235,7 @@ def test_a_seed_gives_the_same_stream_with_any_point_mass_drafter() -> None:
 
 
 def test_a_state_space_model_drafts() -> None:
-    """Levels behind its own tail, for a target of another kind."""
+    """Levels after its own tail, for a target of another kind."""
     config = {"method": "draft_model", "model": "zoo:mamba", "num_speculative_tokens": 5}
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     target = hybrid("hybrid").target

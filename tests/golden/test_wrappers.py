@@ -123,10 +123,10 @@ def test_greedy_tokens_are_the_wrapper_s(name: str, tmp_path: Path) -> None:
         assert output.token_ids == found[0, PROMPT:].tolist()
 
 
-@pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+@pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 def test_the_text_part_has_the_fast_path_of_its_family_and_nothing_else(tmp_path: Path) -> None:
     model = load(save_wrapper("llava", tmp_path, torch.bfloat16), device="cpu")
-    assert model.fused is not None
+    assert model.native_decoder is not None
     assert model.dtype == torch.bfloat16
     assert model.source == str(tmp_path)
     assert not [name for name, _ in model.model.named_modules() if "vision" in name]

@@ -1,4 +1,4 @@
-"""Random delays at every hand-over between an engine and what works beside it: lanes, helpers' channels."""
+"""Random delays at every hand-over between an engine and what works next to it: lanes, helpers' channels."""
 
 from __future__ import annotations
 

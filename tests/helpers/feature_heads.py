@@ -158,11 +158,11 @@ def runner_of(network: PairNetwork, folder: Path, way: str) -> Runner:
     model = _loaded(folder)
     with pytest.MonkeyPatch.context() as patch:
         if way == "torch":
-            patch.setattr(model, "fused", None)
+            patch.setattr(model, "native_decoder", None)
         elif way == "native, multiplied":
             patch.setattr(runner, "TABLE_BYTES", 0)
         run = Runner(model, network)
-    assert run.native == (way != "torch" and model.fused is not None)
+    assert run.native == (way != "torch" and model.native_decoder is not None)
     return run
 
 

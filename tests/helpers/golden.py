@@ -30,7 +30,7 @@ BRANCH = (0, 3, 7)  # leaves the first branch, so that committing it moves rows
 
 
 class LayerPlan(DensePlan):
-    """Dense attention that every layer of the library calls, also where a fused decoder could do it in one piece."""
+    """Dense attention that every layer of the library calls, also where a native decoder could do it in one piece."""
 
     def __init__(self, cache: KVCache, batch: PackedBatch) -> None:
         super().__init__(cache, batch)
@@ -134,7 +134,7 @@ def prefill_in_ragged_chunks(session: Session, vocab: int) -> Iterator[Rows]:
 
 
 def prefill_of_many_rows(session: Session, vocab: int) -> Iterator[Rows]:
-    """More rows than are folded into one product, behind a prefix."""
+    """More rows than are folded into one product, after a prefix."""
     prompt = tokens_of(34, 95, vocab)
     slot = session.cache.acquire()
     session.chunk(slot, prompt[:9], wanted=1)
@@ -169,7 +169,7 @@ def levels(session: Session, vocab: int) -> Iterator[Rows]:
 
 
 def after_commit(session: Session, vocab: int) -> Iterator[Rows]:
-    """Twice: draft a tree, keep a branch that leaves the first one, go on behind it."""
+    """Twice: draft a tree, keep a branch that leaves the first one, go on after it."""
     slot = session.cache.acquire()
     text = tokens_of(9, 8, vocab)
     session.chunk(slot, text, wanted=1)
@@ -253,7 +253,7 @@ SCENARIOS: dict[str, Callable[[Session, int], Iterator[Rows]]] = {
 
 
 def reference_rows(model: Any, sequences: Sequence[Sequence[int]]) -> Tensor:
-    """The library's logits behind each sequence: full forwards from the first token on, no cache, no tree.
+    """The library's logits after each sequence: full forwards from the first token on, no cache, no tree.
 
     A sequence that begins another one is read there. Padding on the right is invisible to causal rows.
     """

@@ -17,5 +17,5 @@ print(origin := build.origin())
 llm = LLM("zoo:base", dtype="int8", speculative_config={"method": "ngram"})
 (out,) = llm.generate(["Tom has 12 marbles."], SamplingParams(max_tokens=16))
 print(out.text)
-fused = llm.target.fused is not None
+fused = llm.target.native_decoder is not None
 sys.exit(None if fused and origin and origin.startswith("installed") else "the installed decoder was not used")

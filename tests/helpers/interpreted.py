@@ -24,7 +24,7 @@ PATHS = os.pathsep.join([str(_TESTS), str(_TESTS.parent / "src"), os.environ.get
 
 def found_by(helper: str) -> dict[str, Any]:
     """What ``python -m helpers.NAME`` prints under the interpreter."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "FORETOKEN_FUSED": "1", "PYTHONPATH": PATHS}
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "FORETOKEN_NATIVE": "1", "PYTHONPATH": PATHS}
     command = [sys.executable, "-m", f"helpers.{helper}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

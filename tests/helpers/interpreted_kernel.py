@@ -1,4 +1,4 @@
-"""The sparse kernel under Triton's interpreter, beside the gather path and the definition; a process of its own.
+"""The sparse kernel under Triton's interpreter, next to the gather path and the definition; a process of its own.
 
     TRITON_INTERPRET=1 python -m helpers.interpreted_kernel
 
@@ -36,7 +36,7 @@ class Case:
 
     Attributes:
         shape: G, n, D, Dv.
-        requests: committed rows, and the draft behind a root.
+        requests: committed rows, and the draft after a root.
     """
 
     shape: tuple[int, int, int, int]
@@ -135,7 +135,7 @@ CASES: dict[str, Case] = {
 _PLANTED = Case((2, 2, 16, 24), _GLOBAL, ((331, random_tree(3, 9)),))
 BUGS = {  # what stands in the kernel, and what is planted
     "the tree mask is ignored": ("| (seen_MC != 0)", "| (flight_C >= 0)[None, :]"),
-    "columns behind the last block are lost": ("prefix - whole + in_flight, COLUMNS", "in_flight, COLUMNS"),
+    "columns after the last block are lost": ("prefix - whole + in_flight, COLUMNS", "in_flight, COLUMNS"),
     "the next block is read": ("block * SIZE +", "(block + 1) * SIZE +"),
     "lists of all heads begin like the first one's": ("tl.load(starts + g)", "tl.load(starts)"),
     "an older maximum is not rescaled": ("out_MD * old_M[:, None]", "out_MD"),

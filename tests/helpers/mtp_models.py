@@ -1,7 +1,7 @@
 """Small checkpoints that bring a next-token-prediction layer, in the layouts in which such checkpoints are published.
 
 The library's own model with one layer more is saved; its last layer becomes the prediction layer: the config names one
-layer less, and norms and projection lie beside it. So the names of the decoder layer are the library's.
+layer less, and norms and projection lie next to it. So the names of the decoder layer are the library's.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _QWEN = {
 
 
 def named(family: str, name: str) -> str:
-    """How a family calls a tensor of the layer that is called so behind the layers of DeepSeek-V3."""
+    """How a family calls a tensor of the layer that is called so after the layers of DeepSeek-V3."""
     if family != "qwen3_next":
         return f"{PREFIX}{name}"
     part = name.removesuffix(".weight")
@@ -91,8 +91,8 @@ def save_mtp(name: str, folder: Path, *, knowing: bool = False) -> Path:
     """A checkpoint of a layout.
 
     Args:
-        knowing: layers add nothing, and the projection hands the token on: both the target's law and the layer's are
-            that of the last token alone, so that every draft stands.
+        knowing: layers add nothing, and the projection hands the token on: both the target's distribution and the
+            layer's are that of the last token alone, so that every draft stands.
     """
     save_model(FAMILIES[name], folder)
     generator = torch.Generator().manual_seed(3)

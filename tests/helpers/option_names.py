@@ -36,7 +36,7 @@ def options() -> Iterator[tuple[str, str, Any]]:
 
 
 def kind(option: Any) -> tuple[str, bool]:
-    """What is written behind it, and whether it may be repeated; several values with commas are of the kind of one."""
+    """What is written after it, and whether it may be repeated; several values with commas are of the kind of one."""
     return (option.metavar or "").removesuffix(",…"), bool(option.multiple)
 
 

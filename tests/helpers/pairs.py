@@ -29,7 +29,7 @@ CAPACITY = 96
 
 
 class Read:
-    """Drafts over a cache of their own: prefixes of some lengths, and rows behind them for the first pass."""
+    """Drafts over a cache of their own: prefixes of some lengths, and rows after them for the first pass."""
 
     def __init__(self, run: Runner, prefixes: Sequence[int], rows: Sequence[int], seed: int) -> None:
         self.run, self.cache, self.begins = run, KVCache(run.num_layers, 8, CAPACITY), list(prefixes)

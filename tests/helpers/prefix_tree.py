@@ -37,7 +37,7 @@ def some_tree(seed: int) -> TokenTree:
 def step(
     prefix: int, draft: TokenTree, *, groups: int, width: int = 16, value: int = 16, seed: int = 0, **scoring: Any
 ) -> tuple[PackedBatch, KVCache, list[Tensor], dict[str, Any]]:
-    """A packed batch of one root and its draft behind a committed prefix, and the rows' queries, keys and values."""
+    """A packed batch of one root and its draft after a committed prefix, and the rows' queries, keys and values."""
     generator = torch.Generator().manual_seed(seed)
     heads = ((6, width), (groups, width), (groups, value))
 

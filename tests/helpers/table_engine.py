@@ -1,4 +1,4 @@
-"""A stub engine for the parts of a certificate: tokens of a law over six tokens, no model."""
+"""A stub engine for the parts of a certificate: tokens of a distribution over six tokens, no model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from foretoken.options.sampling import SamplingParams
 
 
 def engine(salt: int = 0, tilt: float = 0.0) -> Generate:
-    """Tokens of a law over six tokens that depends on temperature; ``tilt`` moves mass to token 0 after the first."""
+    """Tokens of a distribution over six tokens that depends on temperature; ``tilt`` moves mass to token 0 after the
+    first.
+    """
 
     def generate(prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[list[int]]:
         outputs = []

@@ -1,4 +1,4 @@
-"""The bundled target behind other chat templates: with tools, and with reasoning as Qwen3 and DeepSeek-R1 write it."""
+"""The bundled target after other chat templates: with tools, and with reasoning as Qwen3 and DeepSeek-R1 write it."""
 
 from __future__ import annotations
 

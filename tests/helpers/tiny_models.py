@@ -264,7 +264,7 @@ _DELTA = {
     "linear_value_head_dim": 16,
 }
 
-# layers with states in the place of attention, or beside it
+# layers with states in the place of attention, or next to it
 STATE_SPACE: dict[str, Family] = {
     "mamba2": Family("mamba2", _MAMBA2),
     "mamba2_groups": Family("mamba2", {**_MAMBA2, "n_groups": 2, "use_bias": True}),

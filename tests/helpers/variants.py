@@ -45,7 +45,9 @@ class Case:
         return bool(self.entry.load().branches if self.variant.branches is None else self.variant.branches)
 
     def fits(self, rule: str) -> bool:
-        """Whether a rule takes trees where there are any, and every kind of law. No model is loaded to find out."""
+        """Whether a rule takes trees where there are any, and every kind of distribution. No model is loaded to find
+        out.
+        """
         verifier = catalog.find(rule, "verifier").load()
         return (verifier.trees or not self.branches) and set(self.laws) <= set(verifier.laws)
 
@@ -87,7 +89,7 @@ def cases(*, brought: bool = False) -> list[Case]:
 
 
 def lossless_rules() -> list[str]:
-    """Names of all rules that keep the target's law, of the catalogue."""
+    """Names of all rules that keep the target's distribution, of the catalogue."""
     return [entry.name for entry in catalog.entries("verifier") if entry.promise != "approximate"]
 
 

@@ -1,7 +1,7 @@
-"""Drafting ahead, proved: with a guess behind every draft the texts have the target's law, to 1e-12.
+"""Drafting ahead, proved: with a guess after every draft the texts have the target's distribution, to 1e-12.
 
 Drafter and engine run on tiny models as in test_recipe_law.py; every draw of both is enumerated, those included that
-are thrown away with what was drafted behind a wrong guess.
+are thrown away with what was drafted after a wrong guess.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_texts_have_the_target_s_law(rule: str | None, stops: int | None) -> Non
 
 
 def drawn_again(guess: Draft, target: Laws, row: int, rng: Streams) -> int:
-    """Planted: a refused guess may be drawn again, from the whole law."""
+    """Planted: a refused guess may be drawn again, from the whole distribution."""
     (token,), p_V = guess.tree.tokens, target.p_at(row)
     stands = rng.bernoulli("accept", (ratio(float(p_V[token]), guess.law.chance(0, token)),))[0]
     return token if stands else rng.categorical("residual", p_V)
@@ -76,7 +76,7 @@ def test_a_refused_guess_that_may_come_again_is_seen() -> None:
 
 
 def test_a_uniform_that_is_used_twice_is_seen() -> None:
-    """Planted, as in the released code: the number that a guess has passed with tests the node behind it, too.
+    """Planted, as in the released code: the number that a guess has passed with tests the node after it, too.
 
     Given that the guess passed with chance r, that number is uniform below r: chance c becomes c / r.
     """

@@ -1,4 +1,5 @@
-"""Same law, proved: exact enumeration on tiny models, a chi-square on V = 50, and biased rules that must fail both.
+"""Same distribution, proved: exact enumeration on tiny models, a chi-square on V = 50, and biased rules that must fail
+both.
 
 The rules come from the catalogue: a new entry is tested the day it is listed.
 """
@@ -184,7 +185,7 @@ LAWS = st.lists(st.integers(0, 4), min_size=3, max_size=3).filter(any)
 
 
 class HandTable(TablePair):
-    """A pair whose laws are given: p and q of the root, then of every deeper context."""
+    """A pair whose distributions are given: p and q of the root, then of every deeper context."""
 
     def __init__(self, tables: list[list[int]]) -> None:
         super().__init__(3, 0)
@@ -218,10 +219,10 @@ PLAUSIBLE = 1e-4  # some forty tests with fixed seeds; a biased rule is below 1e
 
 
 def laws_of(style: str) -> tuple[Tensor, Tensor]:
-    """p and q far apart where they are large: a test on flat, close laws would pass biased rules too.
+    """p and q far apart where they are large: a test on flat, close distributions would pass biased rules too.
 
-    "filtered" laws have ten tokens each, six of them common to both: `transport` solves its program there. A "steep" q
-    gives all but 1e-9 to one token, which float32 rounds to 1.
+    "filtered" distributions have ten tokens each, six of them common to both: `transport` solves its program there. A
+    "steep" q gives all but 1e-9 to one token, which float32 rounds to 1.
     """
     generator = torch.Generator().manual_seed(0)
     rest_p, rest_q = (torch.rand(V - 2, generator=generator) for _ in range(2))
@@ -270,7 +271,7 @@ def first_tokens(verifier: Verifier, kind: Kind, declared: Kind | None = None, s
     return goodness_of_fit(counts, (p.double() / p.double().sum()).tolist())
 
 
-# A single child is drawn alike by every tabulated law: chain rules see one of them. `naive` looks at none.
+# A single child is drawn alike by every tabulated distribution: chain rules see one of them. `naive` looks at none.
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("verifier", "kind"),

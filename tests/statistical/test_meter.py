@@ -1,4 +1,6 @@
-"""The meter against the truth on the real pair: laws of both models computed again, by the library, over the output."""
+"""The meter against the truth on the real pair: distributions of both models computed again, by the library, over the
+output.
+"""
 
 from __future__ import annotations
 

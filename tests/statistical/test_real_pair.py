@@ -27,7 +27,7 @@ def generate(verifier: Verifier | None) -> Generate:
 
 @pytest.fixture(autouse=True)
 def one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    # the peaked setting alone: a few probable tokens show a wrong law soonest
+    # the peaked setting alone: a few probable tokens show a wrong distribution soonest
     monkeypatch.setattr(part, "SETTINGS", ({"temperature": 0.3, "top_p": 0.95},))
 
 
@@ -37,7 +37,7 @@ def test_a_sound_rule_passes_and_a_wrong_temperature_fails_at_the_first_quick_lo
     assert sampled_law(plain, generate(RatioVerifier()), quick=True).passed
     section = sampled_law(plain, generate(planted("temperature applied twice to p")), quick=True)
     (found,) = section.details["tests"]
-    assert found["reason"] == "the recipe's law is not plain sampling's"
+    assert found["reason"] == "the recipe's distribution is not plain sampling's"
     assert [look["num_each"] for look in found["recipe"]] == [QUICK_LOOKS[0]]
 
 
@@ -46,4 +46,4 @@ def test_a_sound_rule_passes_and_a_wrong_temperature_fails_at_the_first_quick_lo
 def test_a_forgotten_residual_fails_the_full_test() -> None:
     # a total variation of some 0.1, since this draft is refused seldom: beyond the quick test, not beyond this one
     (found,) = sampled_law(generate(None), generate(planted("residual not subtracted"))).details["tests"]
-    assert found["reason"] == "the recipe's law is not plain sampling's"
+    assert found["reason"] == "the recipe's distribution is not plain sampling's"

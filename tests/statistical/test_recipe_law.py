@@ -177,7 +177,7 @@ def test_the_certificate_asks_that_choosing_leaves_a_stream_as_it_is() -> None:
 
 
 class Believing(RatioVerifier):
-    """Planted: it promises a stream and believes the draft's law."""
+    """Planted: it promises a stream and believes the draft's distribution."""
 
     promise = "same stream"
 

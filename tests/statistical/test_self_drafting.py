@@ -1,4 +1,5 @@
-"""Drafters over the target's own states at temperature 1: the law of six tokens is the target's, by chi-square.
+"""Drafters over the target's own states at temperature 1: the distribution of six tokens is the target's, by
+chi-square.
 
 All but two tokens of a tiny model are made impossible, so that a text is one of 64.
 """
@@ -85,7 +86,7 @@ def law() -> dict[tuple[int, ...], float]:
 
 
 def fit(method: Any, *, draws: int = DRAWS, **options: Any) -> tuple[ChiSquare, float]:
-    """How well texts fit the law, and the share of drafted tokens that stood."""
+    """How well texts fit the distribution, and the share of drafted tokens that stood."""
     config = {"method": method, **options}
     if isinstance(method, str):
         config.setdefault("num_speculative_tokens", 8)  # whether drafting pays here depends on the machine
@@ -227,7 +228,7 @@ def test_a_tree_that_is_called_sampled_is_seen(method: Any) -> None:
 
 
 def test_a_wrong_law_beside_the_draft_is_seen() -> None:
-    """Planted: the law of another row."""
+    """Planted: the distribution of another row."""
 
     class Shuffled(DynamicExitDrafter):
         def propose(self, contexts: Any, budgets: Any) -> list[Draft]:

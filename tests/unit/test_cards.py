@@ -24,7 +24,7 @@ CARDS = ROOT / "docs" / "methods"
 RESULTS = ROOT / "lab" / "results"
 PAGES = [page for page in sorted(RESULTS.glob("*.md")) if page.stem not in ("README", "mutants")]  # of measurements
 MAX_WORDS = 500
-OPTIONS = {"vocabtrim", "pearl"}  # what is an option beside several methods and no entry of its own
+OPTIONS = {"vocabtrim", "pearl"}  # what is an option next to several methods and no entry of its own
 HEADINGS = [
     "Idea",
     "Needs",
@@ -130,7 +130,7 @@ def test_card_names_source_and_tests_that_exist(entry):
     files = re.findall(r"`((?:src|tests)/[\w./]+)`", section(card_of(entry), "Files"))
     assert any(path.startswith("src/foretoken/") for path in files)
     assert any(path.startswith("tests/") for path in files)
-    module = f"src/{entry.target.partition(':')[0].replace('.', '/')}.py"
+    module = f"src/{entry.import_path.partition(':')[0].replace('.', '/')}.py"
     assert any(module.startswith(path) for path in files), f"the card does not name {module}"
 
 

@@ -64,13 +64,13 @@ assert gc.isenabled()
 def test_what_was_imported_is_old_to_the_collector_and_what_somebody_froze_stays_frozen():
     code = """
 import gc
-from foretoken.core.importing import collector_at_rest
-with collector_at_rest():
+from foretoken.core.importing import gc_paused
+with gc_paused():
     kept = [[] for _ in range(50_000)]
 print("|", gc.get_freeze_count(), len(gc.get_objects(generation=2)) > 50_000)
 gc.freeze()
 frozen = gc.get_freeze_count()
-with collector_at_rest():
+with gc_paused():
     kept += [[] for _ in range(100)]
 print("|", gc.get_freeze_count() == frozen)
 """

@@ -1,7 +1,7 @@
 """The bundled base in files of llama.cpp's quantiser, read here and by llama.cpp: the same model up to rounding.
 
 Neither side's activations are the other's (ours are rounded to 8 bits by rows, llama.cpp's by blocks), so logits differ
-a little: two laws of the next token are compared, and which token is best.
+a little: two distributions of the next token are compared, and which token is best.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def ours(path: Path, ids: list[int]) -> Tensor:
 
 
 def distance(p_logits: Tensor, q_logits: Tensor) -> float:
-    """Mean KL divergence of the laws of the next token, in nats."""
+    """Mean KL divergence of the distributions of the next token, in nats."""
     p, q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
     return float((p.exp() * (p - q)).sum(-1).mean())
 
@@ -92,4 +92,4 @@ def test_a_quantised_file_is_read_as_llama_cpp_reads_it(
 def test_the_native_decoder_takes_it(kind: str, base: Path, tmp_path: Path) -> None:
     if build.library() is None:
         pytest.skip("there is no compiled decoder on this machine")
-    assert load(quantise(base, tmp_path / "x.gguf", kind), device="cpu").fused is not None
+    assert load(quantise(base, tmp_path / "x.gguf", kind), device="cpu").native_decoder is not None

@@ -1,4 +1,6 @@
-"""What the bundled judge knows of a refused token within a task, beside what is known without a head, and by chance."""
+"""What the bundled judge knows of a refused token within a task, next to what is known without a head, and by
+chance.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bundled SPRINTER head knows of a drafted token within each task, beside what the draft says itself."""
+"""What the bundled SPRINTER head knows of a drafted token within each task, next to what the draft says itself."""
 
 from __future__ import annotations
 

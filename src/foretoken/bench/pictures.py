@@ -25,7 +25,7 @@ _WAITS = {
     "answer_seconds": "whole answer",
 }
 _LETTERS = 100  # of a wide picture's legend side by side
-_LONG, _LONG_IN_LEGEND = 18, 36  # letters of a method's name beside its bar and in a legend, then it is folded
+_LONG, _LONG_IN_LEGEND = 18, 36  # letters of a method's name next to its bar and in a legend, then it is folded
 _WIDE, _NARROW = 9.0, 4.4  # inches: letters of 10 points are read on a desk's screen, and on a telephone's
 
 
@@ -248,7 +248,7 @@ def _draw_memory(panels: Sequence[Any], results: Sequence[dict[str, Any]], wide:
         part: (name, colour, [result["memory"][part] / 1e6 for result in shown])
         for part, (name, colour) in _MEMORY.items()
     }
-    _stacked(panels[0], shown, parts, "MB, beside the target's weights")
+    _stacked(panels[0], shown, parts, "MB, next to the target's weights")
 
 
 def _stacked(
@@ -268,7 +268,7 @@ def _stacked(
 
 
 def _name_bars(axes: Any, results: Sequence[dict[str, Any]], count: int) -> None:
-    """The methods' names beside lying bars, long ones folded and small; none where there are no results."""
+    """The methods' names next to lying bars, long ones folded and small; none where there are no results."""
     names = [result["method"] for result in results] or [""] * count
     folded = [_folded(name, _LONG) for name in names]
     axes.set_yticks(range(count), folded, fontsize=10 if folded == names else 7)

@@ -1,4 +1,4 @@
-"""Prompts of a given length: the suite's own, each behind as much of the others' text as there is room for."""
+"""Prompts of a given length: the suite's own, each after as much of the others' text as there is room for."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def sheets(
 
     Args:
         results: what :func:`foretoken.bench.summary.summarise` returned, of one setting after the other.
-        columns: what a suite counts beside.
+        columns: what a suite counts next to.
         sections: a suite's own tables.
     """
     found: list[Sheet] = []
@@ -72,7 +72,7 @@ def settings_of(results: Iterable[Mapping[str, Any]]) -> list[tuple[int | None, 
 
 
 def groups_of(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The figures over all prompts, and behind them those by category if there are several."""
+    """The figures over all prompts, and after them those by category if there are several."""
     categories = result["by_category"]
     return {"all": result, **categories} if len(categories) > 1 else {"all": result}
 
@@ -131,7 +131,7 @@ def _by_category(results: Sequence[Mapping[str, Any]]) -> Sheet:
             )
     return Sheet(
         "speed-up by category, and decoding, apart from reading the prompt",
-        "First token: until the prompts of a call are read, for each. The three columns behind it are decoding alone.",
+        "First token: until the prompts of a call are read, for each. The three columns after it are decoding alone.",
         (
             "method",
             "category",
@@ -276,7 +276,7 @@ def _grid(results: Sequence[Mapping[str, Any]]) -> Sheet:
 
 def _counted(results: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Sheet:
     return Sheet(
-        "counted beside",
+        "counted next to",
         "What the suite counts.",
         ("method", "category", *(" ".join(column.header.split()) for column in columns)),
         [

@@ -1,4 +1,4 @@
-"""A suite: recipes that are compared on prompts, as data, and what is looked at beside the common table.
+"""A suite: recipes that are compared on prompts, as data, and what is looked at next to the common table.
 
 Suites are entry points of the group ``foretoken.suites``; foretoken-lab has some. ``foretoken bench --suite NAME``
 runs one: plain decoding first, every method on the same prompts in interleaved order, decoding apart from the
@@ -102,7 +102,7 @@ class Suite:
         options: defaults of the command line that differ from those of ``foretoken bench``: ``max_tokens``,
             ``repeats``, ``temperature``, ``ignore_eos``, ``dtype``.
         counters: name -> what to read of the baseline's engine; the figure is what a token cost of it.
-        columns: of the table of decoding, beside the common ones.
+        columns: of the table of decoding, next to the common ones.
         study: measures what the harness does not.
     """
 

@@ -7,11 +7,11 @@ Definitions, all over requests that did not fail:
   failed. Below 1 is a slowdown and stays one.
 * ``spread``: the lowest and the highest repeat; the figure itself is the median.
 * ``first_token_seconds``, ``decode_tokens_per_second``, ``decode_speedup``: reading the prompts of a call until each
-  has its first token (mean, per prompt), and the same figures of what comes behind that.
+  has its first token (mean, per prompt), and the same figures of what comes after that.
 * ``latency``: what a reader waits for, from when a request is queued; medians and 99th percentiles over all repeats.
   The tokens of a step come at once: the first of them has waited for the whole step, the others for nothing.
 * ``observations_by_position``: how often that depth was drafted; ``acceptance_by_position`` is a share of it.
-* ``counts``: what the run counted beside, per token that was emitted.
+* ``counts``: what the run counted next to, per token that was emitted.
 * ``equal_outputs``: share of (prompt, repeat) pairs whose token ids equal the baseline's.
 """
 

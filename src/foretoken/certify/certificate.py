@@ -1,4 +1,4 @@
-"""What a certificate holds: parts that each pass or fail, and the numbers behind them."""
+"""What a certificate holds: parts that each pass or fail, and the numbers after them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,14 @@ from foretoken.options.model import ModelOptions
 
 _NUM_NODES = 4  # draft nodes per step on the real model, unless the recipe says otherwise
 # of the time that a proof takes, for the bundled pair on one processor; what is left is foretold by them
-_SHARES = {"closed form": 2, "teeth": 2, "greedy text": 1, "sampled law": 12, "draft law": 4, "same stream": 1}
+_SHARES = {
+    "closed form": 2,
+    "teeth": 2,
+    "greedy text": 1,
+    "sampled distribution": 12,
+    "draft distribution": 4,
+    "same stream": 1,
+}
 
 _IN_FLOAT32 = ModelOptions(dtype="float32")
 
@@ -69,7 +76,8 @@ def certify(
     say(f"loading {model} in {loading.dtype}")
     plain_llm = LLM(model, max_num_seqs=64, max_rows_per_step=1024, **asdict(loading))
     check_room(plain_llm, quick=quick)
-    # an adaptive length may find that drafting does not pay here, and would prove nothing: the law is the same at any
+    # an adaptive length may find that drafting does not pay here, and would prove nothing: the distribution is the same
+    # at any
     recipe_llm = plain_llm.with_method({"method": method, "num_speculative_tokens": _NUM_NODES, **settings})
     recipe = recipe_llm.recipe
     if recipe.promise == "approximate":
@@ -85,8 +93,8 @@ def certify(
     plain, speculative = tokens_of(plain_llm, Metrics()), tokens_of(recipe_llm, drafted)
     draws = any(issubclass(law, Tabulated) for law in recipe.drafter.laws)
 
-    parts = ["closed form", "teeth", "greedy text", *(["sampled law"] if samples else [])]
-    parts += ["draft law"] if samples and draws else []
+    parts = ["closed form", "teeth", "greedy text", *(["sampled distribution"] if samples else [])]
+    parts += ["draft distribution"] if samples and draws else []
     parts += ["same stream"] if recipe.promise == "same stream" else []
     part = _Parts(parts, say)
 
@@ -99,7 +107,7 @@ def certify(
     part("greedy text", "token by token against plain decoding")
     sections.append(greedy_text(plain, speculative, quick=quick))
     if samples:
-        part("sampled law", "two-sample tests on the real model")
+        part("sampled distribution", "two-sample tests on the real model")
         # plain decoding draws by the sampler of `match`: the arm that it is compared with has another one
         naive = tokens_of(plain_llm.with_method({"method": "none", "verifier": "naive"}), Metrics())
         if not draws:
@@ -107,7 +115,7 @@ def certify(
         else:  # by what a draft ends is where draws are most easily kept or dropped for their value
             adaptive_llm = plain_llm.with_method({"method": method, **settings, "num_speculative_tokens": "auto"})
             sections.append(sampled_law(naive, tokens_of(adaptive_llm, drafted, scripted=True), quick=quick))
-            part("draft law", "enumerating what drafter and rule do on the real model")
+            part("draft distribution", "enumerating what drafter and rule do on the real model")
             sections.append(draft_law(plain_llm, adaptive_llm, quick=quick))
     if recipe.promise == "same stream":
         part("same stream", "seeded requests with and without speculation")

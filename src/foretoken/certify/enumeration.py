@@ -1,16 +1,18 @@
-"""The exact output law of a verifier on a tiny vocabulary: every draft, every random decision, no sampling.
+"""The exact output distribution of a verifier on a tiny vocabulary: every draft, every random decision, no sampling.
 
-A rule is exact if the joint law of the first few emitted tokens equals the target's. That law is a finite sum:
+A rule is exact if the joint distribution of the first few emitted tokens equals the target's. That distribution is a
+finite sum:
 
-    sum over drafts          (their law is known: it is the one the drafter declares, or, for a biased rule, hides)
-      sum over decisions     (a verifier's only randomness is ``bernoulli`` and ``categorical`` of its streams)
-        weight of the emitted tokens, continued with the plain target law to the wanted length
+    sum over drafts          (their distribution is known: it is the one the drafter declares, or, for a biased rule,
+      hides) sum over decisions     (a verifier's only randomness is ``bernoulli`` and ``categorical`` of its streams)
+        weight of the emitted tokens, continued with the plain target distribution to the wanted length
 
 :class:`ReplayedStreams` answers the verifier's questions from a script and notes the alternatives; running the
-verifier once per script visits every branch. All in float64: verifiers keep the dtype of the laws they are given.
+verifier once per script visits every branch. All in float64: verifiers keep the dtype of the distributions they are
+given.
 
 The rule ``match`` asks its streams nothing (its noise is a function of seed and position), so it cannot be enumerated
-here; its law is tested over seeds, and its stream by identity.
+here; its distribution is tested over seeds, and its stream by identity.
 """
 
 from __future__ import annotations
@@ -103,14 +105,15 @@ def verdicts(verifier: Verifier, draft: Draft, target: Laws) -> Iterator[tuple[f
 
 
 class TablePair:
-    """A target and a draft model as random tables: a law over V tokens for every context, made when first asked for.
+    """A target and a draft model as random tables: a distribution over V tokens for every context, made when first
+    asked for.
 
     Args:
         vocab_size: V, at most 4 or so.
         seed: fixes every table.
-        style: "flat" or "peaked" laws; "steep": as at a low temperature, one token has nearly everything in half of
-            the contexts, so that differences from 1 keep no digits; "zeros": about a third of the entries are zero,
-            in p and q apart; "point": p and q are one-hot in half of the contexts; "equal": q = p.
+        style: "flat" or "peaked" distributions; "steep": as at a low temperature, one token has nearly everything in
+            half of the contexts, so that differences from 1 keep no digits; "zeros": about a third of the entries are
+            zero, in p and q apart; "point": p and q are one-hot in half of the contexts; "equal": q = p.
         greedy: p is one-hot everywhere and the verifier is told so.
         columns: the tokens that the drafter scores: q is 0 at every other one, and drafts carry these columns of it.
     """
@@ -126,15 +129,15 @@ class TablePair:
         self._laws = lru_cache(maxsize=None)(self._make)
 
     def p(self, context: tuple[int, ...]) -> Tensor:
-        """float64 [V]: the target's law after these tokens."""
+        """float64 [V]: the target's distribution after these tokens."""
         return self._laws("target", context)
 
     def q(self, context: tuple[int, ...]) -> Tensor:
-        """float64 [V]: the drafter's law after these tokens."""
+        """float64 [V]: the drafter's distribution after these tokens."""
         q_V = self._laws("target" if self.style == "equal" else "draft", context)
         if self.columns is None:
             return q_V
-        q_C = q_V[self.columns.ids_C].clamp_min(1e-12)  # a law also where the table has nothing there
+        q_C = q_V[self.columns.ids_C].clamp_min(1e-12)  # a distribution also where the table has nothing there
         return self.columns.spread(q_C / q_C.sum())
 
     def coin(self, context: tuple[int, ...]) -> bool:
@@ -200,7 +203,7 @@ def drafts(
         pair: the models.
         shape: the parents of the wanted tree. Without replacement a node is left out, with all below it, where q has
             no token left for it.
-        kind: the law that the tokens are really drawn by; "hub" gives a node two children at most.
+        kind: the distribution that the tokens are really drawn by; "hub" gives a node two children at most.
         stop: what an adaptive draft length does. "after": a token that trips the rule stays, and nothing is drafted
             below it (exact for every rule here). "drop": a token that trips the rule is thrown away after it was
             drawn, so those that remain no longer follow q: a bias, unless the draft is a point mass.
@@ -247,7 +250,9 @@ def _num_siblings(pair: TablePair, kind: Kind, context: tuple[int, ...], shape: 
 
 
 def _next_sibling(pair: TablePair, kind: Kind, context: tuple[int, ...], elders: Sequence[int], count: int) -> Tensor:
-    """The law of the next child after its elder siblings, as weights, float64 [V]; all zero where there is none."""
+    """The distribution of the next child after its elder siblings, as weights, float64 [V]; all zero where there is
+    none.
+    """
     law = pair.q(context).clone()
     only = torch.zeros_like(law)
     if kind == "point":
@@ -280,7 +285,7 @@ class StepLaw:
     """What one step does, exactly.
 
     Attributes:
-        joint: float64 [V] * length, the law of the first emitted tokens.
+        joint: float64 [V] * length, the distribution of the first emitted tokens.
         accepted: expected number of accepted draft tokens.
     """
 
@@ -298,15 +303,16 @@ def step_law(
     declared: Kind | None = None,
     stop: Stop = "never",
 ) -> StepLaw:
-    """The joint law of the first ``length`` tokens: one speculative step, then plain target sampling.
+    """The joint distribution of the first ``length`` tokens: one speculative step, then plain target sampling.
 
     Args:
         verifier: the rule.
         pair: target and draft tables.
         shape: parents of the draft tree.
-        kind: the law that the draft is drawn by.
+        kind: the distribution that the draft is drawn by.
         length: number of tokens looked at.
-        declared: the law that the verifier is told; None is the truth. A lie shows what the wrong law costs.
+        declared: the distribution that the verifier is told; None is the truth. A lie shows what the wrong distribution
+            costs.
         stop: the drafter's stop rule, see :func:`drafts`.
     """
     size = pair.vocab_size
@@ -347,7 +353,7 @@ def continuation(
 
 
 def target_law(pair: TablePair, length: int = 3) -> Tensor:
-    """float64 [V] * length: the joint law of plain sampling."""
+    """float64 [V] * length: the joint distribution of plain sampling."""
     return continuation(pair.p, (), length, pair.vocab_size)
 
 
@@ -372,21 +378,21 @@ def worst_error(
     styles: Sequence[str] = STYLES,
     seed: int = 0,
 ) -> Worst:
-    """Enumerate a rule over every law it declares, chains and trees, and every style of random tables.
+    """Enumerate a rule over every distribution it declares, chains and trees, and every style of random tables.
 
     Args:
         verifier: the rule.
-        num_pairs: random model pairs per law, shape and style.
-        kinds: laws of the draft; None means all that the rule declares.
+        num_pairs: random model pairs per distribution, shape and style.
+        kinds: distributions of the draft; None means all that the rule declares.
         shapes: parents of the draft trees; None means all that the rule can verify.
         greedy: one-hot targets (temperature 0).
-        declared: the law that the verifier is told, if not the truth.
+        declared: the distribution that the verifier is told, if not the truth.
         stop: the drafter's stop rule.
         styles: kinds of random tables, see :class:`TablePair`.
         seed: fixes the tables.
 
     Returns:
-        The largest absolute difference to the target's joint law of the first tokens (two for wide trees).
+        The largest absolute difference to the target's joint distribution of the first tokens (two for wide trees).
     """
     kinds = kinds or [kind for kind in KINDS if LAW_OF[kind] in verifier.laws]
     if shapes is None:

@@ -1,4 +1,4 @@
-"""Parts of a certificate on the real models: texts token by token, and the law of short texts, enumerated."""
+"""Parts of a certificate on the real models: texts token by token, and the distribution of short texts, enumerated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foretoken.core.metrics import Metrics
 from foretoken.options.sampling import SamplingParams
 
 ROUNDING = 1e-5
-"""Of an enumeration on real models: their rows differ in the last bits where the fused decoder does not compute them.
+"""Of an enumeration on real models: their rows differ in the last bits where the native decoder does not compute them.
 What is planted must be off by ten times that; it is by about 1e-2."""
 STOP_SEEDS = (0, 1, 2, 3)  # of the scripts that stop drafts; the first two with --quick
 
@@ -109,11 +109,11 @@ def _differences(prompts: Sequence[str], first: list[list[int]], second: list[li
 
 
 def draft_law(plain_llm: Any, recipe_llm: Any, *, quick: bool = False) -> Section:
-    """The law of the recipe's texts on the real models, in closed form, against that of plain sampling.
+    """The distribution of the recipe's texts on the real models, in closed form, against that of plain sampling.
 
     Texts are four of two tokens where drafts are chains, three of three where they are trees: siblings, but one level.
-    Once more with a token that is hardly ever drawn. The same drafter behind :class:`Choosy` must be caught; a rule
-    that gives the same stream whatever is drafted looks at no law, and must not be moved by it.
+    Once more with a token that is hardly ever drawn. The same drafter after :class:`Choosy` must be caught; a rule
+    that gives the same stream whatever is drafted looks at no distribution, and must not be moved by it.
 
     Args:
         plain_llm: plain decoding.

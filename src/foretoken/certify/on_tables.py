@@ -37,7 +37,8 @@ TOLERANCE = 1e-9
 
 
 def closed_form(rules: Sequence[Verifier], *, quick: bool = False) -> Section:
-    """Exact laws on tiny vocabularies: each rule under every law it declares, chains and trees, zeros and one-hots.
+    """Exact distributions on tiny vocabularies: each rule under every distribution it declares, chains and trees, zeros
+    and one-hots.
 
     Tables are peaked and steep as well as flat: where p and q are flat and close, most mistakes hardly show.
     """
@@ -113,8 +114,8 @@ def teeth(rules: Sequence[Verifier] = ()) -> Section:
     """Every rule with a known bias must be caught, and the untampered twins must not be.
 
     Args:
-        rules: the recipe's own: each is tampered with, too, and put to the check that certifies it. `greedy` has no law
-            to be biased: its text is compared on the real model.
+        rules: the recipe's own: each is tampered with, too, and put to the check that certifies it. `greedy` has no
+            distribution to be biased: its text is compared on the real model.
     """
     control = max(twin.bias() for twin in CONTROLS)
     bias = {tooth.name: tooth.bias() for tooth in TEETH}

@@ -5,7 +5,7 @@
 * `match` samples the target itself, and so does plain decoding. Its tokens are compared, one by one and over filtered
   rows, too, with a sampler of this file's own: the winner of the exponential race over p.
 
-Beside them stand the recipe's own rules, tampered with: what certifies a rule must fail for its biased twin.
+Next to them stand the recipe's own rules, tampered with: what certifies a rule must fail for its biased twin.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def batch_differences(rule: Verifier, num_seeds: int = 6) -> int:
 
 
 def _cases(pair: TablePair, shape: tuple[int, ...], kind: Kind) -> list[tuple[Draft, Laws]]:
-    """The drafts of one shape and kind, with the target's laws at their nodes."""
+    """The drafts of one shape and kind, with the target's distributions at their nodes."""
     found = []
     for _, tokens, parents in drafts(pair, shape, kind):
         contexts = [_path(tokens, parents, node) for node in range(ROOT, len(tokens))]
@@ -118,5 +118,5 @@ class LenientTarget(ColderTarget):
 
 
 def _laws(logits_MV: Tensor, target: Laws) -> Laws:
-    p_MV = torch.softmax(logits_MV, -1)  # what is tampered with must be a law all the same
+    p_MV = torch.softmax(logits_MV, -1)  # what is tampered with must be a distribution all the same
     return Laws(p_MV.log(), greedy=target.greedy, positions=target.positions)

@@ -18,7 +18,7 @@ from foretoken.core.verdict import Verdict
 
 
 def _positive(left_V: Tensor, otherwise_V: Tensor) -> Tensor:
-    """The positive part as weights, [V]; the other law if it has no mass."""
+    """The positive part as weights, [V]; the other distribution if it has no mass."""
     left_V = left_V.clamp(min=0.0)
     return left_V if float(left_V.sum()) > 0.0 else otherwise_V
 

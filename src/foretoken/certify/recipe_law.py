@@ -1,4 +1,4 @@
-"""The exact law of a whole recipe: its own drafter and rule, run by the engine on real models, no sampling.
+"""The exact distribution of a whole recipe: its own drafter and rule, run by the engine on real models, no sampling.
 
 Enumerating a rule (enumeration.py) takes the drafter's word for how it drew. Here the drafter itself draws. A request
 whose random streams answer from a script takes one branch of all that can happen to it; once every branch was taken,
@@ -9,8 +9,9 @@ each text's weights add up to its probability, to be compared with that of plain
     verifier.verify    the recipe's rule, on the same p and q in float64 (EveryDecision)
 
 A drafter that keeps, drops or continues a drawn token for its value, and then says that it was drawn from q, gives
-texts another law under a rule that believes it, however seldom that shows. A stop rule that is asked with what was
-known before the draw answers the same whatever is drawn; one that is asked with the token's own probability does not.
+texts another distribution under a rule that believes it, however seldom that shows. A stop rule that is asked with what
+was known before the draw answers the same whatever is drawn; one that is asked with the token's own probability does
+not.
 
 A text has few tokens out of few: the others are biased away, in the target and the draft alike. One of them may be made
 rare, for a drafter that treats improbable draws otherwise.
@@ -47,7 +48,7 @@ from foretoken.engine.step import Engine
 from foretoken.options.sampling import SamplingParams
 
 _SLOTS = 32
-_BIAS = 60.0  # logits added to the tokens of the texts; beside them top_k leaves nothing
+_BIAS = 60.0  # logits added to the tokens of the texts; next to them top_k leaves nothing
 _RARE = 9.0  # less of it: about one draw in ten thousand
 _GRAIN = 1000  # of the numbers that a stop rule is asked: rounding of the forward must not show in its answer
 
@@ -77,9 +78,10 @@ class HashedStops(OwnPastRule):
 
 
 class EveryDecision(Verifier):
-    """The rule of a recipe on the laws in float64, where an enumeration is exact to 1e-15.
+    """The rule of a recipe on the distributions in float64, where an enumeration is exact to 1e-15.
 
-    `match` has noise of its own, which no script replays; `naive` draws from the same law and accepts in the same way.
+    `match` has noise of its own, which no script replays; `naive` draws from the same distribution and accepts in the
+    same way.
 
     Args:
         recipe: whose rule decides.
@@ -111,7 +113,7 @@ class EveryDecision(Verifier):
 
 
 def _exactly(draft: Draft, target: Laws) -> tuple[Draft, Laws]:
-    """Both with their laws in float64."""
+    """Both with their distributions in float64."""
     law = draft.law
     if isinstance(law, Tabulated):
         q_KV = law.q_KV.double()
@@ -153,7 +155,7 @@ def text_law(
     filters: Mapping[str, Any] | None = None,
     rare: bool = False,
 ) -> TextLaw:
-    """The law of a recipe's texts of some tokens behind a prompt.
+    """The distribution of a recipe's texts of some tokens after a prompt.
 
     Args:
         llm: the recipe. Its drafter is taken over: the engine of ``llm`` itself must not run afterwards.

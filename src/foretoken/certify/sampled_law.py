@@ -22,9 +22,9 @@ def sampled_law(plain: Generate, speculative: Generate, *, quick: bool = False) 
 
     Each of the three is a group-sequential test (Pocock 1977, doi:10.1093/biomet/64.2.191; Bonferroni's bound in place
     of his constant, since it holds for any dependence between looks): samples grow to the sizes in ``LOOKS``, each look
-    may spend an equal share of ``ALPHA``, the first significant look decides, and a law that stays inconspicuous at the
-    last look passes. A gross bias so ends after some hundred requests, and a sound recipe is accused with probability
-    ``ALPHA`` per setting at most.
+    may spend an equal share of ``ALPHA``, the first significant look decides, and a distribution that stays
+    inconspicuous at the last look passes. A gross bias so ends after some hundred requests, and a sound recipe is
+    accused with probability ``ALPHA`` per setting at most.
     """
     looks = QUICK_LOOKS if quick else LOOKS
     tests = [
@@ -52,7 +52,8 @@ def _between_brackets(
 
     The null bracket is more plain sampling: the recipe is compared with both plain arms together.
     """
-    # towards moderate temperatures: both laws then have cells that are seen often, and a test has something to find
+    # towards moderate temperatures: both distributions then have cells that are seen often, and a test has something to
+    # find
     other = setting["temperature"] * (0.5 if setting["temperature"] >= 1.0 else 2.0)
     sources = {
         "plain": (plain, setting),
@@ -78,7 +79,7 @@ def _between_brackets(
         if differs & {"recipe", "null"}:  # more samples could not take that back
             break
     reasons = {
-        "recipe": ("recipe" in differs, "the recipe's law is not plain sampling's"),
+        "recipe": ("recipe" in differs, "the recipe's distribution is not plain sampling's"),
         "null": ("null" in differs, "plain sampling differs from itself: the set-up is unsound"),
         "contrast": ("contrast" not in differs, f"temperature {other:g} was not told apart: the test has no power"),
     }
@@ -112,7 +113,7 @@ def compare(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]])
         the largest of the tests.
     """
     views: dict[str, Callable[[tuple[int, ...]], Any]] = {"tokens 1 to 3": lambda ids: ids[:3]}
-    views["tokens 1 and 2"] = lambda ids: ids[:2]  # where laws are so flat that triples are seen once
+    views["tokens 1 and 2"] = lambda ids: ids[:2]  # where distributions are so flat that triples are seen once
     for position in range(1, WATCHED):
         views[f"token {position + 1}"] = lambda ids, at=position: ids[at : at + 1]  # type: ignore[misc]
     results = {where: homogeneity(map(view, first), map(view, second)) for where, view in views.items()}

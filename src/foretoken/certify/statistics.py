@@ -37,22 +37,22 @@ def chi_square_tail(statistic: float, df: int) -> float:
 def goodness_of_fit(
     counts: Sequence[float], probabilities: Sequence[float], min_expected: float = _MIN_EXPECTED
 ) -> ChiSquare:
-    """Pearson's test of observed counts against a known law.
+    """Pearson's test of observed counts against a known distribution.
 
     Cells expected fewer than ``min_expected`` times are pooled, the rarest first; cells of probability 0 are not
-    pooled: one observation there refutes the law (statistic inf, p-value 0).
+    pooled: one observation there refutes the distribution (statistic inf, p-value 0).
 
     Args:
         counts: observations per cell.
-        probabilities: the law, same length, sum 1 (within 1e-6).
+        probabilities: the distribution, same length, sum 1 (within 1e-6).
         min_expected: the floor for the expected count of a cell.
     Raises:
-        ValueError: lengths differ or the law does not sum to 1.
+        ValueError: lengths differ or the distribution does not sum to 1.
     """
     if len(counts) != len(probabilities):
         raise ValueError(f"{len(counts)} counts but {len(probabilities)} probabilities")
     if abs(math.fsum(probabilities) - 1.0) > 1e-6:
-        raise ValueError(f"the law sums to {math.fsum(probabilities):g}, not to 1")
+        raise ValueError(f"the distribution sums to {math.fsum(probabilities):g}, not to 1")
     total = math.fsum(counts)
     if any(count > 0 and p <= 0.0 for count, p in zip(counts, probabilities, strict=True)):
         return ChiSquare(math.inf, len(counts) - 1, 0.0)
@@ -66,7 +66,7 @@ def goodness_of_fit(
 def homogeneity(
     first: Iterable[Hashable], second: Iterable[Hashable], min_expected: float = _MIN_EXPECTED
 ) -> ChiSquare:
-    """Do two samples come from one law? Pearson's test on the two-row table of their values.
+    """Do two samples come from one distribution? Pearson's test on the two-row table of their values.
 
     Args:
         first: observations, any hashable values.

@@ -1,7 +1,7 @@
 """Rules with a known bias. An exactness check is worth something only if it catches every one of them.
 
 Each tooth is a mistake that has been made in published code or is one line away from a correct rule: a plain rule of
-plain_rules.py with one method tampered with, or a real rule that is told the wrong law. The checks run them
+plain_rules.py with one method tampered with, or a real rule that is told the wrong distribution. The checks run them
 through the same enumeration as the real verifiers; the untampered twins must pass it.
 """
 
@@ -29,8 +29,8 @@ from foretoken.verifiers.recursive import RecursiveVerifier
 from foretoken.verifiers.spechub import SpecHubVerifier
 
 CAUGHT = 1e-6
-"""The least bias that counts as caught. Exact rules are within 1e-15 here, and certify allows them 1e-9; a law that is
-rounded to bfloat16, the slightest mistake below, is off by about 1e-3."""
+"""The least bias that counts as caught. Exact rules are within 1e-15 here, and certify allows them 1e-9; a distribution
+that is rounded to bfloat16, the slightest mistake below, is off by about 1e-3."""
 
 
 # ---------------------------------------------------------------------- the residual and the bonus
@@ -91,13 +91,13 @@ class _SharedUniform(PlainRatio):
 
 
 class _LateTarget(PlainRatio):
-    """Every token is judged by the law after it, not by the law that it was to follow."""
+    """Every token is judged by the distribution after it, not by the distribution that it was to follow."""
 
     def row(self, node: int) -> int:
         return node + 1
 
 
-# ---------------------------------------------------------------------- the laws themselves
+# ---------------------------------------------------------------------- the distributions themselves
 
 
 class _RoundedDraft(PlainRatio):
@@ -193,9 +193,9 @@ class Tooth:
     Attributes:
         name: what is wrong, in a few words.
         verifier: the rule.
-        kind: the law that the draft is drawn by.
+        kind: the distribution that the draft is drawn by.
         shapes: parents of the draft trees.
-        declared: the law that the rule is told; None is the truth.
+        declared: the distribution that the rule is told; None is the truth.
         stop: the drafter's stop rule.
     """
 
@@ -260,4 +260,6 @@ TEETH: tuple[Tooth, ...] = (
 if find_spec("scipy") is not None:  # `transport` solves with it; the other rules do without
     from foretoken.verifiers.transport import TransportVerifier
 
-    TEETH += (Tooth("coupling solved for another set law", TransportVerifier(), "without", _BUSHES, "sampled"),)
+    TEETH += (
+        Tooth("coupling solved for another set distribution", TransportVerifier(), "without", _BUSHES, "sampled"),
+    )

@@ -23,7 +23,7 @@ _HEADINGS = {
     "plan": "plans (--set plan=NAME, verification.KEY=VALUE, stree.KEY=VALUE): how the target computes drafts",
 }
 _FIRST = ("draft_model", "ngram", "suffix", "suffix_first")  # what most people need
-_COMMON_OPTIONS = ("num_speculative_tokens", "verifier")  # of every drafter, beside those of its Config
+_COMMON_OPTIONS = ("num_speculative_tokens", "verifier")  # of every drafter, next to those of its Config
 
 
 def methods(

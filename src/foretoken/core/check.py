@@ -1,7 +1,8 @@
-"""Is this the law that the tree was drawn by? What can be seen of a lie at little cost, seen before it biases output.
+"""Is this the distribution that the tree was drawn by? What can be seen of a lie at little cost, seen before it biases
+output.
 
 A verifier believes the draft. Whether its tokens were *drawn* as it says cannot be told from one draft; whether q is a
-law at all, and whether the law could have made these siblings, can.
+distribution at all, and whether the distribution could have made these siblings, can.
 
 Letters: N draft nodes, K rows of q, V vocabulary, C columns where q has some tokens only.
 """
@@ -22,7 +23,7 @@ _TOLERANCE = 1e-3  # of a row's sum: float32 over a large vocabulary is within 1
 
 
 def check(law: Law, tree: TokenTree, vocab_size: int) -> None:
-    """Refuse a tabulated law that is none, or that cannot have made this tree. Two passes over q.
+    """Refuse a tabulated distribution that is none, or that cannot have made this tree. Two passes over q.
 
     Args:
         law: point masses and drafts without nodes need no check and get none.
@@ -30,8 +31,8 @@ def check(law: Law, tree: TokenTree, vocab_size: int) -> None:
         vocab_size: V.
     Raises:
         ValueError: with the reason: shape, dtype or rows of q; entries that are NaN, infinite or negative; a row that
-            does not sum to 1; a token of probability 0; siblings of different rows, or such as this kind of law never
-            draws together.
+            does not sum to 1; a token of probability 0; siblings of different rows, or such as this kind of
+            distribution never draws together.
     """
     if not isinstance(law, Tabulated) or not len(tree):
         return
@@ -44,7 +45,9 @@ def check(law: Law, tree: TokenTree, vocab_size: int) -> None:
     if q_KV.dim() != 2 or q_KV.shape[1] != width:
         raise ValueError(f"q has the shape {list(q_KV.shape)}, not [rows, {width}]")
     if q_KV.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"q is {str(q_KV.dtype)[6:]}: what is sampled and declared must be the same law, in float32")
+        raise ValueError(
+            f"q is {str(q_KV.dtype)[6:]}: what is sampled and declared must be the same distribution, in float32"
+        )
     if len(rows) != len(tree):
         raise ValueError(f"row_of has {len(rows)} entries for {len(tree)} nodes")
     if min(rows) < 0 or max(rows) >= q_KV.shape[0]:
@@ -65,7 +68,9 @@ def check(law: Law, tree: TokenTree, vocab_size: int) -> None:
 
 
 def _check_rows(q_KV: Tensor) -> None:
-    """Every row is a law. A sum over NaN or infinity is not finite; the least entry of all shows a negative one."""
+    """Every row is a distribution. A sum over NaN or infinity is not finite; the least entry of all shows a negative
+    one.
+    """
     lowest = float(q_KV.amin())
     for row, total in enumerate(q_KV.sum(-1).tolist()):
         if not math.isfinite(total):
@@ -77,7 +82,7 @@ def _check_rows(q_KV: Tensor) -> None:
 
 
 def _check_siblings(law: Tabulated, tree: TokenTree, children: Sequence[int], q_N: Sequence[float]) -> None:
-    """Siblings share a row, and their tokens are such as the kind of law can draw together."""
+    """Siblings share a row, and their tokens are such as the kind of distribution can draw together."""
     rows = {law.row_of[child] for child in children}
     if len(rows) > 1:
         raise ValueError(f"the siblings {list(children)} were drawn from different rows of q: {sorted(rows)}")

@@ -1,4 +1,4 @@
-"""What a text may be: one more filter of the processed law, asked at every node that a rule looks at."""
+"""What a text may be: one more filter of the processed distribution, asked at every node that a rule looks at."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 class Constraint(Protocol):
     """Which tokens may follow, for one request: a grammar, a schema, an automaton.
 
-    A path is what is hypothetically emitted behind the committed output: tokens of a draft. It is part of the law and
-    not of the draft, so that every lossless rule stays lossless: the target's law under the constraint is what is kept.
+    A path is what is hypothetically emitted after the committed output: tokens of a draft. It is part of the
+    distribution and not of the draft, so that every lossless rule stays lossless: the target's distribution under the
+    constraint is what is kept.
     """
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """How far the emitted text strays from the target: the meter of every lossy rule, defined once.
 
-Every step visits the nodes of a path, and every visited node emits one token. Let p be the target's law there (after
-the sampling filters; one-hot at temperature 0) and e the law by which the rule emits: for a draft token with law q,
-chance a(x) of standing and law r of what is drawn after a refusal,
+Every step visits the nodes of a path, and every visited node emits one token. Let p be the target's distribution there
+(after the sampling filters; one-hot at temperature 0) and e the distribution by which the rule emits: for a draft token
+with distribution q, chance a(x) of standing and distribution r of what is drawn after a refusal,
 
     e(x) = q(x) a(x) + (1 - sum q a) r(x)
 
@@ -17,17 +17,18 @@ Charged:   three rules cannot know e. `judge`, and `sprinter` with a head that r
            know what their heads would say of tokens that were not drafted (:func:`price_of`); `reflective` knows e
            given the draft only. Their charges are estimates whose mean over drafts is TV(e, p), or more. A budget
            limits the charges, and TV(e, p) only in this mean.
-Estimated: what they say about whole texts. The path along which they are summed is one draw from the emitted law E, and
-           E[sum KL] = KL(E, P), E[sum TV] >= TV(E, P) for the laws of whole texts; a mean over prompts estimates these.
+Estimated: what they say about whole texts. The path along which they are summed is one draw from the emitted
+           distribution E, and E[sum KL] = KL(E, P), E[sum TV] >= TV(E, P) for the distributions of whole texts; a mean
+           over prompts estimates these.
 Checked:   tests/unit/verifiers/test_lossy.py by enumeration; tests/statistical/test_meter.py on the real pair.
-Condition: e is the law given the prefix *and* what the prefix does not tell: where the last step ended, and for point
-           masses the draft, so that q is one-hot, and a token that stands for certain has e = 1 there. Where the prefix
-           leaves that open, the law given the prefix alone is a mixture, and nearer to p (both numbers are convex): in
-           the mean the meter never flatters, and "=" above becomes ">=".
-Filters:   the reference is the law that the request asked for. Above temperature 0 a token with p = 0 (filtered,
-           forbidden) is never emitted, so the divergence is finite. `entropy_adaptive` is the exception: it tests no
-           token of the small model. `reflective` emits no such token, but its divergence can be infinite: it is
-           compared with exact verification given the draft, which may be certain of another token.
+Condition: e is the distribution given the prefix *and* what the prefix does not tell: where the last step ended, and
+           for point masses the draft, so that q is one-hot, and a token that stands for certain has e = 1 there. Where
+           the prefix leaves that open, the distribution given the prefix alone is a mixture, and nearer to p (both
+           numbers are convex): in the mean the meter never flatters, and "=" above becomes ">=".
+Filters:   the reference is the distribution that the request asked for. Above temperature 0 a token with p = 0
+           (filtered, forbidden) is never emitted, so the divergence is finite. `entropy_adaptive` is the exception: it
+           tests no token of the small model. `reflective` emits no such token, but its divergence can be infinite: it
+           is compared with exact verification given the draft, which may be certain of another token.
 
 Letters: V vocabulary.
 """
@@ -87,7 +88,7 @@ class Account:
 
 
 def total_variation(e_V: Tensor, p_V: Tensor) -> float:
-    """Half of the summed differences of two laws, in [0, 1]."""
+    """Half of the summed differences of two distributions, in [0, 1]."""
     return 0.5 * float((e_V - p_V).abs().sum())
 
 
@@ -109,10 +110,10 @@ def price_of(p: float, q: float) -> tuple[float, float]:
 
 
 def emitted(stands_V: Tensor, rest_V: Tensor) -> Tensor:
-    """The law of one emitted token, [V].
+    """The distribution of one emitted token, [V].
 
     Args:
         stands_V: mass of each token that leaves through a draft token that stands; sums to 1 at most.
-        rest_V: the law (sums to 1) of what is drawn otherwise.
+        rest_V: the distribution (sums to 1) of what is drawn otherwise.
     """
     return stands_V + (1.0 - stands_V.sum()).clamp(min=0.0) * rest_V

@@ -1,6 +1,7 @@
-"""A draft: a token tree together with the law it was drawn from. The law is never implicit.
+"""A draft: a token tree together with the distribution it was drawn from. The distribution is never implicit.
 
-Nearly every known bias of speculative decoding is a verifier that assumed the wrong law, so the kind is a type:
+Nearly every known bias of speculative decoding is a verifier that assumed the wrong distribution, so the kind is a
+type:
 
 * :class:`PointMass`: the proposals are a deterministic function of the past (n-gram, suffix, top-k expansion);
   q(x) = 1 at the proposed token.
@@ -11,7 +12,7 @@ Nearly every known bias of speculative decoding is a verifier that assumed the w
 * :class:`TopThenSampled`: siblings are the most probable tokens of q, then one draw from what is left of q.
 * :class:`HubPair`: two siblings, of which one is always the most probable token of q.
 
-How many siblings a node gets must be decided before any of them is drawn: the number is part of the law.
+How many siblings a node gets must be decided before any of them is drawn: the number is part of the distribution.
 
 A drafter that scores some tokens only says which (core/columns.py); every other token has q = 0, and can still be
 emitted: by a residual, or as the extra token.
@@ -48,7 +49,7 @@ class _Tabulated:
     """q_KV float32, rows sum to 1; ``row_of[node]`` is the row of q that ``node`` was drawn from.
 
     Siblings share a row. For a chain ``row_of`` is ``(0, 1, ..., N-1)``.
-    q is the processed law (temperature, filters and penalties applied), exactly the one that was sampled.
+    q is the processed distribution (temperature, filters and penalties applied), exactly the one that was sampled.
     With ``columns`` q_KV is [K, C], and q is 0 at every token that has no column.
     """
 
@@ -57,12 +58,12 @@ class _Tabulated:
     columns: Columns | None = None
 
     def q_at(self, node: int) -> Tensor:
-        """float32 [V]: the law that ``node`` was drawn from, before its elder siblings are taken out."""
+        """float32 [V]: the distribution that ``node`` was drawn from, before its elder siblings are taken out."""
         row = self.q_KV[self.row_of[node]]
         return row if self.columns is None else self.columns.spread(row)
 
     def chance(self, node: int, token: int) -> float:
-        """q(token) in the law that ``node`` was drawn from."""
+        """q(token) in the distribution that ``node`` was drawn from."""
         column = token if self.columns is None else self.columns.of(token)
         return float(self.q_KV[self.row_of[node], column]) if column >= 0 else 0.0
 
@@ -89,7 +90,7 @@ class TopThenSampled(_Tabulated):
 class HubPair(_Tabulated):
     """Two siblings: a draw from q, then the most probable token a of q; where the draw was a, a draw from q without a.
 
-    The pair law of SpecHub (arXiv:2411.05289). With one sibling it is a draw from q.
+    The pair distribution of SpecHub (arXiv:2411.05289). With one sibling it is a draw from q.
     """
 
 
@@ -102,7 +103,7 @@ class ResumePoint:
     """How far the target itself has come with a draft's rows: a drafter that runs its first layers leaves this.
 
     Attributes:
-        depth: the number of layers that were run. Their keys and values lie in the target's cache behind the committed
+        depth: the number of layers that were run. Their keys and values lie in the target's cache after the committed
             prefix, the root's row first, then the nodes' in order.
         hidden_TD: [1 + N, D], the residual stream of those rows at that depth, as the target gave it.
     """
@@ -112,7 +113,7 @@ class ResumePoint:
 
 
 class Evidence:
-    """What a drafter says of its nodes beyond the law that they were drawn from.
+    """What a drafter says of its nodes beyond the distribution that they were drawn from.
 
     A draft carries at most one piece, of the kind that the recipe's verifier decides by (core/needs.py).
 
@@ -135,7 +136,7 @@ class Approvals(Evidence):
     Attributes:
         approved: one answer per node; None where the head was not asked.
         saw_token: whether an answer looked at the node's token. If not, it depends on the past alone, and a token that
-            stands without a test has the law q.
+            stands without a test has the distribution q.
         others_NV: bool [N, V], where an answer looked at the token: the tokens that would have been approved in a
             node's place, none where the node could only be the last one. So the distribution of the emitted token is
             known. None: not known, because a forward would be needed for every token.
@@ -150,13 +151,14 @@ class Approvals(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class GreedyLaws(Evidence):
-    """The laws at temperature 1 that the tokens of a greedy draft are the argmax of; the draft is a point mass.
+    """The distributions at temperature 1 that the tokens of a greedy draft are the argmax of; the draft is a point
+    mass.
 
     Attributes:
         q_NV: float32 [N, V], bias and penalties applied, no filter.
     """
 
-    title = "the drafter's law at temperature 0"
+    title = "the drafter's distribution at temperature 0"
     greedy_only = True
 
     q_NV: Tensor

@@ -75,7 +75,7 @@ def check_readable(path: str | Path, option: str = "") -> None:
 
 
 def check_writable(path: str | Path, option: str) -> Path:
-    """The path, if a file can be written there; nothing is left behind.
+    """The path, if a file can be written there; nothing is left.
 
     Raises:
         ConfigError: the folder is missing, or not writable, or the path is a folder.
@@ -100,7 +100,7 @@ def check_writable(path: str | Path, option: str) -> Path:
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Refuse a folder that could not be made, or not be written to; nothing is left behind.
+    """Refuse a folder that could not be made, or not be written to; nothing is left.
 
     Raises:
         ConfigError: it is a file or lies below one, or its nearest folder is not writable.
@@ -116,7 +116,7 @@ def check_folder(folder: Path, option: str) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place and move it there, so that no reader ever sees half of it.
+    """Write a file next to its place and move it there, so that no reader ever sees half of it.
 
     A pipe or a device (``/dev/null``) is written to: a file in its place would take it away from everybody.
     """

@@ -10,7 +10,7 @@ _MANY = 20_000  # young objects; a walk over fewer is over in a millisecond
 
 
 @contextmanager
-def collector_at_rest() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Let Python's garbage collector rest meanwhile; it goes on afterwards if it was on.
 
     Modules leave hundreds of thousands of objects and hardly any garbage, and the collector walks over all of them

@@ -1,7 +1,7 @@
-"""From logits to *the* processed law: one function, used identically for draft, verification and bonus.
+"""From logits to *the* processed distribution: one function, used identically for draft, verification and bonus.
 
-A law is processed at every node of a tree under the history that the node stands for: penalties and min_tokens count
-the tokens on the path to the node as if they had been emitted.
+A distribution is processed at every node of a tree under the history that the node stands for: penalties and min_tokens
+count the tokens on the path to the node as if they had been emitted.
 
 Letters: M rows, V vocabulary, D width of the target, C columns of a drafter that scores some tokens only.
 """
@@ -28,21 +28,21 @@ _SELECT_FROM = 16_384  # tokens from which it looks at all of them at once
 
 
 class Laws:
-    """The target's laws for one request in one step: row 0 after the root, row i + 1 after draft node i.
+    """The target's distributions for one request in one step: row 0 after the root, row i + 1 after draft node i.
 
-    A rule that walks a tree visits few of its rows, and a row of a large vocabulary is dear to process: rows are
+    A rule that walks a tree visits few of its rows, and a row of a large vocabulary is expensive to process: rows are
     processed when they are looked at. A rule that needs all of them takes ``logits_MV`` or ``p_MV``.
 
     Args:
         logits_MV: logits (any float dtype if greedy, float32 otherwise), processed already (-inf outside the filters)
             unless ``process`` is given.
-        greedy: the law is the argmax of each row.
+        greedy: the distribution is the argmax of each row.
         positions: position of the token that each row decides, M integers.
         best: argmax of every row if the caller already has it.
         process: gives the processed logits of a range of rows, from their raw logits; None: ``logits_MV`` is processed.
         hidden: gives ``hidden_MD``; None: no verifier asked for it.
         stop_ids: tokens that end this request.
-        probe_logits_PV: raw logits of the rows that the verifier probes behind the draft, in the order of its tree
+        probe_logits_PV: raw logits of the rows that the verifier probes after the draft, in the order of its tree
             (``Verifier.probe``); None: it probes nothing, or there was no room.
     """
 
@@ -104,7 +104,7 @@ class Laws:
     def raw_MV(self) -> Tensor:
         """The model's own logits, [M, V], before bias, penalties, temperature and filters; not to be written to.
 
-        Where no ``process`` is given they are what the laws were made of.
+        Where no ``process`` is given they are what the distributions were made of.
         """
         return self._raw_MV
 
@@ -128,7 +128,8 @@ class Laws:
         """The target's last hidden state of each row, float32 [M, D], computed when it is first looked at.
 
         A row's state is that *of* its token, after reading it: row i + 1 is what the target makes of draft node i, and
-        the law of that row is what it expects behind the node. The law that node i is drawn from is its parent's row.
+        the distribution of that row is what it expects after the node. The distribution that node i is drawn from is
+        its parent's row.
 
         Raises:
             ValueError: nobody keeps them: the verifier does not ask for them.
@@ -222,12 +223,14 @@ class LawMaker:
 
     @property
     def trivial(self) -> bool:
-        """True when the law is the argmax of the raw logits: nothing to compute."""
+        """True when the distribution is the argmax of the raw logits: nothing to compute."""
         return self.params.greedy and not self._shapes and self.num_output >= self.params.min_tokens
 
     @property
     def tempered(self) -> bool:
-        """True when the law is the softmax of the raw logits over the temperature, and the temperature is above 0."""
+        """True when the distribution is the softmax of the raw logits over the temperature, and the temperature is
+        above 0.
+        """
         params = self.params
         filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         return not params.greedy and not self._shapes and not filtered and self.num_output >= params.min_tokens
@@ -252,12 +255,12 @@ class LawMaker:
         Args:
             logits_MV: raw logits; not modified.
             tree: the tree that ``nodes`` refer to.
-            nodes: M node indices; row m is the law after node ``nodes[m]`` (-1: after the root).
+            nodes: M node indices; row m is the distribution after node ``nodes[m]`` (-1: after the root).
             columns: of the logits, [M, C] then; None: column i is token i. The result is what the whole row would
                 give with -inf at every other token.
         Returns:
-            float32 [M, V] (or [M, C]) processed logits; -inf where the processed law is zero. At temperature 0 no
-            filter is applied: the law is the argmax of the result.
+            float32 [M, V] (or [M, C]) processed logits; -inf where the processed distribution is zero. At temperature 0
+            no filter is applied: the distribution is the argmax of the result.
         """
         x_MV = logits_MV.to(torch.float32, copy=True)
         params = self.params

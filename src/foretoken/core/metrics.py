@@ -1,8 +1,9 @@
 """The numbers of a run, defined once.
 
 * tokens per step: emitted tokens over target calls after the prompt, bonus included; plain decoding is 1.00.
-* distortion and kl: how far a lossy rule's law was from the target's, per emitted token; see core/distortion.py. Under
-  sparse verification they are not known (NaN, null in JSON): the target's own law was never computed.
+* distortion and kl: how far a lossy rule's distribution was from the target's, per emitted token; see
+  core/distortion.py. Under sparse verification they are not known (NaN, null in JSON): the target's own distribution
+  was never computed.
 * memory-bound speed-up: what tokens per step would come to if time were the weights that are read; see below.
 * acceptance[i]: steps that accepted a node at draft depth i + 1 over steps that drafted one there, unconditional.
 """
@@ -42,7 +43,7 @@ class Metrics:
     ``sparse`` says that the target verified sparsely; ``experts_sum`` adds up, over ``experts_steps`` verifications,
     the different experts that were read per layer, for all requests of the step together. ``prefix_rows`` adds up the
     rows that lay before a sparse target's verifications, ``prefix_rows_read`` those of them that a head read.
-    ``num_discarded_tokens`` were drafted ahead, behind what did not stand: never put to the test, no draft tokens.
+    ``num_discarded_tokens`` were drafted ahead, after what did not stand: never put to the test, no draft tokens.
     ``num_moved_bytes`` went between target and drafter, where the two are not in one place.
     ``drafted_by_source`` and ``accepted_by_source`` count draft tokens by what proposed them, where a drafter says so.
     ``emitted`` says of one request when its tokens came, a step at a time; it is not added up.
@@ -95,7 +96,9 @@ class Metrics:
 
     @property
     def kl(self) -> float:
-        """Mean KL divergence of the emitted law from the target's, in nats per token; 0 for a lossless recipe."""
+        """Mean KL divergence of the emitted distribution from the target's, in nats per token; 0 for a lossless
+        recipe.
+        """
         if self.sparse:
             return math.nan
         return self.kl_sum / self.num_tokens if self.num_tokens else 0.0

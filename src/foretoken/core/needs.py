@@ -35,7 +35,7 @@ class LastState:
     """The last hidden state of each row of a draft, which a verifier asks for; it comes as ``Laws.hidden_MD``.
 
     Attributes:
-        normed: True asks for the state as the target's head reads it, behind the final norm; False for that before it.
+        normed: True asks for the state as the target's head reads it, after the final norm; False for that before it.
     """
 
     normed: bool = True
@@ -43,13 +43,13 @@ class LastState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an instance must be given beside tokens and laws.
+    """What an instance must be given next to tokens and distributions.
 
     Attributes:
         hidden_layers: hidden states of the target, for a drafter. They may change from step to step; None: never any.
         last_state: the target's last hidden state of every row, for a verifier.
         evidence: the kind of evidence that a verifier decides by, which the drafter must offer.
-        dense: a verifier is shown rows beside the draft's, which no sparse plan knows how to compute.
+        dense: a verifier is shown rows next to the draft's, which no sparse plan knows how to compute.
     """
 
     hidden_layers: HiddenLayers | None = None
@@ -66,22 +66,22 @@ class Offers:
         evidence: the kinds of evidence that a drafter's drafts can carry.
         length: a drafter's own number of draft nodes per step, at most: it decides itself when to stop, so the
             adaptive controller leaves the length to it. None: it has no rule of its own.
-        weighed: whether the controller may leave requests without its drafts where plain decoding is faster; not where
-            a drafter's options say how many tokens every step is to draft.
-        resumes: whether a drafter's drafts go on from inside of the target: rows behind them were not begun there, so
+        may_skip_drafting: whether the controller may leave requests without its drafts where plain decoding is faster;
+            not where a drafter's options say how many tokens every step is to draft.
+        resumes: whether a drafter's drafts go on from inside of the target: rows after them were not begun there, so
             that nothing can be hung on them.
         batches: whether a verifier decides many requests in one go.
-        takes_turns: whether a verifier may emit a draft's tokens without one of the target's behind them. Then every
+        takes_turns: whether a verifier may emit a draft's tokens without one of the target's after them. Then every
             token may be the drafter's: it is asked for the first and the last, too, whoever else runs, and is told of
             steps without a draft.
-        probes: whether a verifier asks for rows behind drafts (``Verifier.probe``) by which it decides.
+        probes: whether a verifier asks for rows after drafts (``Verifier.probe``) by which it decides.
         ahead: whether a drafter can be asked while the target computes, on another thread and for tokens that are not
             committed yet: its drafts follow from tokens alone, and whatever it was shown before changes nothing.
     """
 
     evidence: tuple[type[Evidence], ...] = ()
     length: int | None = None
-    weighed: bool = True
+    may_skip_drafting: bool = True
     resumes: bool = False
     batches: bool = False
     takes_turns: bool = False
@@ -116,7 +116,7 @@ class Variant:
             finds the bundled one.
         laws, branches: what it proposes with these options, as an instance would say (core/protocols.py); None: what
             the class says. A test makes the instance and compares.
-        one_rule: this variant changes nothing about the law of the drafts, so one lossless rule is enough.
+        one_rule: this variant changes nothing about the distribution of the drafts, so one lossless rule is enough.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)

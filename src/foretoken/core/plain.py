@@ -31,7 +31,7 @@ def without_idle(given: Mapping[str, Any], idle: Mapping[str, tuple[Any, ...]]) 
     }
 
 
-def fitted(function: Made) -> Made:
+def check_call(function: Made) -> Made:
     """Refuse arguments that a function does not take, or lacks, in words, in place of a ``TypeError``.
 
     Raises:
@@ -58,12 +58,13 @@ def _owner(function: Callable[..., Any]) -> str:
     return function.__qualname__.removesuffix(".__init__")
 
 
-def misspelt(
+def reject_unknown_keywords(
     function: Made,
     elsewhere: Mapping[str, str] | None = None,
     idle: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> Made:
-    """Refuse keywords that a function does not have with the nearest that it has, and all else as :func:`fitted` does.
+    """Refuse keywords that a function does not have with the nearest that it has, and all else as :func:`check_call`
+    does.
 
     Args:
         function: all of whose arguments have names.
@@ -74,7 +75,7 @@ def misspelt(
     """
     known = [name for name in inspect.signature(function).parameters if name != "self"]
     owner = _owner(function)
-    call = fitted(function)
+    call = check_call(function)
 
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:

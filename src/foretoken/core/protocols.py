@@ -75,8 +75,8 @@ class Budget:
         max_depth: path length at most; the request's remaining tokens bound it.
         stop_rule: of the adaptive controller; None drafts the full budget.
         evidence: the kind of evidence that the draft is to carry, for the recipe's verifier; None: none.
-        own_past: the request is seeded, and its tokens depend on what is drafted: the draft may follow from nothing but
-            its own past, so neither from other requests nor from anything measured.
+        history_only: the request is seeded, and its tokens depend on what is drafted: the draft may follow from nothing
+            but its own past, so neither from other requests nor from anything measured.
         least_reach: a node must be likelier than that to stand in order to be worth anything: descendants of one that
             is not are never looked for.
     """
@@ -85,7 +85,7 @@ class Budget:
     max_depth: int
     stop_rule: StopRule | None = None
     evidence: type[Evidence] | None = None
-    own_past: bool = False
+    history_only: bool = False
     least_reach: float = 0.0
 
 
@@ -106,7 +106,7 @@ class Features:
     Attributes:
         context: the request; its tokens are those from before the step, or later ones where a plain step is shown late.
         begin: position of the first row.
-        draft: what these rows were, behind the root; NO_DRAFT for a prompt's chunk and for plain decoding.
+        draft: what these rows were, after the root; NO_DRAFT for a prompt's chunk and for plain decoding.
         hidden: depth -> [rows, D]. A draft with a resume point brings only the depths beyond that.
         best: the target's most probable token after each row; empty where no logits were computed.
     """
@@ -119,7 +119,7 @@ class Features:
 
 
 class Drafter(Protocol):
-    """Proposes a tree per request. With a lossless verifier it changes speed, never the output law.
+    """Proposes a tree per request. With a lossless verifier it changes speed, never the output distribution.
 
     A drafter of the catalogue is made as ``Drafter(config, target)``, ``config`` an instance of its ``Config``.
 
@@ -203,7 +203,7 @@ class Drafter(Protocol):
         return
 
     def close(self) -> None:
-        """End what it has started beside this process, if anything. It may be asked for drafts again."""
+        """End what it has started next to this process, if anything. It may be asked for drafts again."""
         return
 
 
@@ -220,8 +220,9 @@ class Verifier(Protocol):
             text.
         laws: kinds of q that the rule is valid for; anything else is refused before the first step.
         trees: whether the rule handles branching drafts.
-        needs: what it looks at beside laws: ``last_state`` comes as ``Laws.hidden_MD``, ``evidence`` with the draft.
-        offers: what it can do beside deciding one draft.
+        needs: what it looks at next to distributions: ``last_state`` comes as ``Laws.hidden_MD``, ``evidence`` with the
+            draft.
+        offers: what it can do next to deciding one draft.
         declared: what others need to know of its class.
         budget: the mean distortion per token that a lossy rule keeps within; None: no bound, or a lossless rule.
     """
@@ -254,7 +255,7 @@ class Verifier(Protocol):
 
         Args:
             draft: N nodes; N may be 0, then exactly one token is emitted from row 0.
-            target: N + 1 rows; row 0 is the law after the root, row i + 1 the law after node i.
+            target: N + 1 rows; row 0 is the distribution after the root, row i + 1 the distribution after node i.
             rng: the request's random streams.
         Returns:
             a path of 0..N nodes and exactly one extra token.
@@ -276,15 +277,15 @@ class Verifier(Protocol):
         return [self.verify(*each) for each in zip(drafts, targets, rngs, strict=True)]
 
     def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
-        """The extra token behind a draft of which every node stood, coupled to a guess of it.
+        """The extra token after a draft of which every node stood, coupled to a guess of it.
 
-        An executor that drafts ahead has asked the drafter, meanwhile, what comes behind the draft: where the extra
+        An executor that drafts ahead has asked the drafter, meanwhile, what comes after the draft: where the extra
         token is that guess, the next draft is there already. So a rule may draw its extra token anew, such that it is
-        the guess as often as can be, by the same law: the target's, given the path.
+        the guess as often as can be, by the same distribution: the target's, given the path.
 
         Args:
-            guess: one node, and the law that it was drawn from.
-            target: the laws of the step.
+            guess: one node, and the distribution that it was drawn from.
+            target: the distributions of the step.
             row: the one that the extra token is decided by.
             rng: the request's streams, past what :meth:`verify` has drawn.
         Returns:
@@ -293,11 +294,11 @@ class Verifier(Protocol):
         return None
 
     def probe(self, draft: Draft, context: Context) -> TokenTree | None:
-        """The draft's tree with further nodes behind it, which are computed in the same forward and never committed.
+        """The draft's tree with further nodes after it, which are computed in the same forward and never committed.
 
         The first N nodes are the draft's own, unchanged; their rows do not see the further ones. The rows of the
         latter come to the rule as ``Laws.probe_logits_PV``, which is None in a step that has no room for all of them:
-        near the context's end, within a small budget of rows, or behind a draft that has a resume point. A rule must
+        near the context's end, within a small budget of rows, or after a draft that has a resume point. A rule must
         be able to decide without them. None, the default, asks for nothing.
         """
         return None
@@ -307,8 +308,8 @@ class Plan(Protocol):
     """How the target computes the rows of one step; called by every attention layer. See forward/dense.py.
 
     Attributes:
-        native: the plan described (models.native.NativePlan), so that a fused decoder may do the same arithmetic in one
-            piece instead of being called layer by layer; None if it has to be called.
+        native: the plan described (models.native.NativePlan), so that a native decoder may do the same arithmetic in
+            one piece instead of being called layer by layer; None if it has to be called.
         swaps: module -> what is called in place of its forward, while the target computes this plan.
         num_experts: different experts that the forward read, mean over its layers; None before it, or without experts.
         prefix_read: of each segment of the batch, the share of its committed prefix that a head reads, mean over heads
@@ -357,7 +358,7 @@ class PlanMaker(Protocol):
     Attributes:
         settings_key: what its settings begin with in a ``speculative_config``, for example "verification"; "": it has
             none, and is asked for by its name in the catalogue (``plan='prefix_tree'``).
-        exact: whether the law of every row is the dense target's, so that the verifier's promise stands.
+        exact: whether the distribution of every row is the dense target's, so that the verifier's promise stands.
         reason: the settings because of which nothing is promised; "" for an exact plan.
         explanation: what it expects of its settings, for the user, in one line; "" where it has nothing to say.
     """
@@ -403,7 +404,7 @@ class PlanMaker(Protocol):
         ...
 
     def before_step(self, cache: Any, decoding: Sequence[Context]) -> None:
-        """Called before a step with the requests that decode; the place to repair what earlier plans left behind."""
+        """Called before a step with the requests that decode; the place to repair what earlier plans left."""
         return
 
     def wrap(self, drafter: Drafter, num_nodes: int) -> tuple[Drafter, int | None]:
@@ -415,7 +416,7 @@ class PlanMaker(Protocol):
 
 
 class Cache(Protocol):
-    """What a model remembers of each request: a committed prefix, and a speculative tail behind it.
+    """What a model remembers of each request: a committed prefix, and a speculative tail after it.
 
     Attributes:
         lengths: committed rows of each slot.
@@ -452,7 +453,7 @@ class Cache(Protocol):
         ...
 
     def reserve(self, slot: int, num_rows: int) -> None:
-        """Make room for rows behind the committed prefix; a ValueError beyond ``max_length``."""
+        """Make room for rows after the committed prefix; a ValueError beyond ``max_length``."""
         ...
 
     def committed(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:

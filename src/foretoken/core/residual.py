@@ -1,7 +1,8 @@
-"""The arithmetic that the rejection rules share: p/q, and what is left of the target's law after a refusal.
+"""The arithmetic that the rejection rules share: p/q, and what is left of the target's distribution after a refusal.
 
-Nothing here normalises: a draw needs weights only. Rounding can leave no mass at all where the draft's law equals the
-target's; a rejection then had a chance near zero, and the target's own law is the answer that does no harm.
+Nothing here normalises: a draw needs weights only. Rounding can leave no mass at all where the draft's distribution
+equals the target's; a rejection then had a chance near zero, and the target's own distribution is the answer that does
+no harm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How the children of a tree node are drawn, by each kind of law. The verifier is told the kind; see core/draft.py."""
+"""How the children of a tree node are drawn, by each kind of distribution. The verifier is told the kind; see
+core/draft.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def draw_siblings(
     """Children of one node, in drafting order.
 
     Args:
-        kind: the law.
+        kind: the distribution.
         q_V: float32 [V], sums to 1; [C] with ``columns``.
         count: children that are wanted; there are fewer where q has fewer tokens and none may repeat.
         rng: purpose draft.

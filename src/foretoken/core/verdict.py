@@ -15,8 +15,8 @@ class Verdict:
     Attributes:
         path: accepted node indices from a child of the root downwards; may be empty.
         extra: the token after the path: a correction where the draft was refused, else the bonus.
-        distortions: total variation between the law of each emitted token (the path's, then the extra one) and the
-            target's law, as core/distortion.py defines it; empty for a lossless rule.
+        distortions: total variation between the distribution of each emitted token (the path's, then the extra one) and
+            the target's distribution, as core/distortion.py defines it; empty for a lossless rule.
         divergences: their KL divergence in nats, likewise; infinite where the target could not have emitted a token.
     """
 

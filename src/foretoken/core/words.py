@@ -1,4 +1,4 @@
-"""Which tokens and which words may be written: two more filters of the law, as constraints.
+"""Which tokens and which words may be written: two more filters of the distribution, as constraints.
 
 What a path may go on with depends on its last tokens only, so a filter of words needs no history beyond the longest.
 """
@@ -60,7 +60,7 @@ class Words(Constraint):
         return twin
 
     def _ends(self, text: tuple[int, ...]) -> list[int]:
-        """Tokens that would complete a forbidden sequence behind a text."""
+        """Tokens that would complete a forbidden sequence after a text."""
         return [word[-1] for word in self._sequences if text[-(len(word) - 1) :] == word[:-1]]
 
 

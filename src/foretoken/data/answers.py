@@ -34,7 +34,7 @@ def normalise(text: str) -> str:
 
 
 def holds(output: str, answer: str) -> bool:
-    """Whether the words of the answer's normal form stand in a row in the output's, with at most as many beside."""
+    """Whether the words of the answer's normal form stand in a row in the output's, with at most as many next to."""
     found, wanted = normalise(output).split(), normalise(answer).split()
     starts = range(len(found) - len(wanted) + 1)
     inside = any(found[start : start + len(wanted)] == wanted for start in starts)

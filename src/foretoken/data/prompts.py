@@ -115,7 +115,7 @@ def limit_per_category(prompts: Iterable[Prompt], limit: int | None) -> list[Pro
 
 
 def filled_up(prompts: Iterable[Prompt], size: int) -> list[Prompt]:
-    """The prompts, and behind them copies of each category's first ones until groups of ``size`` are all full."""
+    """The prompts, and after them copies of each category's first ones until groups of ``size`` are all full."""
     found = list(prompts)
     by_category: dict[str, list[Prompt]] = {}
     for prompt in found:
@@ -143,7 +143,7 @@ def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
         raise InputError(f"{place}: expected a JSON object, found {_json_type(record)}")
     said = [key for key in _SAID if key in record]
     if not requests and len(said) > 1 and "messages" in said:
-        said.remove("messages")  # a dialogue's record may hold all of it beside the turns
+        said.remove("messages")  # a dialogue's record may hold all of it next to the turns
     if not said:
         found = ", ".join(f"'{key}'" for key in list(record)[:5]) or "no fields"
         needed = "'prompt', 'messages' or 'turns'" if requests else "'prompt' or 'turns'"

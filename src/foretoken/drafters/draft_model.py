@@ -1,6 +1,6 @@
 """Drafting with a second, smaller checkpoint of the same vocabulary: a chain or a tree, batched over requests.
 
-How the checkpoint is run is in drafting/draft_runner.py; here is which children a node gets, and by which law.
+How the checkpoint is run is in drafting/draft_runner.py; here is which children a node gets, and by which distribution.
 
 Letters: M rows, V vocabulary.
 """
@@ -68,7 +68,7 @@ class ModelDrafter(DraftRunner):
              proposals are deterministic (point mass). Lossless under any lossless verifier that knows the kind.
              `coupled` draws with the noise that `match` uses (the Gumbel coupling of arXiv:2408.07978).
     Differs: the chain's length may be decided while drafting (adaptive). For drawn tokens that decision never looks
-             at the token it would drop, else the law of what is proposed would no longer be q.
+             at the token it would drop, else the distribution of what is proposed would no longer be q.
     """
 
     name = "draft_model"
@@ -125,7 +125,7 @@ class ModelDrafter(DraftRunner):
                 raise ConfigError(f"num_drafts={count} with tree='hub': SpecHub draws pairs; use 2 or leave it out")
 
         def suited_to(self, verifier: Verifier | None) -> ModelDrafter.Config:
-            """What the user left open, chosen so that the verifier knows the law.
+            """What the user left open, chosen so that the verifier knows the distribution.
 
             Raises:
                 ConfigError: several drafts per position for a rule of chains.
@@ -148,7 +148,7 @@ class ModelDrafter(DraftRunner):
             if PointMass in verifier.laws and not several:
                 return "chain"
             if Coupled in verifier.laws:
-                return "topk"  # a rule that does not look at the law accepts most where the draft is most probable
+                return "topk"  # a rule that does not look at the distribution accepts most where the draft is most probable
             if self.num_drafts == 1 and Sampled in verifier.laws:
                 return "chain"
             return next((tree for tree in _PREFERRED if _LAW_OF[tree] in verifier.laws), "chain")

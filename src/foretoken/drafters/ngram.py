@@ -119,7 +119,7 @@ class NgramDrafter(Drafter):
             return NO_DRAFT  # nothing is indexed either: the next proposal catches up
         index = self._indexes.get(context.request_id)
         if index is None:
-            learnt = AgreementRates(_LONGEST_AGREEMENT) if budget.own_past else self._rates
+            learnt = AgreementRates(_LONGEST_AGREEMENT) if budget.history_only else self._rates
             index = self._indexes[context.request_id] = _Index(learnt)
         tokens = context.tokens
         self._extend(index, tokens)

@@ -115,7 +115,9 @@ class SuffixDrafter(Drafter):
         if automaton is None:
             # one more than the context: a continuation of the longest context is counted, too
             automaton = self._automata[context.request_id] = SuffixAutomaton(self.config.max_match + 1)
-        rates = self._own_rates.setdefault(context.request_id, self._new_rates()) if budget.own_past else self._rates
+        rates = (
+            self._own_rates.setdefault(context.request_id, self._new_rates()) if budget.history_only else self._rates
+        )
         self._index(automaton, context, rates)
         return self._grow(automaton, budget, rates)
 

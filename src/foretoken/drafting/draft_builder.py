@@ -29,7 +29,8 @@ class DraftBuilder:
     Attributes:
         confidence, reach: of each node: that it stands given its parent does, and that its whole path does.
         row_of: index into ``q_rows`` of each node.
-        greedy_rows: of each node of a chain at temperature 0, if the budget asks: the law that it is the argmax of.
+        greedy_rows: of each node of a chain at temperature 0, if the budget asks: the distribution that it is the
+            argmax of.
         frontier: nodes to expand next; ROOT at first.
         columns: of the rows of q, where some tokens are scored only; None: column i is token i.
     """
@@ -228,7 +229,7 @@ class DraftBuilder:
         return found
 
     def keep_greedy_law(self, output: Output, row: int) -> None:
-        """Temperature 0: keep the law that the next node is the argmax of, if the budget asks for it."""
+        """Temperature 0: keep the distribution that the next node is the argmax of, if the budget asks for it."""
         if self.budget.evidence is GreedyLaws:
             q_V = torch.softmax(output.logits_MV[row].float(), dim=-1)
             self.greedy_rows.append(q_V if output.columns is None else output.columns.spread(q_V))

@@ -1,10 +1,10 @@
 """Which tokens the drafts of each request are made of: a draft vocabulary at run time (VocabTrim).
 
     kept          the vocabulary's tokens, the same for every request             K columns
-    context rows  tokens of its own prompt and output that are not kept, few      m columns, behind them
+    context rows  tokens of its own prompt and output that are not kept, few      m columns, after them
     all           where too much is missed without the others                     V columns: the whole head
 
-Everything here follows from a request's own tokens and verdicts, so that a seeded draft is the same alone and beside
+Everything here follows from a request's own tokens and verdicts, so that a seeded draft is the same alone and next to
 others: of a forward that has scored other requests' context rows, or the whole head, a request sees its own columns
 only, in the order that they have when it is alone.
 
@@ -66,7 +66,7 @@ class DraftColumns:
 
     Paper:   VocabTrim, arXiv:2506.22694 (and FR-Spec, arXiv:2502.14856): the head's rows of the tokens that the target
              emits most.
-    Exact:   a draft carries the law of its own columns, 0 at every other token; the whole head verifies.
+    Exact:   a draft carries the distribution of its own columns, 0 at every other token; the whole head verifies.
     Differs: context rows, and the fall-back to the whole head (ours). A request falls back when, over its last steps,
              more than a fifth of what would have been accepted had no column: a refused draft whose correction has
              none counts as far as the others are accepted. It returns when less than a tenth of what is accepted has

@@ -2,9 +2,9 @@
 
     hidden [M, D] ── score ── logits [M, K]    columns: the tokens that they stand for; none: all tokens
 
-What a drafter proposes are always ids of the target, and q is a law over the whole vocabulary that is 0 outside of the
-columns (core/columns.py). Every rule stays what it is: a token with q = 0 can still be emitted, by a residual or as the
-extra token. Rows of a model's own head are another thing (models/head_rows.py).
+What a drafter proposes are always ids of the target, and q is a distribution over the whole vocabulary that is 0
+outside of the columns (core/columns.py). Every rule stays what it is: a token with q = 0 can still be emitted, by a
+residual or as the extra token. Rows of a model's own head are another thing (models/head_rows.py).
 
 Letters: M rows, D width, K tokens that are scored, V vocabulary.
 """
@@ -35,6 +35,6 @@ class DraftHead(Protocol):
         """Logits of its own tokens, float32 [M, K].
 
         Args:
-            hidden_MD: [M, D], behind the final norm.
+            hidden_MD: [M, D], after the final norm.
         """
         ...

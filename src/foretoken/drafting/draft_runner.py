@@ -71,9 +71,9 @@ class State:
     Attributes:
         slot: in the draft's cache.
         tokens: of the committed rows.
-        tail: token of each row behind them, and the tail row of its parent; ROOT for children of the root.
+        tail: token of each row after them, and the tail row of its parent; ROOT for children of the root.
         row_of: node of the last draft -> row of the tail.
-        laws: node -> the output and the row in it that its children's law is read from, where they are kept.
+        laws: node -> the output and the row in it that its children's distribution is read from, where they are kept.
     """
 
     slot: int
@@ -220,7 +220,7 @@ class DraftRunner(Drafter, ABC):
         return found
 
     def _read_inner(self, contexts: Sequence[Context], budgets: Sequence[Budget], trees: Sequence[TokenTree]) -> None:
-        """Read the nodes that have children, of every tree whose root was read, behind what lies in the tail."""
+        """Read the nodes that have children, of every tree whose root was read, after what lies in the tail."""
         batch = PackedBatch()
         reading = []
         for context, budget, tree in zip(contexts, budgets, trees, strict=True):
@@ -250,7 +250,7 @@ class DraftRunner(Drafter, ABC):
         output = self._forward(batch)
         for context, budget, state, fresh, start in reading:
             stop = start + len(fresh)
-            view, first = self.columns.view(output, start, stop, context, top=self._top, own=budget.own_past)
+            view, first = self.columns.view(output, start, stop, context, top=self._top, own=budget.history_only)
             state.laws.update({node: (view, row) for row, node in enumerate(fresh, first)})
 
     def release(self, request_id: int) -> None:
@@ -275,7 +275,9 @@ class DraftRunner(Drafter, ABC):
         return state
 
     def _keep(self, state: State, tokens: Sequence[int]) -> None:
-        """Commit what was read of these tokens, all but the last (the root's row gives the first law), and no more."""
+        """Commit what was read of these tokens, all but the last (the root's row gives the first distribution), and no
+        more.
+        """
         slot, last = state.slot, len(tokens) - 1
         held = self._common(state.tokens, tokens[:last])
         if self.cache.lengths[slot] > held:
@@ -320,7 +322,7 @@ class DraftRunner(Drafter, ABC):
         return [self._rows(draft, output, row, row + 1) for row, draft in enumerate(drafts)]
 
     def _forward_level(self, drafts: Sequence[RunnerBuilder]) -> list[Rows]:
-        """Read the frontier of every draft behind the nodes already read; a row per frontier node."""
+        """Read the frontier of every draft after the nodes already read; a row per frontier node."""
         batch = PackedBatch()
         rows = []
         for draft in drafts:
@@ -348,7 +350,9 @@ class DraftRunner(Drafter, ABC):
 
     def _rows(self, draft: RunnerBuilder, output: Output, start: int, stop: int) -> Rows:
         """A draft's rows of a forward, in the columns that it is made of."""
-        view, first = self.columns.view(output, start, stop, draft.context, top=self._top, own=draft.budget.own_past)
+        view, first = self.columns.view(
+            output, start, stop, draft.context, top=self._top, own=draft.budget.history_only
+        )
         if self.keeps_laws:
             draft.state.laws.update({node: (view, row) for row, node in enumerate(draft.frontier, first)})
         return Rows(view, first, first + stop - start)
@@ -390,11 +394,11 @@ class DraftRunner(Drafter, ABC):
 
     @abstractmethod
     def _finish(self, draft: RunnerBuilder) -> Draft:
-        """What is proposed; drafters add the law."""
+        """What is proposed; drafters add the distribution."""
 
 
 def _probabilities(laws: Mapping[int, tuple[Output, int]], tree: TokenTree) -> list[float]:
-    """Of each node's token in its parent's law."""
+    """Of each node's token in its parent's distribution."""
     found = [0.0] * len(tree)
     for parent, nodes in tree.children.items():
         output, row = laws[parent]

@@ -47,7 +47,7 @@ class DraftVocabulary:
         vocab_size: V.
         tokenizer: fingerprint of the tokenizer whose ids these are; "": unknown.
         target: what the model was called for which they were counted.
-        context_rows: tokens of a request's own prompt and output that it scores beside them, at most.
+        context_rows: tokens of a request's own prompt and output that it scores next to them, at most.
         counted: what was counted and how much of it they cover; for people, nothing is computed from it.
     Raises:
         ValueError: ids that are no increasing tokens of the vocabulary; the message names the field.

@@ -1,6 +1,6 @@
 """The target's first layers, run over drafts while they grow: what self-speculation drafts with.
 
-A draft's rows go into the target's own cache behind the committed prefix, the root first and then the nodes in order.
+A draft's rows go into the target's own cache after the committed prefix, the root first and then the nodes in order.
 Verification goes on from there (``Draft.resume``), so no layer runs twice over a row; a rejected row is
 dropped with the rest of the tail.
 

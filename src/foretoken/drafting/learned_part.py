@@ -1,6 +1,6 @@
 """Learned parts: what was trained for one model, found, checked and saved by one mechanism for all methods.
 
-A folder of one part lies anywhere, or beside the weights of the model that it was trained for, under the name of its
+A folder of one part lies anywhere, or next to the weights of the model that it was trained for, under the name of its
 algorithm. It has the layout of the speculators format:
 
     config.json        {"architectures": ["JudgeHead"], "speculators_model_type": "judge",
@@ -10,7 +10,7 @@ algorithm. It has the layout of the speculators format:
                         "width": 384, "normed": true, "threshold": 0.9}
     model.safetensors  the weights; of a large part that was made elsewhere perhaps several files and an index
 
-``draft`` is there if the part was trained for a pair of models; behind it come the fields of the part's own config.
+``draft`` is there if the part was trained for a pair of models; after it come the fields of the part's own config.
 Differs from the speculators format: a fingerprint (models/fingerprint.py) says which weights the part belongs to.
 """
 
@@ -72,7 +72,7 @@ class LearnedPart(ABC):
     """What a method learned from a model; a subclass says what it consists of.
 
     Attributes:
-        algorithm: what it is for; also the name of its folder beside a model's weights.
+        algorithm: what it is for; also the name of its folder next to a model's weights.
         model_types: what ``speculators_model_type`` may say; empty: the algorithm.
         title: what messages call it, as in "no TITLE for 'zoo:base'".
         option: the option of its method that names its folder.
@@ -283,7 +283,7 @@ def _weights(folder: Path, name: str) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: there is neither.
-        ValueError: the index names no files beside it, or one that is missing.
+        ValueError: the index names no files next to it, or one that is missing.
     """
     from safetensors.torch import load_file
 
@@ -293,7 +293,7 @@ def _weights(folder: Path, name: str) -> dict[str, Tensor]:
     if not isinstance(placed, dict) or not all(
         isinstance(each, str) and Path(each).name == each for each in placed.values()
     ):
-        raise ValueError(f"{INDEX}: its weight_map names something else than files beside it")
+        raise ValueError(f"{INDEX}: its weight_map names something else than files next to it")
     found: dict[str, Tensor] = {}
     for each in sorted(set(placed.values())):
         if not (folder / each).is_file():
@@ -303,13 +303,13 @@ def _weights(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def find(kind: type[Part], given: str | Path | None, target: LanguageModel, draft: LanguageModel | None = None) -> Part:
-    """The learned part that is asked for, or the one beside a model's weights, known to fit.
+    """The learned part that is asked for, or the one next to a model's weights, known to fit.
 
     Args:
         kind: which part.
-        given: what the user says: a folder; None or empty: ``kind.algorithm`` beside the weights.
+        given: what the user says: a folder; None or empty: ``kind.algorithm`` next to the weights.
         target: the model that the part was trained for.
-        draft: the draft model, for a part that belongs to a pair; the part lies beside the draft's weights then.
+        draft: the draft model, for a part that belongs to a pair; the part lies next to the draft's weights then.
     Raises:
         ConfigError: the folder begins with a home folder that does not exist.
         ModelError: there is no such part, it is of another kind, or it is damaged; the message says how to make one.
@@ -377,7 +377,7 @@ def _located(
 
 
 def lies_beside(kind: type[LearnedPart], source: str) -> bool:
-    """Whether a part of a kind lies beside a model's weights; nothing of it is read but names."""
+    """Whether a part of a kind lies next to a model's weights; nothing of it is read but names."""
     return bool(_any_in(Path(source) / kind.algorithm, kind))
 
 

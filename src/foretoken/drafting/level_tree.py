@@ -40,7 +40,7 @@ def grow_levels(
     while active:
         output, starts = read(active)
         for draft, start in zip(active, starts, strict=True):
-            stop, own = start + len(draft.frontier), draft.budget.own_past
+            stop, own = start + len(draft.frontier), draft.budget.history_only
             extend(draft, *columns.view(output, start, stop, draft.context, top=top, own=own))
         active = [draft for draft in active if draft.frontier]
 

@@ -4,7 +4,7 @@
     inner      a draft model, an EAGLE head, n-grams, …
 
 The outer drafter's own tokens are point masses, or coupled to the noise of `match` where the inner drafter's are. What
-the inner one proposes may be of another kind only if a draft never mixes the two: a draft has one law.
+the inner one proposes may be of another kind only if a draft never mixes the two: a draft has one distribution.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OuterOptions(Checked):
             ConfigError: it is one of them, or no name.
         """
         if not isinstance(self.drafter, str) or self.drafter in refused:
-            raise ConfigError(f"drafter={self.drafter!r} must name another method: it drafts beside this one here")
+            raise ConfigError(f"drafter={self.drafter!r} must name another method: it drafts next to this one here")
 
 
 class Outer(Drafter):
@@ -119,7 +119,8 @@ def _settings(options: OuterOptions, inner: type[Drafter], kinds: Sequence[type[
     shape = next((shapes[(law,)] for law in kinds if (law,) in shapes), None)
     if shape is None:
         raise ConfigError(
-            f"drafter={name!r} draws from a law of its own, which tokens of others beside its own would change: use "
+            f"drafter={name!r} draws from a distribution of its own, which tokens of others next to "
+            f"its own would change: use "
             "draft_model, eagle or ngram"
         )
     if inner.declared.draft_model and options.model is None:

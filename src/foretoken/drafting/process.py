@@ -7,7 +7,7 @@
                     ◄──── REPLY             with the order's number; some orders have none
 
 One pipe, one order with a reply at a time; from LOADED on orders and replies may go over gloo instead (gloo.py). The
-helper ends when the channel does, so that no engine leaves one behind. An interrupt from the keyboard does not reach
+helper ends when the channel does, so that no engine leaves one after. An interrupt from the keyboard does not reach
 it: it has a session of its own, and the engine decides what that means.
 """
 

@@ -1,6 +1,6 @@
 """What can be refused before any weight is read: what configs, tokenizers and the names of files say.
 
-A model takes up to minutes to load, a mistake in what stands beside it is told at once. The same checks are made again
+A model takes up to minutes to load, a mistake in what stands next to it is told at once. The same checks are made again
 with the loaded model, by the parts that need them; nothing here may refuse what they would take.
 """
 

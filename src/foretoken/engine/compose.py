@@ -74,21 +74,23 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         drafter, config = _instance(method, settings), None
     if verifier is not None:
         _match(drafter, verifier, plan)
-    weighed = adaptive
+    may_skip_drafting = adaptive
     if adaptive and drafter.offers.length is not None:  # it has a rule of its own for when to stop
         num_nodes, adaptive = drafter.offers.length, False
-        weighed = drafter.offers.weighed and (verifier is None or verifier.promise != "approximate")
+        may_skip_drafting = drafter.offers.may_skip_drafting and (verifier is None or verifier.promise != "approximate")
     wrapped, count = plan.wrap(drafter, num_nodes)
     if wrapped is not drafter and verifier is not None:
         _match(wrapped, verifier, plan)
     if count is not None:
-        num_nodes, adaptive, weighed = count, False, False
+        num_nodes, adaptive, may_skip_drafting = count, False, False
     if num_nodes == 0 and verifier is not None and verifier.offers.takes_turns:
         raise ConfigError(
             f"num_speculative_tokens=0 with verifier='{verifier.name}' leaves no turn to the drafter: leave it out, or "
             "use method='none' for the target alone"
         )
-    recipe = Recipe(wrapped.name, wrapped, verifier, num_nodes, adaptive, weighed and num_nodes > 0, plan, executor)
+    recipe = Recipe(
+        wrapped.name, wrapped, verifier, num_nodes, adaptive, may_skip_drafting and num_nodes > 0, plan, executor
+    )
     reason = "" if executor == "serial" else _why_serial(recipe)
     if reason and executor == "auto":
         return dataclasses.replace(recipe, executor="serial", explanation=f"executor=serial, because {reason}")
@@ -130,7 +132,7 @@ def _why_serial(recipe: Recipe) -> str:
     if not recipe.plan.exact:
         return f"{recipe.plan.reason} verifies sparsely"
     if verifier is not None and (verifier.offers.probes or verifier.offers.takes_turns or verifier.needs.evidence):
-        return f"verifier '{verifier.name}' looks at more of a draft than its tokens and their law"
+        return f"verifier '{verifier.name}' looks at more of a draft than its tokens and their distribution"
     return ""
 
 
@@ -219,7 +221,7 @@ def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Veri
             remedy = SPECULATION.get(key) or nearest(key, names)
             raise ConfigError(f"unknown option '{key}' for method '{method}'{_owner(key)}: {remedy}")
     if drafter_class.declared.draft_model and settings.get("model") is None and zoo.drafts_for(zoo.DRAFT, target.name):
-        settings["model"] = zoo.DRAFT  # found for its target, as a head beside the target's weights is
+        settings["model"] = zoo.DRAFT  # found for its target, as a head next to the target's weights is
     for field in dataclasses.fields(drafter_class.Config):
         if field.name not in settings and field.default is field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"method '{method}': '{field.name}' is missing; it needs {entry.needs}")
@@ -235,7 +237,7 @@ def _instance(drafter: Any, settings: Mapping[str, Any]) -> Drafter:
     """A drafter of your own; it has been configured by whoever made it."""
     _check_members(drafter, "method", "drafter", Drafter)
     for key in settings:
-        raise ConfigError(f"unknown option '{key}'{_owner(key)} beside a drafter that is passed as an instance")
+        raise ConfigError(f"unknown option '{key}'{_owner(key)} next to a drafter that is passed as an instance")
     own: Drafter = drafter
     return own
 

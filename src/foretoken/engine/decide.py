@@ -1,4 +1,6 @@
-"""Deciding drafts: the target's laws at every node, the recipe's rule, and the check of what the rule decided."""
+"""Deciding drafts: the target's distributions at every node, the recipe's rule, and the check of what the rule
+decided.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Decider:
         recipe: which rule decides which draft.
         vocab_size: of the target.
         last_states: takes the target's last hidden states from a forward, for a rule that asks for them; else None.
-        faults: ends requests whose laws or verdicts fail.
+        faults: ends requests whose distributions or verdicts fail.
     """
 
     def __init__(self, recipe: Recipe, vocab_size: int, last_states: LastStates | None, faults: Faults) -> None:
@@ -44,7 +46,7 @@ class Decider:
         self._faults = faults
 
     def decide(self, current: Round) -> None:
-        """Fill in the laws and the verdict of every job that has logits; one that fails ends its request."""
+        """Fill in the distributions and the verdict of every job that has logits; one that fails ends its request."""
         count = len(current.batch.wanted) * self._vocab_size
         sampled = not all(job.request.laws.trivial for job in current.jobs)
         with threads_for(count) if sampled else nullcontext():
@@ -89,7 +91,7 @@ class Decider:
                 self._faults.fail(job.request, error)
 
     def _fill_in(self, job: Job, output: Output, first: int) -> None:
-        """The target's laws at every node; they are processed where a rule looks at them."""
+        """The target's distributions at every node; they are processed where a rule looks at them."""
         request, draft = job.request, job.draft
         maker = request.laws
         start = len(request.tokens)
@@ -97,7 +99,7 @@ class Decider:
         rows = slice(first, first + 1 + num_nodes)
         logits_MV = output.logits_MV[rows]
         probes_PV = output.logits_MV[rows.stop : first + job.wanted] if rows.stop < first + job.wanted else None
-        if job.damaged:  # any law will do there: what comes of it is not emitted
+        if job.damaged:  # any distribution will do there: what comes of it is not emitted
             logits_MV = logits_MV.clone()
             logits_MV[[1 + node for node in job.damaged if node < num_nodes]] = 0.0
             probes_PV = probes_PV if max(job.damaged) < num_nodes else None
@@ -212,9 +214,10 @@ class Decider:
 
 
 def _before_damage(verdict: Verdict, job: Job) -> Verdict:
-    """The verdict up to the first accepted token behind which the model gives no law; that one ends it.
+    """The verdict up to the first accepted token after which the model gives no distribution; that one ends it.
 
-    Plain decoding emits the token, too: its parent's law decided it. If nothing can follow, the next step says so.
+    Plain decoding emits the token, too: its parent's distribution decided it. If nothing can follow, the next step says
+    so.
     """
     for place, node in enumerate(verdict.path):
         if node in job.damaged:
@@ -229,7 +232,7 @@ def _before_damage(verdict: Verdict, job: Job) -> Verdict:
 
 
 def _read_prompt(job: Job, logits_MV: Tensor) -> None:
-    """How probable the model found the prompt's tokens behind the chunk's rows."""
+    """How probable the model found the prompt's tokens after the chunk's rows."""
     request = job.request
     assert request.prompt_logprobs is not None
     known = 1 + len(request.prompt_logprobs)

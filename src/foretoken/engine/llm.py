@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.core.importing import collector_at_rest
-from foretoken.core.plain import fitted, misspelt
+from foretoken.core.importing import gc_paused
+from foretoken.core.plain import check_call, reject_unknown_keywords
 from foretoken.engine.intake.checkpoint_defaults import CheckpointDefaults
 from foretoken.engine.intake.progress import shown
 from foretoken.engine.intake.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
@@ -54,7 +54,7 @@ class LLM:
         ModelError: a checkpoint cannot be loaded, is not supported, or does not fit.
     """
 
-    @fitted
+    @check_call
     def __init__(
         self,
         model: str | Path,
@@ -93,7 +93,7 @@ class LLM:
             device=device,
             threads=threads,
         )
-        with collector_at_rest():
+        with gc_paused():
             from foretoken.models.load import load, use_threads  # isort: skip  (transformers' list of models comes first)
             from foretoken.engine import before_weights, compose, step  # noqa: F401  (what _build imports)
 
@@ -110,7 +110,7 @@ class LLM:
             self._build(target, speculative_config, engine, defaults)
 
     @classmethod
-    @misspelt
+    @reject_unknown_keywords
     def from_target(
         cls,
         target: LanguageModel,
@@ -153,7 +153,7 @@ class LLM:
         llm._build(target, speculative_config, engine, default_params or SamplingParams())
         return llm
 
-    @misspelt
+    @reject_unknown_keywords
     def with_method(self, speculative_config: Mapping[str, Any] | None) -> LLM:
         """Another recipe over the same loaded target (its own cache; weights are shared)."""
         llm = LLM.__new__(LLM)
@@ -197,7 +197,7 @@ class LLM:
         """Why no token has been drafted, in words, where that is so; "" where the method drafts nothing."""
         if self.recipe.num_nodes == 0:
             return ""
-        if not self.recipe.weighed:
+        if not self.recipe.may_skip_drafting:
             return "the drafter was asked, and proposed nothing"
         return f"{self.engine.controller.why_undrafted}; --set num_speculative_tokens=4 drafts in any case"
 
@@ -325,7 +325,7 @@ class LLM:
         """Answer one conversation and yield a chunk per step."""
         return self.stream(self.chat_prompt(messages), _one_of(params, sampling_params))
 
-    @misspelt
+    @reject_unknown_keywords
     def chat_prompt(
         self,
         messages: Messages,
@@ -360,7 +360,7 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
 
-    @misspelt
+    @reject_unknown_keywords
     def new_requests(
         self,
         prompt: Prompt,

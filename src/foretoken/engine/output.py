@@ -37,7 +37,9 @@ class Completion:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """Log-probability of all tokens together, under the model's own law; None unless ``logprobs`` are asked for."""
+        """Log-probability of all tokens together, under the model's own distribution; None unless ``logprobs`` are
+        asked for.
+        """
         return None if self.logprobs is None else sum(each.logprob for each in self.logprobs)
 
 

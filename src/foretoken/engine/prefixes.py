@@ -8,7 +8,7 @@ A row's keys and values follow from its own past, so that a reused row is the on
 drafter that reads hidden states is shown those of the reused rows again (shown.py), and no more is reused than is known
 of them: prompts are, answers are not.
 
-States of state-space layers cannot be shortened, only gone back to where they were marked. They are behind the last
+States of state-space layers cannot be shortened, only gone back to where they were marked. They are after the last
 token of what a slot has read, in front of a prompt's last token, and where a prompt turns out to leave another: whoever
 comes third with the same beginning has it. A chunk of the prompt ends there, which costs one forward more.
 """
@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from foretoken.core.protocols import Drafter
-from foretoken.engine.features.feature_replay import ShownRows
+from foretoken.engine.features.feature_replay import FeatureReplay
 from foretoken.engine.request import Request
 from foretoken.forward.cache import KVCache
 
@@ -40,7 +40,7 @@ class Prefixes:
     """
 
     def __init__(self, cache: KVCache, max_bytes: int, drafter: Drafter) -> None:
-        self.shown = ShownRows()
+        self.shown = FeatureReplay()
         self.joined: list[Request] = []
         self._cache = cache
         self._max_bytes = max_bytes
@@ -63,7 +63,7 @@ class Prefixes:
         if count < _LEAST or request.finish_reason not in ("stop", "length", "cancelled"):
             self.shown.drop(request.slot)
             return False
-        self._cache.rollback(request.slot, count)  # a draft may have been committed behind the last token
+        self._cache.rollback(request.slot, count)  # a draft may have been committed after the last token
         self._kept[request.slot] = (request.tokens[:count], request.cache_salt)
         while self.shown.num_bytes > self._max_bytes and len(self._kept) > 1:
             self._give_up(next(iter(self._kept)))

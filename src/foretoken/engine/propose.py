@@ -15,7 +15,7 @@ from foretoken.engine.draft_length.controller import Controller
 from foretoken.engine.draft_length.history_only import ROW_COST, OwnPastRule
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError, OverlapRule
 from foretoken.engine.faults import Faults
-from foretoken.engine.features.feature_backlog import Unseen
+from foretoken.engine.features.feature_backlog import FeatureBacklog
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
 
@@ -40,10 +40,10 @@ class Proposer:
         recipe: the drafter, and how long its drafts may be.
         target: whose tokens and layers drafts are of.
         max_length: of the target's cache, in rows.
-        controller: decides who is drafted for, where the recipe is weighed, and the draft length, where it is adaptive;
-            but for requests with a rule of their own.
+        controller: decides who is drafted for, where the recipe may skip drafting, and the draft length, where it is
+            adaptive; but for requests with a rule of their own.
         own_nodes: nodes that a request may draft whose drafts follow from its own past only.
-        own_rows: rows behind the root that are such a request's own: its nodes, and what is probed behind them.
+        own_rows: rows after the root that are such a request's own: its nodes, and what is probed after them.
         node_cost: of one drafted and verified token, in plain steps.
         faults: ends requests whose drafts fail.
         unseen: what the drafter is shown before it is asked.
@@ -56,7 +56,7 @@ class Proposer:
         max_length: int,
         controller: Controller,
         faults: Faults,
-        unseen: Unseen,
+        unseen: FeatureBacklog,
         *,
         own_nodes: int,
         own_rows: int,
@@ -67,14 +67,14 @@ class Proposer:
         self._max_length = max_length
         self._controller = controller
         self._faults = faults
-        self._unseen = unseen
+        self._backlog = unseen
         self._own_nodes = own_nodes
         self._own_rows = own_rows
         self._node_cost = node_cost
 
     def kept(self, request: Request) -> int:
         """Rows for drafts that are a request's own, whoever else runs."""
-        return self._own_rows if request.own_past else 0
+        return self._own_rows if request.history_only else 0
 
     def propose(
         self, decoding: Sequence[Request], spare_rows: int, failed: list[Request], *, queued: bool = False
@@ -102,7 +102,7 @@ class Proposer:
         recipe = self._recipe
         kind = recipe.verifier is None or request.params.greedy or PointMass in recipe.drafter.laws
         asked = recipe.evidence_for(request.params) is not None or recipe.drafter.needs.hidden_layers is not None
-        return kind and not asked and not recipe.takes_turns and request.max_draft != 0 and not request.own_past
+        return kind and not asked and not recipe.takes_turns and request.max_draft != 0 and not request.history_only
 
     def _drafts(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request], queued: bool) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends.
@@ -111,7 +111,7 @@ class Proposer:
 
         Args:
             decoding: who is drafted for.
-            spare_rows: rows that the step has room for beside the roots.
+            spare_rows: rows that the step has room for next to the roots.
             failed: requests that end here are added.
             queued: whether others wait for their places.
         Returns:
@@ -120,15 +120,15 @@ class Proposer:
         if self._recipe.num_nodes == 0 or not decoding:
             return [NO_DRAFT] * len(decoding)
         rules: dict[int, StopRule] = {}
-        if self._recipe.weighed:
+        if self._recipe.may_skip_drafting:
             if not self._controller.rests(len(decoding)):
                 rules = self._chosen(decoding, queued)
-            if not rules and not any(request.own_past for request in decoding):
+            if not rules and not any(request.history_only for request in decoding):
                 return [NO_DRAFT] * len(decoding)  # nearly every step, where drafting does not pay
         budgets = self._budgets(decoding, spare_rows, rules)
         if not any(budget.max_nodes for budget in budgets):
             return [NO_DRAFT] * len(decoding)
-        self._unseen.show()
+        self._backlog.show()
         marks = [(request, request.streams.mark()) for request in decoding if request.params.repeatable]
         try:
             return self._ask(decoding, budgets)
@@ -153,16 +153,16 @@ class Proposer:
 
     def rooms(self, decoding: Sequence[Request], spare_rows: int) -> list[int]:
         """Nodes that each request may draft where all are drafted for."""
-        num_own = sum(request.own_past for request in decoding)
+        num_own = sum(request.history_only for request in decoding)
         shared = self._shared(num_own, len(decoding) - num_own, spare_rows)
-        rooms = [self._own_nodes if request.own_past else shared for request in decoding]
+        rooms = [self._own_nodes if request.history_only else shared for request in decoding]
         most = [room if each.max_draft is None else each.max_draft for room, each in zip(rooms, decoding, strict=True)]
         return list(map(min, rooms, most))
 
     def ahead(
         self, shadows: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]
     ) -> list[DraftOrError]:
-        """Ask the drafter what comes behind pending drafts; whoever it fails for gets the error in place of a draft."""
+        """Ask the drafter what comes after pending drafts; whoever it fails for gets the error in place of a draft."""
         budgets = [self._budget_ahead(shadow, room, stopped) for shadow, room in zip(shadows, rooms, strict=True)]
         if not any(budget.max_nodes for budget in budgets):
             return [NO_DRAFT] * len(shadows)
@@ -183,15 +183,15 @@ class Proposer:
         return found
 
     def _budget_ahead(self, shadow: AssumedContext, room: int, stopped: Callable[[], bool]) -> Budget:
-        """Of one shadow. The guess is no row of a draft, but the next root; what comes behind it is."""
+        """Of one shadow. The guess is no row of a draft, but the next root; what comes after it is."""
         depth = min(shadow.room - 1, room)
         most = min(room, self._max_length - len(shadow.tokens)) if depth > 0 else 0
         rule: StopRule | None = None
         if self._recipe.adaptive:
             request = shadow.request
             request.ahead_rule = request.ahead_rule or OwnPastRule(ROW_COST)
-            rule = OverlapRule(request.ahead_rule, _never if shadow.own_past else stopped)
-        return Budget(max(0, most), max(0, depth), rule, own_past=shadow.own_past)
+            rule = OverlapRule(request.ahead_rule, _never if shadow.history_only else stopped)
+        return Budget(max(0, most), max(0, depth), rule, history_only=shadow.history_only)
 
     def _ask_for_chains(self, shadows: Sequence[AssumedContext], budgets: Sequence[Budget]) -> list[Draft]:
         drafts = self._ask(shadows, budgets)
@@ -208,21 +208,21 @@ class Proposer:
 
     def _chosen(self, decoding: Sequence[Request], queued: bool) -> dict[int, StopRule]:
         """The controller's rules for those whom it drafts for, by request."""
-        shared = [each for each in decoding if each.shown and not each.own_past and each.max_draft != 0]
+        shared = [each for each in decoding if each.shown and not each.history_only and each.max_draft != 0]
         rules = self._controller.choose(shared, len(decoding), queued=queued)
         return {each.request_id: rule for each, rule in zip(shared, rules, strict=True) if rule is not None}
 
     def _budgets(self, decoding: Sequence[Request], spare_rows: int, rules: dict[int, StopRule]) -> list[Budget]:
         recipe = self._recipe
-        num_own = sum(request.own_past for request in decoding)
-        sharing = len(rules) if recipe.weighed else len(decoding) - num_own
+        num_own = sum(request.history_only for request in decoding)
+        sharing = len(rules) if recipe.may_skip_drafting else len(decoding) - num_own
         shared_nodes = self._shared(num_own, sharing, spare_rows)
         budgets = []
         for request in decoding:
-            own = request.own_past
+            own = request.history_only
             if own:
                 nodes = self._own_nodes
-            elif recipe.weighed and request.request_id not in rules:
+            elif recipe.may_skip_drafting and request.request_id not in rules:
                 nodes = 0
             else:
                 nodes = shared_nodes
@@ -233,7 +233,7 @@ class Proposer:
                 stop_rule = request.own_rule = request.own_rule or OwnPastRule(self._node_cost)
             elif recipe.adaptive:
                 stop_rule = rules.get(request.request_id)
-            # The last token of a request never needs a draft behind it: one token of the target is always emitted,
+            # The last token of a request never needs a draft after it: one token of the target is always emitted,
             # unless the drafter may write that one, too.
             depth = min(request.room - (not recipe.takes_turns), nodes)
             # A tree may be wider than deep: all of its rows must find room in the cache.
@@ -311,7 +311,9 @@ class Proposer:
             )
 
     def _check_law(self, request: Context, draft: Draft) -> None:
-        """Refuse a draft whose law is not of the declared kinds (the verifier was chosen for those), or is no law."""
+        """Refuse a draft whose distribution is not of the declared kinds (the verifier was chosen for those), or is no
+        distribution.
+        """
         drafter, kind = self._recipe.drafter, type(draft.law)
         # At temperature 0 the kind does not matter: every rule walks along the argmax.
         if not request.params.greedy and kind not in drafter.laws:
@@ -323,7 +325,8 @@ class Proposer:
             check(draft.law, draft.tree, self._target.vocab_size)
         except ValueError as error:
             raise RequestError(
-                f"drafter '{self._recipe.method}' proposed a draft whose law ({kind.__name__}) cannot be right: {error}"
+                f"drafter '{self._recipe.method}' proposed a draft whose distribution "
+                f"({kind.__name__}) cannot be right: {error}"
             ) from error
 
 
@@ -337,8 +340,8 @@ def _are_drafts(found: Any, count: int) -> bool:
 def _within(draft: Draft, request: Context) -> Draft:
     """A draft without the nodes that the request's constraint forbids: they would be read for nothing.
 
-    Of point masses only: what was drawn from q stays, since leaving out what was drawn would be another law. q is
-    processed by the same law, so that hardly anything of it is forbidden.
+    Of point masses only: what was drawn from q stays, since leaving out what was drawn would be another distribution. q
+    is processed by the same distribution, so that hardly anything of it is forbidden.
     """
     constraint, tree = request.laws.constraint, draft.tree
     if constraint is None or not isinstance(draft.law, PointMass) or draft.resume is not None or not len(draft):

@@ -31,8 +31,9 @@ class Recipe:
         verifier: the verifier that was asked for, or the drafter's own; None chooses per draft.
         num_nodes: draft nodes per step, at most.
         adaptive: whether the controller decides the draft length (up to ``num_nodes``).
-        weighed: whether it decides who is drafted for at all, so that requests go without drafts where these are slower
-            than plain decoding; not where a number of tokens was asked for, nor where the text would be another one.
+        may_skip_drafting: whether it decides who is drafted for at all, so that requests go without drafts where these
+            are slower than plain decoding; not where a number of tokens was asked for, nor where the text would be
+            another one.
         plan: makes the plan of every step: how the target computes it.
         executor: who runs when: "serial", "pearl" or "auto" (engine/executors/).
         explanation: what was chosen about that, for the user, in one line; "" where the choice was theirs.
@@ -43,7 +44,7 @@ class Recipe:
     verifier: Verifier | None
     num_nodes: int
     adaptive: bool
-    weighed: bool
+    may_skip_drafting: bool
     plan: PlanMaker
     executor: str = "serial"
     explanation: str = ""
@@ -55,8 +56,8 @@ class Recipe:
         * point-mass drafts, coupled and empty ones included: `match`. Accepting exactly when the target's own sample
           is among the proposals has acceptance equal to their target mass, which is optimal, and keeps the stream.
         * chains drawn from q: `block`, which never accepts less than token by token.
-        * trees drawn from q: the rule of their law that comes nearest to its optimum (docs/analysis.md): `greedy_draft`
-          and `spechub` reach it, `kseq` and `recursive` nearly.
+        * trees drawn from q: the rule of their distribution that comes nearest to its optimum (docs/analysis.md):
+          `greedy_draft` and `spechub` reach it, `kseq` and `recursive` nearly.
         """
         if self.verifier is not None:
             return self.verifier
@@ -69,7 +70,7 @@ class Recipe:
     @property
     def promise(self) -> str:
         """What this recipe promises about sampled output; at temperature 0 a lossless recipe gives the same text."""
-        if not self.plan.exact:  # the rule is exact, but for the law that it is shown
+        if not self.plan.exact:  # the rule is exact, but for the distribution that it is shown
             return "approximate"
         if self.verifier is not None:
             return self.verifier.promise
@@ -93,7 +94,7 @@ class Recipe:
         """
         return self.plan.exact
 
-    def own_past(self, params: SamplingParams) -> bool:
+    def history_only(self, params: SamplingParams) -> bool:
         """Whether drafts of a request may follow from its own past only.
 
         So that its seed gives the same tokens, or because who writes would else depend on the room that others leave.
@@ -110,13 +111,14 @@ class Recipe:
 
         Raises:
             ConfigError: the `greedy` verifier was asked to sample, a lossy one for log-probabilities, or one that
-                compares laws for temperature 0 where the drafter has none to show.
+                compares distributions for temperature 0 where the drafter has none to show.
         """
         evidence = self.evidence_for(params)
         if evidence is not None and evidence not in self.drafter.offers.evidence:
             assert self.verifier is not None  # at other temperatures it was checked when the recipe was composed
             raise ConfigError(
-                f"verifier='{self.verifier.name}' cannot honour temperature=0: it compares the draft's law with the "
+                f"verifier='{self.verifier.name}' cannot honour temperature=0: it compares the "
+                f"draft's distribution with the "
                 f"target's, and drafts of '{self.method}' carry none there; use a temperature above 0, or "
                 "method='draft_model'"
             )
@@ -129,7 +131,7 @@ class Recipe:
             if self.promise == "approximate" and asked is not None:
                 raise ConfigError(
                     f"{name}={asked} with {self.why_approximate}: log-probabilities are the target's, "
-                    "but this recipe emits by another law; leave one of them out"
+                    "but this recipe emits by another distribution; leave one of them out"
                 )
 
     @property

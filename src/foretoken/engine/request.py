@@ -12,7 +12,7 @@ from torch import Tensor
 from foretoken.core.laws import LawMaker
 from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
-from foretoken.engine.draft_length.draft_ledger import Standing
+from foretoken.engine.draft_length.draft_ledger import DraftLedger
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.text.detokenise import TextStream
 from foretoken.options.sampling import SamplingParams
@@ -20,7 +20,7 @@ from foretoken.options.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probabilities of one token under the model's own law (before temperature, penalties and filters).
+    """Log-probabilities of one token under the model's own distribution (before temperature, penalties and filters).
 
     Attributes:
         token_id: the emitted token, or one of the prompt's.
@@ -59,12 +59,12 @@ class Request:
         num_prompt: length of the prompt.
         params: what was asked.
         streams: random streams of this request.
-        laws: turns logits into this request's law.
+        laws: turns logits into this request's distribution.
         stop_ids: tokens that end it.
         max_total: longest allowed sequence, prompt included.
         text: incremental text of the output; None until somebody reads it.
         slot: its place in the target's cache, -1 while waiting.
-        own_past: whether its drafts may follow from its own past only (``Recipe.own_past``).
+        history_only: whether its drafts may follow from its own past only (``Recipe.history_only``).
         shown: whether the drafter is shown its hidden states, if it asks for any; else nothing is drafted for it.
         own_rule: decides the draft length of a seeded request; None where the engine's controller does, or nobody.
         cache_salt: only requests with the same one reuse what it has read.
@@ -72,7 +72,7 @@ class Request:
         borders: lengths of its prompt, increasing, at which a chunk ends, so that others can go on from there.
         max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
         ahead_rule: weighs what is drafted ahead for it; None where nothing is.
-        standing: how it stands with the drafter, where the controller decides who is drafted for.
+        ledger: how it stands with the drafter, where the controller decides who is drafted for.
         started, admitted: when it was queued, and when it got its slot, by ``time.perf_counter``.
         prompt_logprobs: of the prompt's tokens but the first, as far as it was read; None: nobody asks for them.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
@@ -99,7 +99,7 @@ class Request:
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    own_past: bool = False
+    history_only: bool = False
     shown: bool = True
     own_rule: OwnPastRule | None = None
     cache_salt: str | None = None
@@ -107,7 +107,7 @@ class Request:
     borders: tuple[int, ...] = ()
     max_draft: int | None = None
     ahead_rule: OwnPastRule | None = None
-    standing: Standing = field(default_factory=Standing)
+    ledger: DraftLedger = field(default_factory=DraftLedger)
     started: float = 0.0
     admitted: float = 0.0
 

@@ -19,13 +19,13 @@ class Job:
     """One request's part in a step: a root with its draft, or a chunk of its prompt.
 
     Attributes:
-        num_rows: its rows in the batch: the root, the draft's, and those that its verifier probes behind them.
+        num_rows: its rows in the batch: the root, the draft's, and those that its verifier probes after them.
         wanted: how many of them, the last ones, are decided; 0 for a chunk in the middle of a prompt.
         prompt: whether the rows are a chunk of its prompt.
         read: rows in front of the decided ones whose logits say how probable the prompt was.
         laws, logits_MV: the target's at the decided rows without probes, once the forward is done.
-        damaged: nodes of the draft, and probes behind them, whose own logits are NaN or infinite.
-        guess: the token that a drafter expects behind the draft, as a draft of one node; None: it was not asked ahead.
+        damaged: nodes of the draft, and probes after them, whose own logits are NaN or infinite.
+        guess: the token that a drafter expects after the draft, as a draft of one node; None: it was not asked ahead.
         verdict: None until its rule has decided; it stays so where the request has ended.
     """
 
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def guessed(self) -> bool:
-        """Whether the guess was right, so that what was drafted behind it hangs on the next root."""
+        """Whether the guess was right, so that what was drafted after it hangs on the next root."""
         if self.guess is None or self.verdict is None or not self.stood:
             return False
         return self.guess.tree.tokens == (self.verdict.extra,)

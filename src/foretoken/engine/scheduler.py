@@ -94,7 +94,7 @@ class Scheduler:
         lengths = self.cache.lengths
         for request in self.running:
             # a prompt that was reused, or cut, but for one token is read like any other: whether its first token is
-            # drafted would follow from who runs beside it, and a seed would not give the same tokens
+            # drafted would follow from who runs next to it, and a seed would not give the same tokens
             cut = lengths[request.slot] or request.borders
             reads = bool(cut) and not request.num_output and not self.drafted_first
             last = lengths[request.slot] == len(request.tokens) - 1

@@ -31,7 +31,7 @@ from foretoken.engine.draft_length.history_only import ROW_COST
 from foretoken.engine.executors.executor import Executor
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
 from foretoken.engine.faults import Faults
-from foretoken.engine.features.feature_backlog import Unseen
+from foretoken.engine.features.feature_backlog import FeatureBacklog
 from foretoken.engine.features.resumed_forward import resumed_forward
 from foretoken.engine.prefixes import Prefixes
 from foretoken.engine.propose import Proposer
@@ -44,7 +44,7 @@ from foretoken.forward.span import Span
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
 
-_ENOUGH = 128  # rows of prompts in a step: a CPU reads no row faster for more of them
+MAX_PROMPT_ROWS_CPU = 128  # rows of prompts in a step: a CPU reads no row faster for more of them
 _NOTHING = HiddenLayers((), 0)  # drafts have resume points, but their drafter wants to see nothing
 
 
@@ -83,10 +83,10 @@ class Engine:
         self.scheduler = Scheduler(
             self.cache,
             max_rows,
-            self._kept,
+            self._reserved_rows,
             drafted_first=recipe.takes_turns,
             prefixes=self.prefixes,
-            enough=_ENOUGH if target.device.type == "cpu" else None,
+            enough=MAX_PROMPT_ROWS_CPU if target.device.type == "cpu" else None,
         )
         reading = recipe.drafter.reading_flops(1) / target.reading_flops(1)
         self.controller = Controller(reading)
@@ -103,14 +103,14 @@ class Engine:
                 f"max_rows_per_step={max_rows} with max_num_seqs={max_slots}: method '{recipe.method}' needs at least "
                 "two rows for every request; raise one or lower the other"
             )
-        self._unseen = Unseen(recipe.drafter, self._faults)
+        self._backlog = FeatureBacklog(recipe.drafter, self._faults)
         self._proposer = Proposer(
             recipe,
             target,
             self.cache.max_length,
             self.controller,
             self._faults,
-            self._unseen,
+            self._backlog,
             own_nodes=own_nodes,
             own_rows=share if self._probes else own_nodes,
             node_cost=ROW_COST + reading,
@@ -122,7 +122,7 @@ class Engine:
         """Queue a request; it joins at the next step that has a slot for it."""
         request.started = perf_counter()
         request.metrics.sparse = not self.recipe.plan.exact
-        request.own_past = self.recipe.own_past(request.params)
+        request.history_only = self.recipe.history_only(request.params)
         with self.lock:
             self.scheduler.add(request)
 
@@ -152,7 +152,7 @@ class Engine:
     # ------------------------------------------------------------------ the verbs
 
     def schedule(self) -> Work:
-        """Decide who runs in this step, and bring up to date what an earlier plan has left behind."""
+        """Decide who runs in this step, and bring up to date what an earlier plan has left."""
         work = self.scheduler.next()
         if self.prefixes is not None and self.prefixes.joined:
             self._show_again(work, self.prefixes)
@@ -164,13 +164,13 @@ class Engine:
         return self._proposer.propose(work.decoding, work.spare_rows, work.failed, queued=work.queued)
 
     def room(self, work: Work) -> list[int]:
-        """Rows behind the root that each request that decodes may have in this step, in order."""
+        """Rows after the root that each request that decodes may have in this step, in order."""
         return self._proposer.rooms(work.decoding, work.spare_rows)
 
     def ahead(
         self, shadows: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]
     ) -> list[DraftOrError]:
-        """What the drafter proposes behind the pending drafts of requests; may run on another thread than the rest."""
+        """What the drafter proposes after the pending drafts of requests; may run on another thread than the rest."""
         return self._proposer.ahead(shadows, rooms, stopped)
 
     def expect(self, current: Round, shadows: Sequence[AssumedContext], ahead: Sequence[DraftOrError]) -> None:
@@ -190,13 +190,15 @@ class Engine:
         batch, cache = PackedBatch(), self.cache
         current = Round(batch, [], work.failed)
         spare = work.spare_rows - sum(
-            max(len(draft), self._kept(request)) for request, draft in zip(work.decoding, drafts, strict=True)
+            max(len(draft), self._reserved_rows(request)) for request, draft in zip(work.decoding, drafts, strict=True)
         )
         for request, draft in zip(work.decoding, drafts, strict=True):
             if request.finished:
                 continue
             try:
-                kept = self._kept(request) if self._probes else 0  # a seed's probes do not depend on who else runs
+                kept = (
+                    self._reserved_rows(request) if self._probes else 0
+                )  # a seed's probes do not depend on who else runs
                 tree = self._with_probes(request, draft, kept - len(draft) if kept else spare)
                 rows = 1 + len(tree)
                 cache.reserve(request.slot, rows)
@@ -233,7 +235,7 @@ class Engine:
             current.output = self.target.forward(batch, plan, span=self._tapping(depths))
             if depths:
                 rows = batch.positions, current.output.best, current.output.hidden
-                self._unseen.keep([job.request for job in jobs], *rows)
+                self._backlog.keep([job.request for job in jobs], *rows)
             self._count_what_was_read(current, plan)
             return
         if asked is None and any(job.draft.resume is not None for job in jobs):
@@ -243,7 +245,7 @@ class Engine:
             span = None if last is None else replace(last.span, tap_rows=batch.wanted)
             current.output = self.target.forward(batch, plan, span=span)
         else:
-            self._unseen.show()
+            self._backlog.show()
             drafts = [job.draft for job in jobs]
             current.output, pieces = resumed_forward(
                 self.target, self.cache, batch, drafts, plan, asked, last=last is not None
@@ -295,7 +297,7 @@ class Engine:
             if len(draft) or job.guess is not None:
                 current.num_nodes += len(draft)
                 current.num_accepted += taken - 1
-                current.gained += job.request.standing.weight * (taken - 1)
+                current.gained += job.request.ledger.weight * (taken - 1)
                 depths = draft.tree.depths if job.guess is None else tuple(range(1, len(draft) + 2))
                 job.request.metrics.count_draft(depths, accepted)
                 job.request.metrics.count_sources(draft.sources, verdict.path[:taken])
@@ -326,8 +328,8 @@ class Engine:
             metrics.verify_seconds += verify * share
             metrics.other_seconds += other
         decoding = [job.request for job in current.jobs if not job.prompt]
-        weighed = self.recipe.weighed and not self.controller.resting and not current.ahead
-        if weighed and decoding and not any(each.own_past for each in decoding):
+        may_skip_drafting = self.recipe.may_skip_drafting and not self.controller.resting and not current.ahead
+        if may_skip_drafting and decoding and not any(each.history_only for each in decoding):
             self.controller.measure(
                 num_requests=len(decoding),
                 nodes=current.num_nodes,
@@ -341,7 +343,7 @@ class Engine:
     # ------------------------------------------------------------------ inside
 
     def _decide_shown(self, request: Request) -> None:
-        if self.recipe.weighed and not request.own_past:
+        if self.recipe.may_skip_drafting and not request.history_only:
             request.shown = not self.controller.hopeless(request, len(self.scheduler.running))
 
     def _show_again(self, work: Work, prefixes: Prefixes) -> None:
@@ -357,14 +359,14 @@ class Engine:
         work.decoding = [request for request in work.decoding if not request.finished]
         work.prefill = [(request, count) for request, count in work.prefill if not request.finished]
 
-    def _kept(self, request: Request) -> int:
+    def _reserved_rows(self, request: Request) -> int:
         return self._proposer.kept(request)
 
     def _tapping(self, depths: tuple[int, ...]) -> Span | None:
         return Span(0, self.target.num_layers, taps=depths) if depths else None
 
     def _with_probes(self, request: Request, draft: Draft, spare: int) -> TokenTree:
-        """The draft's tree, and behind it what its verifier wants to see beside, where there is room for all of it.
+        """The draft's tree, and after it what its verifier wants to see next to, where there is room for all of it.
 
         There is none beyond the step's ``spare`` rows, the cache's length or a layer's sliding window, which would hide
         the draft from its probe; nor in a forward that goes on from the draft's resume point: layers below it were run

@@ -1,7 +1,7 @@
 """Where a decoder's parts are: embedding, layers, final norm and head, found by walking the model.
 
 Nearly every decoder of the library is built alike, under changing names: one module, the *body*, holds the list of
-layers and beside it the norm after them; the causal model around it adds the head.
+layers and next to it the norm after them; the causal model around it adds the head.
 
     tokens ── embedding ── layers[0] ─ … ─ layers[L-1] ── final norm ── head ── logits
              └──────────────────────── body ────────────────────────┘
@@ -96,4 +96,4 @@ def _final_norm(body: nn.Module, kind: str) -> nn.Module:
     for name in _FINAL_NORMS:
         if name in parts:
             return parts[name]
-    raise UnsupportedArchitecture(f"{kind}: no norm found after the layers (beside them are: {', '.join(parts)})")
+    raise UnsupportedArchitecture(f"{kind}: no norm found after the layers (next to them are: {', '.join(parts)})")

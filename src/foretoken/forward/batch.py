@@ -27,10 +27,10 @@ class Segment:
         prefix: committed rows in that slot before this step.
         start: index of its first row in the packed batch.
         num_rows: how many rows.
-        tail: uncommitted rows of earlier forwards behind the prefix (a draft model reads its tree level by level).
-        seen: bool [num_rows, tail + num_rows]: which rows behind the prefix each row sees; None means all rows up to
+        tail: uncommitted rows of earlier forwards after the prefix (a draft model reads its tree level by level).
+        seen: bool [num_rows, tail + num_rows]: which rows after the prefix each row sees; None means all rows up to
             itself, as in a chain.
-        depths: positions behind the prefix of the tail's rows and then of these rows, if ``seen`` is given.
+        depths: positions after the prefix of the tail's rows and then of these rows, if ``seen`` is given.
         verification: whether these rows are a root and its draft, perhaps an empty one; a prompt's chunk is not.
     """
 
@@ -78,7 +78,7 @@ class PackedBatch:
 
         Args:
             slot, prefix: the request's slot and its committed rows.
-            tail: rows behind the prefix that they follow, a chain.
+            tail: rows after the prefix that they follow, a chain.
             verification: see :class:`Segment`.
         """
         start = len(self.tokens)
@@ -89,7 +89,7 @@ class PackedBatch:
         self.wanted.extend(range(end - wanted, end))
 
     def add_tree(self, slot: int, prefix: int, root: int, tree: TokenTree) -> None:
-        """Append the root token and the draft behind it; logits of all rows."""
+        """Append the root token and the draft after it; logits of all rows."""
         if tree.is_chain:
             self.add_chunk(slot, prefix, (root, *tree.tokens), wanted=1 + len(tree), verification=True)
             return
@@ -120,9 +120,9 @@ class PackedBatch:
         Args:
             slot, prefix: the request's slot and its committed rows.
             tokens: one per row.
-            depths: position of each row behind the prefix.
-            tail: rows already behind the prefix.
-            tail_depths: their positions behind the prefix.
+            depths: position of each row after the prefix.
+            tail: rows already after the prefix.
+            tail_depths: their positions after the prefix.
             ancestors: for each row, the tail rows it sees; it also sees itself.
         """
         start = len(self.tokens)
@@ -144,7 +144,7 @@ class PackedBatch:
         Args:
             slot, prefix: the request's slot and its committed rows.
             tokens: one per row.
-            first: position of the first row behind the prefix; the others follow.
+            first: position of the first row after the prefix; the others follow.
         """
         start, count = len(self.tokens), len(tokens)
         self.tokens.extend(tokens)

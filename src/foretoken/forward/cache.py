@@ -1,4 +1,4 @@
-"""The K/V cache: a committed prefix per slot, and a speculative tail behind it.
+"""The K/V cache: a committed prefix per slot, and a speculative tail after it.
 
     slot s:  | committed prefix (lengths[s] rows) | tail: rows of the current step | unused ...
                                                     root  n0  n1  n2 ...
@@ -38,7 +38,7 @@ class Mover(Protocol):
     """Moves rows of all buffers faster than a copy of each can."""
 
     def move(self, cache: KVCache, slot: int, to: int, rows: Sequence[int]) -> bool:
-        """Rows of a slot, increasing, to ``to`` and the places behind it; False if it cannot, and nothing was moved."""
+        """Rows of a slot, increasing, to ``to`` and the places after it; False if it cannot, and nothing was moved."""
         ...
 
 
@@ -52,7 +52,7 @@ class KVCache:
         num_layers: layers that will write.
         max_slots: requests held at once, at most.
         max_length: rows per slot, at most.
-        coded: a row is a scale and a code of 8 bits for each element, uint8 [D + 4]; only the fused decoder writes and
+        coded: a row is a scale and a code of 8 bits for each element, uint8 [D + 4]; only the native decoder writes and
             reads such rows (native/int8_kv.h).
     """
 
@@ -112,7 +112,7 @@ class KVCache:
         self._free.sort(reverse=True)
 
     def reserve(self, slot: int, num_rows: int) -> None:
-        """Make room for ``num_rows`` rows behind the committed prefix.
+        """Make room for ``num_rows`` rows after the committed prefix.
 
         Raises:
             ValueError: the slot would exceed ``max_length``.
@@ -132,7 +132,7 @@ class KVCache:
         """
         if self.coded and k_GTD.dtype != torch.uint8:
             raise ConfigError(
-                "kv_cache_dtype='int8' is read by the fused decoder alone, and here a plan has to read keys and "
+                "kv_cache_dtype='int8' is read by the native decoder alone, and here a plan has to read keys and "
                 "values: leave it out"
             )
         keys, values = self.keys[layer], self.values[layer]

@@ -1,4 +1,4 @@
-"""Dense attention over the committed prefix and the tree behind it: the exact plan.
+"""Dense attention over the committed prefix and the tree after it: the exact plan.
 
 Each segment of a packed batch attends to its own slot. What a row may see, for a prefix of 4 and the draft
 root -> (a -> c, b):
@@ -97,7 +97,7 @@ class DensePlan(Plan):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def mix(self, mixer: Mixer, projected: Projected) -> Tensor:
-        """Run the recurrence of each segment behind its slot's state; see forward/ssm/state.py."""
+        """Run the recurrence of each segment after its slot's state; see forward/ssm/state.py."""
         if self._mixing is None:
             self._mixing = Mixing(self.cache, self._batch, scanned=self.scanned)
         return self._mixing(mixer, projected)

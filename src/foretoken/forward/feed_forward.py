@@ -1,4 +1,4 @@
-"""What a layer computes behind attention: a gated MLP, or a router and its experts. Found by walking the layer.
+"""What a layer computes after attention: a gated MLP, or a router and its experts. Found by walking the layer.
 
     gated MLP       y = down(act(gate(x)) * up(x))
     routed experts  y = sum over the k chosen experts e of  w_e down_e(act(gate_e(x)) * up_e(x))
@@ -43,7 +43,7 @@ class GatedMLP:
         gate_up: [..., D] to the gate's and the other projection, [..., F] each, biases included.
         down: [..., F] to [..., D].
         act: the activation of the gate.
-        linears: the projections behind ``gate_up``, two of them or both in one.
+        linears: the projections after ``gate_up``, two of them or both in one.
     """
 
     layer: int
@@ -258,7 +258,7 @@ def _plain(layer: int, module: nn.Module) -> _Laid:
 
 
 def _packed(module: ByExpert) -> _Laid:
-    """The same of those that are quantised, or that the fused decoder has packed."""
+    """The same of those that are quantised, or that the native decoder has packed."""
     return module.linears, None, module.num_experts, 3 * module.width * module.channels
 
 

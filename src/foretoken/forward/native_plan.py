@@ -1,4 +1,4 @@
-"""What a fused decoder needs to know of a plan in order to compute it in one piece.
+"""What a native decoder needs to know of a plan in order to compute it in one piece.
 
 A plan that can be described like this is computed by ``native/``, where that fits the model; every other plan is
 called layer by layer through ``attend``. Both ways give the same result up to rounding. What is sparse is described

@@ -1,7 +1,7 @@
 """Whether a projection is its weight: only then may anybody compute with the weight instead of calling the module.
 
 LoRA, quantised formats and hooks all leave a module that looks like ``nn.Linear`` and computes something else: a
-subclass, a ``forward`` on the instance, a parameter of another type, another parameter beside the weight. Whatever is
+subclass, a ``forward`` on the instance, a parameter of another type, another parameter next to the weight. Whatever is
 not known to be plain is left to its module.
 """
 
@@ -19,7 +19,7 @@ _LIBRARY = ("transformers.models.", "transformers.activations", "transformers.py
 
 
 def why_not_plain(module: nn.Module | None, dtype: torch.dtype | None = None) -> str | None:
-    """What this module is beside the product with a dense float32 or bfloat16 weight on the CPU; None if nothing.
+    """What this module is next to the product with a dense float32 or bfloat16 weight on the CPU; None if nothing.
 
     Args:
         module: what stands where a linear layer is expected, perhaps nothing.
@@ -32,7 +32,7 @@ def why_not_plain(module: nn.Module | None, dtype: torch.dtype | None = None) ->
         return found
     for name in (*module._parameters, *module._buffers, *module._modules):
         if name not in ("weight", "bias"):
-            return f"has a '{name}' beside its weight"
+            return f"has a '{name}' next to its weight"
     weight = module._parameters.get("weight")
     for part in (weight, module._parameters.get("bias")):
         if part is None and part is not weight:

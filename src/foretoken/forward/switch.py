@@ -1,4 +1,4 @@
-"""``FORETOKEN_FUSED`` and ``FORETOKEN_VARIANT``: whether native code computes, and which; read in one place."""
+"""``FORETOKEN_NATIVE`` and ``FORETOKEN_VARIANT``: whether native code computes, and which; read in one place."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 
 from foretoken.core.errors import ConfigError
 
-_NAME = "FORETOKEN_FUSED"
+_NAME = "FORETOKEN_NATIVE"
 
 
 def native_wanted() -> bool:
-    """Whether the fused decoder and the kernels are to be used: they are unless ``FORETOKEN_FUSED=0``.
+    """Whether the native decoder and the kernels are to be used: they are unless ``FORETOKEN_NATIVE=0``.
 
     Raises:
         ConfigError: it is neither 0 nor 1.
     """
     value = os.environ.get(_NAME) or "1"
     if value not in ("0", "1"):
-        raise ConfigError(f"{_NAME}={value}: 0 switches the fused decoder off, 1 leaves it on")
+        raise ConfigError(f"{_NAME}={value}: 0 switches the native decoder off, 1 leaves it on")
     return value == "1"
 
 

@@ -40,12 +40,14 @@ from foretoken.models.quantised import folder as quantised_folder
 
 _NO_FOLDER = "no adapters"  # where the library finds none: they are merged here, so that no two ways apply them
 _PATIENCE = 10.0  # seconds that the hub may take to say whether it has a model
-_OF_CODES = ("weight_scale", "weight_scale_inv", "weight_zero_point", "SCB")  # what stands beside them
+_OF_CODES = ("weight_scale", "weight_scale_inv", "weight_zero_point", "SCB")  # what stands next to them
 _NOT_READ = ("*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pth", "original/*")  # of a hub id's files
 
 
 def auto_class(config: Any) -> Any:
-    """The library's door to the model of a configuration: causal, else one that reads images beside text, or masked."""
+    """The library's door to the model of a configuration: causal, else one that reads images next to text, or
+    masked.
+    """
     for mapping, kind in (
         (MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM),
         (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText),

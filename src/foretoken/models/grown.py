@@ -190,7 +190,7 @@ def _check_family(model: Any, name: str) -> None:
     for part in parts:
         if not family.knows(part):
             raise UnsupportedArchitecture(f"model '{name}': it cannot be grown, the part '{part}' is unknown")
-    if f"{family.body}.{family.final_norm}.weight" not in parts:  # as in OPT with norms behind its sums
+    if f"{family.body}.{family.final_norm}.weight" not in parts:  # as in OPT with norms after its sums
         raise UnsupportedArchitecture(f"model '{name}': it cannot be grown, no norm before its head can carry shares")
 
 

@@ -141,7 +141,7 @@ FAMILIES = {
         _LLAMA,
     ),
     **dict.fromkeys(("granite", "cohere", "cohere2", "stablelm", "phi3", "glm", "glm4"), _LLAMA),
-    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _LLAMA),  # norms behind what a layer adds: zeros stay zeros
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _LLAMA),  # norms after what a layer adds: zeros stay zeros
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granitemoeshared"), _LLAMA),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), replace(_LLAMA, parts=f"{_LLAMA.parts}|{_LATENT}")),
     "gpt_oss": replace(

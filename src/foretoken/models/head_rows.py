@@ -2,9 +2,9 @@
 
     head         [V, D]   stays as it is: the target needs it
     base rows    [K, D]   copied once                               columns 0 .. K-1
-    tail         [m, D]   other rows behind them, few, changed at any time     K .. K+m-1
+    tail         [m, D]   other rows after them, few, changed at any time     K .. K+m-1
 
-In the fused decoder these are a packed head of another length, so that nothing native is new. A row of either kind
+In the native decoder these are a packed head of another length, so that nothing native is new. A row of either kind
 gives the very logit that the whole head gives.
 
 Letters: M rows of hidden states, D width, V vocabulary, C columns: K base rows and m of the tail.
@@ -42,7 +42,7 @@ class HeadRows:
         vocab_size: V of the columns, where that is a target's whose table is padded otherwise; None: the model's.
     Attributes:
         columns: the tokens that its columns stand for.
-        packed: for the fused decoder; None where the model has none.
+        packed: for the native decoder; None where the model has none.
     Raises:
         ValueError: ids that are none, twice there, or not of the vocabulary.
         UnsupportedArchitecture: the model does more to hidden states than a linear head.
@@ -53,7 +53,7 @@ class HeadRows:
         self._base = torch.tensor(list(ids), dtype=torch.int64, device=model.device)
         self.columns = Columns(self._base, self._vocab_size)
         self._tail: list[int] = []
-        self._pack: _Pack = _Tiles(model.fused.head) if model.fused is not None else _Plain(model)
+        self._pack: _Pack = _Tiles(model.native_decoder.head) if model.native_decoder is not None else _Plain(model)
         self._pack.put(0, self._base)
         self._check(model)
 
@@ -70,7 +70,7 @@ class HeadRows:
         return self._pack.head(len(self))
 
     def score(self, normed_MD: Tensor) -> Tensor:
-        """Logits float32 [M, C] of states behind the final norm; for models without a fused decoder."""
+        """Logits float32 [M, C] of states after the final norm; for models without a native decoder."""
         return self._pack.score(normed_MD, len(self))
 
     def set_tail(self, ids: Sequence[int]) -> None:
@@ -117,7 +117,7 @@ class _Pack(Protocol):
 
 
 class _Tiles(_Pack):
-    """Tiles of the fused decoder, filled row by row from those of the whole head."""
+    """Tiles of the native decoder, filled row by row from those of the whole head."""
 
     def __init__(self, whole: Head) -> None:
         self._head, self._whole = whole, whole.packed
@@ -144,7 +144,7 @@ class _Tiles(_Pack):
         return self._head._replace(packed=self._packed[: -(-count // 16)], vocab_size=count, bias_V=bias_C)
 
     def score(self, normed_MD: Tensor, count: int) -> Tensor:
-        raise NotImplementedError("a packed head is scored by the fused decoder")
+        raise NotImplementedError("a packed head is scored by the native decoder")
 
 
 def _nothing_of(like: Tiles, tiles: int) -> Tiles:

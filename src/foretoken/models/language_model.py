@@ -31,8 +31,7 @@ from foretoken.forward.span import Span, passed_by, within
 from foretoken.forward.ssm import adopt
 from foretoken.forward.ssm.layout import REMEDY
 from foretoken.forward.ssm.state import cache_for
-from foretoken.models.adoption import native_trial as fused_trial
-from foretoken.models.adoption import probe, trial
+from foretoken.models.adoption import native_trial, probe, trial
 from foretoken.models.adoption.fit import fits_by_name, misfit
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.processor import bfloat16_speed
@@ -54,7 +53,7 @@ class SomeOfHead(Protocol):
 
     Attributes:
         columns: the tokens that its columns stand for.
-        packed: for the fused decoder; None where the model has none.
+        packed: for the native decoder; None where the model has none.
     """
 
     columns: Columns
@@ -65,7 +64,7 @@ class SomeOfHead(Protocol):
     def __len__(self) -> int: ...
 
     def score(self, normed_MD: Tensor) -> Tensor:
-        """Logits float32 [M, C] of states behind the final norm; for models without a fused decoder."""
+        """Logits float32 [M, C] of states after the final norm; for models without a native decoder."""
         ...
 
 
@@ -79,7 +78,7 @@ class Output:
         peaks: its logit; NaN if any logit of the row is.
         top_ids: the k most probable tokens of each row, most probable first, M * k of them; empty if not asked for.
         top_shares: their probabilities at temperature 1; NaN if any logit of the row is.
-        hidden: the span's taps by depth, [rows, D]: float32 from the fused decoder, else the model's dtype.
+        hidden: the span's taps by depth, [rows, D]: float32 from the native decoder, else the model's dtype.
         columns: of the logits, where some rows of the head were scored; None: column i is token i.
     """
 
@@ -183,7 +182,7 @@ class LanguageModel:
         self.layers_loaded = self.layer_rows = 0
         self.scored_rows = 0.0  # where some rows of the head were scored, their share
         self._whole = Span(0, self.num_layers)
-        self.fused: decoder.FusedDecoder | None = None
+        self.native_decoder: decoder.NativeDecoder | None = None
         self.kv_cache_dtype = kv_cache_dtype
         # the trial forwards of a small model are many small operations, after each of which torch's threads spin
         with one_thread() if self.num_parameters <= _SMALL else nullcontext():
@@ -192,7 +191,7 @@ class LanguageModel:
                 self._check_codes("it has state-space layers" if self.mixers else misfit(model))
             if packed:
                 self._pack()
-        if kv_cache_dtype == "int8" and self.fused is None:
+        if kv_cache_dtype == "int8" and self.native_decoder is None:
             self._check_codes("it computes other logits there than its own modules")
 
     @property
@@ -206,7 +205,7 @@ class LanguageModel:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are not text: what ends a generation, and what the tokenizer holds beside its vocabulary.
+        """Tokens that are not text: what ends a generation, and what the tokenizer holds next to its vocabulary.
 
         The latter marks roles, tools or thoughts; a few tokenizers keep runs of spaces there, too.
         """
@@ -242,9 +241,9 @@ class LanguageModel:
         self.layer_rows += layers * len(batch)
         self.scored_rows += len(batch.wanted) * (1.0 if head is None else len(head) / self.vocab_size)
         columns = None if head is None else head.columns
-        if self.fused is not None and plan.native is not None:
+        if self.native_decoder is not None and plan.native is not None:
             packed = None if head is None else head.packed
-            ranked = self.fused.forward(batch, plan.native, span or self._whole, top=top, head=packed)
+            ranked = self.native_decoder.forward(batch, plan.native, span or self._whole, top=top, head=packed)
             return Output.ranked(ranked, columns)
         skipped = () if head is None else (anatomy.find(self.model).head,)
         with torch.inference_mode(), attention.following(plan), swapped(plan.swaps), passed_by(skipped):
@@ -260,7 +259,7 @@ class LanguageModel:
                 if head is not None:
                     logits_MV = head.score(logits_MV)
                 return Output.of(logits_MV, top=top, columns=columns)
-            if span.entering_TD is not None:  # perhaps the fused decoder's, which are float32
+            if span.entering_TD is not None:  # perhaps the native decoder's, which are float32
                 span = replace(span, entering_TD=span.entering_TD.to(self.dtype))
             with within(anatomy.find(self.model), span) as hidden:
                 logits_MV = self.model(**inputs).logits[0]
@@ -287,8 +286,8 @@ class LanguageModel:
         """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself."""
         if self.device.type != "cpu":
             return
-        self.fused = fused_trial.adopt(self.model, self.max_length, self._logits, self.mixers)
-        if self.fused is not None:
+        self.native_decoder = native_trial.adopt(self.model, self.max_length, self._logits, self.mixers)
+        if self.native_decoder is not None:
             return
         odd = why_not_its_weights(self.model, [mixer.module for mixer in self.mixers])
         if odd is not None and not fits_by_name(self.model):
@@ -309,10 +308,10 @@ class LanguageModel:
             self._compare("packed weights", trial.read(self._logits, self.max_length), expected_MV)
 
     def _check_codes(self, odd: str | None) -> None:
-        """Refuse keys and values in codes of 8 bits where the fused decoder does not compute the model."""
+        """Refuse keys and values in codes of 8 bits where the native decoder does not compute the model."""
         if odd is not None:
             raise ConfigError(
-                f"kv_cache_dtype='int8' is for models that the fused CPU decoder computes, and not model "
+                f"kv_cache_dtype='int8' is for models that the native CPU decoder computes, and not model "
                 f"'{self.name}': {odd}; leave it out"
             )
 
@@ -345,7 +344,7 @@ class LanguageModel:
 
 
 def _counting(model: Any) -> str:
-    """What lies behind the failure of a model that cannot be told its positions; empty if it can be."""
+    """What lies after the failure of a model that cannot be told its positions; empty if it can be."""
     if "position_ids" in inspect.signature(model.forward).parameters:
         return ""
     return (

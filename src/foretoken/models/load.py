@@ -69,7 +69,7 @@ def load(
         max_length: longest sequence to serve; None takes the model's own limit.
         revision: of a hub id: a branch, a tag or a commit.
         trust_remote_code: run Python code that comes with the checkpoint; nobody is asked.
-        kv_cache_dtype: "auto" (the model's) or "int8": keys and values in codes of 8 bits, on the fused decoder.
+        kv_cache_dtype: "auto" (the model's) or "int8": keys and values in codes of 8 bits, on the native decoder.
     Raises:
         ConfigError: unknown dtype or device, a length beyond the model's, a revision of what has none, or a model that
             cannot have its keys in codes.
@@ -212,7 +212,7 @@ def place_of(device: str) -> torch.device:
 
 
 def _dtype(dtype: Any, config: Any) -> torch.dtype:
-    """What is not quantised is loaded in; beside quantised weights, float16 becomes bfloat16."""
+    """What is not quantised is loaded in; next to quantised weights, float16 becomes bfloat16."""
     dtype = named(ModelOptions, "dtype").check(dtype)
     if dtype in SCHEMES:
         own = _dtype("auto", config)
@@ -221,7 +221,7 @@ def _dtype(dtype: Any, config: Any) -> torch.dtype:
         for part in (config, config.get_text_config(decoder=True)):  # a wrapper may leave it to its parts
             found = getattr(part, "dtype", None)
             if isinstance(found, torch.dtype):
-                # beside quantised weights little is left; float32 holds it exactly, and processors are slow in float16
+                # next to quantised weights little is left; float32 holds it exactly, and processors are slow in float16
                 quantised = found == torch.float16 and quantised_folder.settings_of(config) is not None
                 return torch.float32 if quantised else found
         return torch.float32

@@ -1,7 +1,7 @@
 """LoRA folders: a checkpoint that is a correction of another one, merged into it when it is loaded.
 
 Merged, the layers are plain again and every fast path is open; in bfloat16 the sum is rounded once more than with the
-correction beside the layer. ``peft`` reads and merges; without it such a folder is refused, because what is left then
+correction next to the layer. ``peft`` reads and merges; without it such a folder is refused, because what is left then
 is the base model, and its text is another one.
 """
 

@@ -25,7 +25,7 @@ SHAPES = {
     "draft152k": (1024, 4, 2816, 16, 4, 151936),
 }
 
-# options of a family's config beside those that all of them have
+# options of a family's config next to those that all of them have
 FAMILY_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-100m": (
         "gemma3_text",

@@ -1,11 +1,11 @@
 """The compiled decoder of this machine: what the wheel brought, else what its own C compiler makes, else none.
 
-A wheel's library (variants.py) is used if it was made of the very sources beside this file, is whole, and has passed
+A wheel's library (variants.py) is used if it was made of the very sources next to this file, is whole, and has passed
 its self-test on this machine. Else decoder.c is compiled and kept in the user's cache folder under a name made of
 the source, the compiler, its flags and the processor: it is rebuilt exactly when one of them changes. Building takes
 some seconds and happens at the first load of a model that can use it: one process builds, the others wait for it. A
-library of the cache is loaded only if nobody but its owner, who runs this, can have written it. ``FORETOKEN_FUSED=0``
-switches the fused decoder off; ``FORETOKEN_VARIANT=avx512-bf16`` takes that kind's instead of the best for this
+library of the cache is loaded only if nobody but its owner, who runs this, can have written it. ``FORETOKEN_NATIVE=0``
+switches the native decoder off; ``FORETOKEN_VARIANT=avx512-bf16`` takes that kind's instead of the best for this
 processor, compiled if the wheel has not brought it.
 """
 
@@ -44,7 +44,7 @@ def library() -> ctypes.CDLL | None:
     """The compiled decoder, or None where it cannot be had (the reason is said once, in a warning).
 
     Raises:
-        ConfigError: ``FORETOKEN_FUSED`` is neither 0 nor 1, or ``FORETOKEN_VARIANT`` names nothing that this processor
+        ConfigError: ``FORETOKEN_NATIVE`` is neither 0 nor 1, or ``FORETOKEN_VARIANT`` names nothing that this processor
             can run.
     """
     if not native_wanted():
@@ -63,7 +63,7 @@ def library() -> ctypes.CDLL | None:
         return found_or_built(compiler, variants.NATIVE if variant_wanted() is None else able[0].options)
     except (OSError, subprocess.SubprocessError, _Unfit) as error:
         detail = getattr(error, "stderr", None) or str(error)
-        log.warning("the fused CPU decoder cannot be used, the slower general path is: %s", detail.strip()[-500:])
+        log.warning("the native CPU decoder cannot be used, the slower general path is: %s", detail.strip()[-500:])
         return None
 
 
@@ -107,7 +107,7 @@ def found_or_built(compiler: list[str], options: Sequence[str] = variants.NATIVE
         with _alone(folder):
             with contextlib.suppress(OSError, _Unfit):  # another process may have built it meanwhile
                 return _kept(target)
-            log.warning("compiling the fused CPU decoder for this machine, once (some seconds, rarely minutes)")
+            log.warning("compiling the native CPU decoder for this machine, once (some seconds, rarely minutes)")
             return _built(compiler, options, target)
 
 
@@ -128,7 +128,7 @@ def _built(compiler: list[str], options: Sequence[str], target: Path) -> ctypes.
 
 
 def _kept(path: Path) -> ctypes.CDLL:
-    """A library that was built before. Behind its content lies its digest: loading half a file ends the process.
+    """A library that was built before. After its content lies its digest: loading half a file ends the process.
 
     Raises:
         OSError, _Unfit: see :func:`_own`; or it is not what was built.
@@ -173,7 +173,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
 def _ready_made(able: Sequence[variants.Variant]) -> ctypes.CDLL | None:
     """The best of these libraries that came with the wheel; None if there is none of these sources, or it is unfit.
 
-    It is trusted as the code beside it is. That it works here is tried once; a mark in the cache folder says so.
+    It is trusted as the code next to it is. That it works here is tried once; a mark in the cache folder says so.
     """
     variant = next((each for each in able if each.library.is_file()), None)  # an old compiler leaves the newest out
     if variant is None:
@@ -191,9 +191,9 @@ def _ready_made(able: Sequence[variants.Variant]) -> ctypes.CDLL | None:
             if folder is not None:
                 (folder / f"tried-{name}").touch(mode=0o600)
     except (OSError, _Unfit) as error:
-        log.warning("the fused CPU decoder that was installed cannot be used: %s", error)
+        log.warning("the native CPU decoder that was installed cannot be used: %s", error)
         return None
-    log.info("the fused CPU decoder is the one that was installed for this kind of processor (%s)", variant.name)
+    log.info("the native CPU decoder is the one that was installed for this kind of processor (%s)", variant.name)
     return found
 
 

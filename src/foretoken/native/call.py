@@ -48,7 +48,7 @@ class OpenCall:
         room: of the cache; None: no layer is run.
         angles: as many positions as the rows have.
         logits_MV: room for the rows' logits, padded as the head is. With more rows than are wanted, there is room for
-            as many further forwards of the wanted rows behind this one.
+            as many further forwards of the wanted rows after this one.
         width: D.
         top: how many tokens of each wanted row to rank.
         threads: that compute it.
@@ -56,7 +56,7 @@ class OpenCall:
     Attributes:
         native: the description.
         segments: of the batch.
-        tapped: [taps, tapped rows, D] of this forward, and of those behind it.
+        tapped: [taps, tapped rows, D] of this forward, and of those after it.
     """
 
     def __init__(

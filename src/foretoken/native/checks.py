@@ -47,7 +47,7 @@ class Sizes:
 
 
 def check_layout(layout: Layout) -> None:
-    """What native code takes for granted of a layout beside its blocks.
+    """What native code takes for granted of a layout next to its blocks.
 
     Raises:
         ValueError: embedding, last gain or head have other sizes.
@@ -77,7 +77,7 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         halves: half the elements that each of the layout's rotaries rotates.
     Raises:
         ValueError: a projection, a bias, a scale or a gain has another size than the layout gives it, a part of an MLP
-            is missing, a rotary is none of the layout's, experts do not fit together, a mixer beside attention has an
+            is missing, a rotary is none of the layout's, experts do not fit together, a mixer next to attention has an
             MLP of its own, or a parallel block has more than attention and one other branch that are added as they are.
     """
     width = layout.width
@@ -96,7 +96,7 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
     if block.beside is not None:
         check_block(layout, block.beside, halves)
         if block.parallel or block.beside.up is not None or block.beside.experts is not None:
-            raise ValueError("block.beside: a mixer without an MLP or experts, beside attention that is not parallel")
+            raise ValueError("block.next to: a mixer without an MLP or experts, next to attention that is not parallel")
     queries, keys = layout.heads * layout.head_dim, layout.kv_heads * layout.head_dim
     own = {"q": (queries, block.q), "k": (keys, block.k), "v": (keys, block.v)}
     if (block.k is None) != (block.v is None) or (block.k is None and (block.window or block.k_norm_d is not None)):
@@ -117,7 +117,7 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
     if block.parallel:
         ends = block.attention_end_norm_D is not None or block.mlp_end_norm_D is not None
         if ends or layout.residual_scale != 1 or (block.up is None) == (block.experts is None):
-            raise ValueError("block.parallel: an MLP or experts, no norms behind the branches, and residual_scale 1")
+            raise ValueError("block.parallel: an MLP or experts, no norms after the branches, and residual_scale 1")
     if (block.q_norm_d is None) != (block.k_norm_d is None) and every:
         raise ValueError("k_norm_d is missing: queries and keys are both normed over all heads, or neither is")
     if block.rotary is not None:
@@ -190,7 +190,7 @@ def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> Non
     _check_entry(sizes, batch, span)
     _check_range("batch.wanted", batch.wanted, num_rows)
     if list(span.taps) != sorted(set(span.taps)) or any(not span.first < each <= span.last for each in span.taps):
-        raise ValueError(f"span.taps={span.taps}: increasing depths behind layer {span.first}, up to {span.last}")
+        raise ValueError(f"span.taps={span.taps}: increasing depths after layer {span.first}, up to {span.last}")
     if span.tap_rows is not None:
         _check_range("span.tap_rows", span.tap_rows, num_rows)
     if plan.thresholds is not None:
@@ -223,7 +223,7 @@ def check_head(own: Tiles, packed: Tiles, count: int, top: int) -> None:
 
 
 def check_beside(beside_TQ: Tensor, num_rows: int, width: int) -> None:
-    """What is added beside the residual stream.
+    """What is added next to the residual stream.
 
     Raises:
         ValueError: it has not a row for each row of the batch.

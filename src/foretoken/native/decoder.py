@@ -1,8 +1,8 @@
-"""The fused CPU decoder: the whole forward of a common decoder in one native call.
+"""The native CPU decoder: the whole forward of a common decoder in one native call.
 
 For models of a few hundred million parameters most of a small step is the cost of calling hundreds of small kernels.
 This path does the same arithmetic (decoder.c) for every decoder that a layout (layout.py) can describe: models of
-transformers (families.py, fit.py), and what drafting methods put beside them.
+transformers (families.py, fit.py), and what drafting methods put next to them.
 
 Letters: T packed rows, V vocabulary, D width, Q queries, keys and values of a row together.
 """
@@ -40,7 +40,7 @@ class _NativeBlocks(NamedTuple):
     memory: tuple[object, ...]
 
 
-class FusedDecoder:
+class NativeDecoder:
     """A decoder whose forward is one native call; several threads may use it at once (team.py).
 
     Args:
@@ -143,7 +143,7 @@ class FusedDecoder:
         Args:
             head: read in place of its own one, of the same width and dtype.
             beside_TQ: float32, added to the queries, keys and values of the span's first layer as they were projected:
-                the share of something else that the layer reads beside the residual stream.
+                the share of something else that the layer reads next to the residual stream.
         Raises:
             InputError: a token is not in the embedding.
             ValueError: batch, plan or span do not fit this decoder; see checks.py.

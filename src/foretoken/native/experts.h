@@ -1,4 +1,4 @@
-/* A mixture of experts in the place of an MLP, or beside one: a router chooses a few of many gated MLPs for each row.
+/* A mixture of experts in the place of an MLP, or next to one: a router chooses a few of many gated MLPs for each row.
  *
  *     route     row by row: norm, scores of all experts, the best of them, their shares
  *     group     pairs of a row and an expert that it has chosen, in the order of experts
@@ -26,7 +26,7 @@ static inline long tiles_of_item(const Job *job, const Experts *x) {
     return even < most ? even : most;
 }
 
-/* Tiles of what scores experts, and of what opens the MLP beside them. */
+/* Tiles of what scores experts, and of what opens the MLP next to them. */
 static inline long router_tiles(const Experts *x) { return (x->count + x->opens + 15) / 16; }
 
 typedef struct {
@@ -56,7 +56,7 @@ static Pairs pairs_of(const Job *job, const Experts *x, int32_t *memory) {
     return y;
 }
 
-/* The weight of one of several that lie one behind the other, each of so many tiles. */
+/* The weight of one of several that lie one after the other, each of so many tiles. */
 static inline Matrix one_of(const Matrix *all, long which, long tiles) {
     Matrix y = *all;
     y.tiles = (const char *)y.tiles + which * tiles * y.stride;

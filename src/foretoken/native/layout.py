@@ -93,7 +93,7 @@ class Block:
         rotary: by which of the layout's rotaries; None: queries and keys are not rotated.
         gate, up, down: the MLP's projections, ``down(act(gate(x)) * up(x))``; gate None: ``down(act(up(x)))``; all
             None: there is no MLP.
-        experts: in the place of the MLP, or beside it: then the sum of both; or None.
+        experts: in the place of the MLP, or next to it: then the sum of both; or None.
         mlp_norm_D, mlp_end_norm_D: as those of attention.
         attention_shift_D, mlp_shift_D: added to what the norms before attention and the MLP give, or None.
         parallel: the MLP reads the stream that attention reads, and both are added to it.
@@ -124,7 +124,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StateBlock:
-    """A layer with a state-space mixer in the place of attention, or what is beside it; see ssm.inc.
+    """A layer with a state-space mixer in the place of attention, or what is next to it; see ssm.inc.
 
     Attributes:
         project: to z, x, B, C and dt of a row, in this order.
@@ -169,8 +169,8 @@ class MLPBlock:
 class PackedBlock(NamedTuple):
     """A block's packed weights; see packing.py. What is None the block does not have; a mixer's projection is `qkv`.
 
-    ``experts`` are their gates and ups, and their downs; those of all of them lie one behind the other. ``mixer`` are
-    the in and the out projection of one beside attention.
+    ``experts`` are their gates and ups, and their downs; those of all of them lie one after the other. ``mixer`` are
+    the in and the out projection of one next to attention.
     """
 
     qkv: Tiles | None

@@ -5,11 +5,11 @@
  *     sums       16 rows at most of 16 outputs
  *
  * One instruction adds a tile of inputs times a tile of weights to a tile of sums; what it takes of the inner dimension is a
- * cut. Cuts begin at multiples of 16 units, and zeros stand behind a last one that is shorter.
+ * cut. Cuts begin at multiples of 16 units, and zeros stand after a last one that is shorter.
  *
  * The first and the second elements of a cut's units are summed apart, then together, then added: other bits than those of
  * vectors, which take unit by unit. So where the matrix unit is used every product with bfloat16 weights goes through it, of a
- * single row, too. A row's sums are its own, whatever rows are beside it.
+ * single row, too. A row's sums are its own, whatever rows are next to it.
  *
  * Products of codes (quantised.h) are left to vectors: after each 32 inputs their sums are scaled, one by one, which takes
  * longer than the unit's own work.
@@ -57,7 +57,7 @@ static void shape_tiles(long rows, long others) {
     __asm__ volatile("ldtilecfg %0" ::"m"(y));
 }
 
-/* What a tile of weights is loaded from: themselves, or their open units and zeros, or those behind the last whole cut. */
+/* What a tile of weights is loaded from: themselves, or their open units and zeros, or those after the last whole cut. */
 static inline __attribute__((always_inline)) const char *cut_of(const char *w, long cut, long units, const int32_t *only,
                                                                  long num_only, char *room) {
     w += cut * CUT;
@@ -72,8 +72,8 @@ static inline __attribute__((always_inline)) const char *cut_of(const char *w, l
 }
 
 /* Sums of a block of rows over NT tiles of outputs, [row][NT x 16]. BROAD: there are more than 16 rows, and at most two tiles.
- * next: the tiles behind these, which are asked for early; NULL: those at hand are near, and so are the next.
- * only: as in products.inc. x_rest: the rows' inputs behind the last whole cut, then zeros; LINE apart. */
+ * next: the tiles after these, which are asked for early; NULL: those at hand are near, and so are the next.
+ * only: as in products.inc. x_rest: the rows' inputs after the last whole cut, then zeros; LINE apart. */
 static inline __attribute__((always_inline)) void sum_block(const int BROAD, const int NT, const char *w, long w_stride,
                                                             const char *next, const char *x, long x_stride,
                                                             const char *x_rest, long units, const int32_t *only,
@@ -153,7 +153,7 @@ typedef struct {
     long num_only;
 } Tiled;
 
-/* The inputs of some rows behind the last whole cut, then zeros. */
+/* The inputs of some rows after the last whole cut, then zeros. */
 static inline void rest_of(const Tiled *y, const char *x, long rows, char *rest) {
     const long whole = y->units / 16, bytes = y->units % 16 * 4;
     if (!bytes) return;

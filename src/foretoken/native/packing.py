@@ -82,7 +82,7 @@ def parts_of(packed: Tiles) -> list[Tensor]:
 
 
 class TiledLinear(nn.Module):
-    """``nn.Linear`` over weights that the fused decoder has packed: the library's layers keep working.
+    """``nn.Linear`` over weights that the native decoder has packed: the library's layers keep working.
 
     Args:
         packed: possibly every other tile of a larger pack.
@@ -168,7 +168,7 @@ class TiledLinear(nn.Module):
 
 
 class TiledPair(nn.Module):
-    """A linear layer whose outputs are those of two packed weights, the second's behind the first's.
+    """A linear layer whose outputs are those of two packed weights, the second's after the first's.
 
     Args:
         first, second: of the same inputs, both with biases or both without.

@@ -17,7 +17,7 @@
  * lines at a time than there are on their way from memory. As many as that are on their way from several tiles together. */
 #define LINES_AHEAD(TILES) ((TILES) > 2 ? 48 : 96)
 #define STEP 32 /* inputs of a row that share a step; of a whole row's the last ones may be fewer */
-/* Rows whose sums are in registers together, and how many parts of tiles at a time: beside every sum of integers a sum of
+/* Rows whose sums are in registers together, and how many parts of tiles at a time: next to every sum of integers a sum of
  * floats is kept. Four rows and more are enough to keep the processor busy with one part; six of 4 bits gain by sharing what
  * two parts load. */
 #if REGISTERS > 16
@@ -33,7 +33,7 @@
 #endif
 #endif
 
-enum { SMALLER, SAME, LARGER }; /* groups, beside a step */
+enum { SMALLER, SAME, LARGER }; /* groups, next to a step */
 
 typedef part_of_signs sums_of_codes; /* LANES of them */
 
@@ -233,7 +233,7 @@ static inline __attribute__((always_inline)) part parameters(const char *from, l
 }
 
 /* MR rows times NP parts of tiles. The first tile begins at `tile`, of which the parts from `part_of_tile` on are taken;
- * `next` is the tile that will be first after them. SIZE: of groups, beside a step: SMALLER, SAME or LARGER. */
+ * `next` is the tile that will be first after them. SIZE: of groups, next to a step: SMALLER, SAME or LARGER. */
 static inline __attribute__((always_inline)) void coded_block(const int MR, const int NP, const int BITS, const int SIZE,
                                                               const Matrix *w, const Places *at, const char *tile,
                                                               const char *next, int part_of_tile, const char *x, long x_stride,

@@ -4,7 +4,7 @@
     tiled    [S, G, C / 16, units, 16]        those of 16 positions side by side, for products
 
 A committed row never changes, so a tile is laid out once, when its 16 rows are committed and a forward comes by; tiles
-behind those are laid out by every forward that reads them. What the cache forgets it tells its followers. This costs
+after those are laid out by every forward that reads them. What the cache forgets it tells its followers. This costs
 the memory of the keys a second time; without it every forward lays out the whole prefix again.
 
 Letters: S slots, G key/value heads, C capacity, D key width, L layers.
@@ -67,7 +67,7 @@ class Room:
             self._known_LSG[:, slot].clamp_(max=length // _TILE)
 
     def move(self, cache: KVCache, slot: int, to: int, rows: Sequence[int]) -> bool:
-        """Move rows of a slot to ``to`` and the places behind it, in all layers; False if the buffers are elsewhere.
+        """Move rows of a slot to ``to`` and the places after it, in all layers; False if the buffers are elsewhere.
 
         Args:
             rows: increasing, none of them before the place that it goes to.

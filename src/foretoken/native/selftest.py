@@ -2,9 +2,9 @@
 
 A tiny random decoder reads the same rows one by one, in chunks of every size that a product treats in its own way, and
 as a tree, with one thread and with two. The last of them lie in a second tile of attention's columns (types.h), and the
-tree on its edge. All must agree bit for bit: with a window, with everything that a layout can ask for beside the common
-anatomy, experts among it, and with quantised weights, keys and values; a product with such weights must have the bits
-of its definition. It takes about a second.
+tree on its edge. All must agree bit for bit: with a window, with everything that a layout can ask for next to the
+common anatomy, experts among it, and with quantised weights, keys and values; a product with such weights must have the
+bits of its definition. It takes about a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.quantised_weight import QuantisedLinear, rounded
 from foretoken.forward.span import Span
-from foretoken.native.decoder import FusedDecoder
+from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Block, Experts, Layout, Projection
 from foretoken.native.packing import TiledLinear, packed_of
 from foretoken.native.team import Team
@@ -60,7 +60,7 @@ def failure(library: ctypes.CDLL) -> str | None:
         layout = _layout(dtype, scheme)
         if anatomy != "common":
             layout = _uncommon(layout, scheme) if anatomy == "uncommon" else _parallel(layout, scheme)
-        decoder = FusedDecoder(layout, library)
+        decoder = NativeDecoder(layout, library)
         coded = scheme is not None
         alone = _rows(decoder, [1] * len(_TOKENS), threads=1, coded=coded)
         if not alone.isfinite().all():
@@ -191,7 +191,7 @@ def _uncommon(layout: Layout, scheme: tuple[int, int | None] | None) -> Layout:
 
 
 def _parallel(layout: Layout, scheme: tuple[int, int | None] | None) -> Layout:
-    """A parallel block with biases everywhere, and a mixture beside an MLP; LayerNorms and learned positions."""
+    """A parallel block with biases everywhere, and a mixture next to an MLP; LayerNorms and learned positions."""
     generator = torch.Generator().manual_seed(3)
     weight = _weights(layout.dtype, scheme, generator)
 
@@ -245,11 +245,11 @@ def _experts(dtype: torch.dtype, weight: Callable[[int, int], Projection], gener
     )
 
 
-def _rows(decoder: FusedDecoder, chunks: Sequence[int], *, threads: int, coded: bool) -> Tensor:
+def _rows(decoder: NativeDecoder, chunks: Sequence[int], *, threads: int, coded: bool) -> Tensor:
     return _after(decoder, _TOKENS, chunks, threads=threads, coded=coded)[0]
 
 
-def _paths(decoder: FusedDecoder, *, coded: bool) -> Iterator[Tensor]:
+def _paths(decoder: NativeDecoder, *, coded: bool) -> Iterator[Tensor]:
     """The last row of each node's path, the root's first, read token by token."""
     tree, before = _tree_tokens(), _TOKENS[:_TREE_BEHIND]
     _, cache = _after(decoder, before, [1] * len(before), threads=1, coded=coded)
@@ -266,7 +266,7 @@ def _tree_tokens() -> TokenTree:
     return TokenTree([(5 + 3 * each) % _VOCAB for each in range(len(_PARENTS))], _PARENTS)
 
 
-def _tree(decoder: FusedDecoder, *, coded: bool) -> Tensor:
+def _tree(decoder: NativeDecoder, *, coded: bool) -> Tensor:
     _, cache = _after(decoder, _TOKENS[:_TREE_BEHIND], (_TREE_BEHIND,), threads=1, coded=coded)
     cache.reserve(0, 1 + len(_PARENTS))
     batch = PackedBatch()
@@ -275,7 +275,7 @@ def _tree(decoder: FusedDecoder, *, coded: bool) -> Tensor:
 
 
 def _after(
-    decoder: FusedDecoder, tokens: tuple[int, ...], chunks: Sequence[int], *, threads: int, coded: bool
+    decoder: NativeDecoder, tokens: tuple[int, ...], chunks: Sequence[int], *, threads: int, coded: bool
 ) -> tuple[Tensor, KVCache]:
     cache = KVCache(_NUM_BLOCKS, 1, _CAPACITY, coded=coded)
     slot = cache.acquire()
@@ -286,7 +286,7 @@ def _after(
     return torch.cat(found), cache
 
 
-def _chunk(decoder: FusedDecoder, cache: KVCache, tokens: Sequence[int], *, threads: int) -> Tensor:
+def _chunk(decoder: NativeDecoder, cache: KVCache, tokens: Sequence[int], *, threads: int) -> Tensor:
     cache.reserve(0, len(tokens))
     batch = PackedBatch()
     batch.add_chunk(0, cache.lengths[0], tokens, wanted=len(tokens))
@@ -295,7 +295,7 @@ def _chunk(decoder: FusedDecoder, cache: KVCache, tokens: Sequence[int], *, thre
     return logits
 
 
-def _forward(decoder: FusedDecoder, cache: KVCache, batch: PackedBatch, *, threads: int) -> Tensor:
+def _forward(decoder: NativeDecoder, cache: KVCache, batch: PackedBatch, *, threads: int) -> Tensor:
     with Team(threads) as team:
         found = decoder.forward(batch, NativePlan(cache), Span(0, _NUM_BLOCKS), top=0).logits_MV.clone()
     team.close()

@@ -1,6 +1,6 @@
-"""State-space layers in the fused decoder: a mixer's description, and what a forward reads of a cache's states.
+"""State-space layers in the native decoder: a mixer's description, and what a forward reads of a cache's states.
 
-    steps   rows behind the committed prefix, depth first, with the level of the state that each follows and leaves
+    steps   rows after the committed prefix, depth first, with the level of the state that each follows and leaves
 
         root ── a ─┬─ b ── c      row     root  a  b  c  d      a level is one state of a head; the last child of a row
                    └─ d           from     -1   0  0  1  0      goes on in its parent's, so that a chain needs one
@@ -156,7 +156,7 @@ def depth_first(parents: Sequence[int], *, keep_last: bool = False) -> tuple[arr
 
     Args:
         parents: of each row; -1: the committed prefix, -2: the row is not walked.
-        keep_last: the state behind the last row is wanted, too.
+        keep_last: the state after the last row is wanted, too.
     """
     children: dict[int, list[int]] = {}
     for row, parent in enumerate(parents):

@@ -41,7 +41,7 @@ typedef struct {
 typedef struct {
     const Model *model; /* a forward ... */
     const Call *call;
-    const Call *rest;      /* the call of those rows alone that are read behind the last layer; NULL: of all */
+    const Call *rest;      /* the call of those rows alone that are read after the last layer; NULL: of all */
     const int32_t *places; /* [num_rows]: where among them a row lies, or -1 */
     const Linear *linear; /* ... or one product, of these inputs */
     const void *inputs;

@@ -1,4 +1,4 @@
-"""The library's module of routed experts over weights that the fused decoder has packed: its layers keep working."""
+"""The library's module of routed experts over weights that the native decoder has packed: its layers keep working."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TiledExperts(ByExpert):
 
     Args:
         own: the module that this stands for; it is given back by :meth:`unpacked`, and has no weights until then.
-        gate_up, down: of all experts, packed one behind the other; the gate's tiles and the other factor's in turn.
+        gate_up, down: of all experts, packed one after the other; the gate's tiles and the other factor's in turn.
         library: compiled decoder.c.
     """
 

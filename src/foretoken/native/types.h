@@ -80,7 +80,7 @@ typedef struct {
 /* Experts in the place of an MLP; see experts.h. */
 typedef struct {
     Matrix router;        /* to `count` scores and what opens the shared MLP, padded to whole tiles; not quantised */
-    Matrix gate_up, down; /* of all of them, one behind the other */
+    Matrix gate_up, down; /* of all of them, one after the other */
     int64_t count, chosen, width; /* `chosen` of each row; channels of one of them */
     int64_t normed;       /* whether shares are of the chosen ones only */
     int64_t opens;        /* whether the router's last output, through a sigmoid, is what the layer's MLP counts; else 1 */
@@ -104,7 +104,7 @@ typedef struct Layer {
     int64_t parallel;             /* the MLP reads the stream that attention read, and both are added to it */
     const struct Layer *beside;   /* a mixer that reads what attention reads; both are added to the stream; or NULL */
     const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
-    const Experts *experts;       /* in the place of the MLP, or beside it: then the sum of both; or NULL */
+    const Experts *experts;       /* in the place of the MLP, or next to it: then the sum of both; or NULL */
 } Layer;
 
 /* What a gate, or an MLP's channel without one, goes through; mirrored in structs.py. */
@@ -155,12 +155,12 @@ typedef struct {
     int32_t *chosen; /* [segment][kv head][1 + most]: of the last layer that selected, how many blocks and which */
 } Blocks;
 
-/* What a request's rows read and leave behind in layers with mixers; see forward/ssm/state.py. */
+/* What a request's rows read and leave in layers with mixers; see forward/ssm/state.py. */
 typedef struct {
     int64_t pend, pending; /* the tail's first pending row, and how many there are */
-    int64_t stored;        /* rows of earlier forwards behind the committed prefix */
+    int64_t stored;        /* rows of earlier forwards after the committed prefix */
     int64_t count, levels; /* rows to walk; states that are open at once */
-    const int32_t *steps;  /* [count][3]: a row behind the prefix, the level of the state it follows (-1: the base) and the
+    const int32_t *steps;  /* [count][3]: a row after the prefix, the level of the state it follows (-1: the base) and the
                               level that it leaves its own at (-1: nobody follows) */
     const int32_t *taps;   /* [stored + rows][taps]: which rows the convolution reads; the first taps - 1 lie before */
     float *ahead_base;     /* [mixer][head][state][width]: where a long chunk's state goes; NULL: rows are kept in the tail */

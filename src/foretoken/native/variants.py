@@ -57,7 +57,7 @@ class Variant:
 
     @property
     def library(self) -> Path:
-        """Where the library of the sources beside this file would be: its name changes with every one of them."""
+        """Where the library of the sources next to this file would be: its name changes with every one of them."""
         return PREBUILT / f"decoder-{self.name}-{key(self.options)}.so"
 
 
@@ -137,7 +137,7 @@ def unit() -> str:
 
 
 def seal(library: Path) -> None:
-    """Put a library's digest behind its content."""
+    """Put a library's digest after its content."""
     with library.open("ab") as file:
         file.write(hashlib.sha256(library.read_bytes()).digest())
 

@@ -79,7 +79,7 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
     job->opened = team->rows[9].data;
 
     const long tokens = panel_tokens(m), folded = tokens * group;
-    long most_columns = 0, most_blocks = 0, behind = 0; /* behind: what a tree's rows see beside the prefix, at most */
+    long most_columns = 0, most_blocks = 0, behind = 0; /* after: what a tree's rows see next to the prefix, at most */
     for (long i = 0; i < call->num_segments; i++) {
         const Segment *s = call->segments + i;
         if (s->keep && call->blocks->score == EXACT) most_columns = larger(most_columns, s->prefix + s->tail + 16);

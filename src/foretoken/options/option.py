@@ -31,7 +31,7 @@ NO_NUMBER = 1e300
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of an option beside its name, its type and its default.
+    """What is known of an option next to its name, its type and its default.
 
     Attributes:
         help: one line, for the command line and the tables of the documentation.

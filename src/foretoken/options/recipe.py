@@ -1,4 +1,4 @@
-"""What a ``speculative_config`` may hold beside the options of its method and verifier."""
+"""What a ``speculative_config`` may hold next to the options of its method and verifier."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.plain import misspelt, plain, without_idle
+from foretoken.core.plain import plain, reject_unknown_keywords, without_idle
 from foretoken.options.option import Option, check_known, declared, documented
 
 MAX_COMPLETIONS = 16_384
@@ -450,8 +450,8 @@ _IDS = (token_ids, allowed_ids, token_values)
 
 
 def _named(cls: type[Any], idle: Mapping[str, tuple[Any, ...]]) -> None:
-    """Let a class say what a misspelt keyword was meant to be."""
-    cls.__init__ = misspelt(cls.__init__, _ELSEWHERE, idle)
+    """Let a class say what a reject_unknown_keywords keyword was meant to be."""
+    cls.__init__ = reject_unknown_keywords(cls.__init__, _ELSEWHERE, idle)
 
 
 _named(SamplingParams, _UNASKED)

@@ -1,4 +1,4 @@
-"""Texts as unit vectors. A text is always read alone: beside others in a padded batch its last bits would differ.
+"""Texts as unit vectors. A text is always read alone: next to others in a padded batch its last bits would differ.
 
 Letters: T tokens, D width.
 """
@@ -19,7 +19,7 @@ from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
 
-_MOST_TOKENS = 256  # of a text; what is behind them is not seen
+_MOST_TOKENS = 256  # of a text; what is after them is not seen
 
 
 class Encoder(Protocol):

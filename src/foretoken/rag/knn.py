@@ -1,9 +1,10 @@
-"""kNN-LM: the model's law mixed with a vote of what followed the nearest contexts of a corpus; and speculation on it.
+"""kNN-LM: the model's distribution mixed with a vote of what followed the nearest contexts of a corpus; and speculation
+on it.
 
     key     the model's last state of a context, of unit length        value   the token that came next
-    law     weight * vote + (1 - weight) * model                        the next token is its argmax
+    distribution     weight * vote + (1 - weight) * model                        the next token is its argmax
 
-Retrieval is for every token. A request remembers entries, and those behind them in the corpus (what followed there is
+Retrieval is for every token. A request remembers entries, and those after them in the corpus (what followed there is
 likely to be wanted next), guesses tokens by the votes of these, and has many of its searches made at once. A guess is
 right if the *token* is, whoever voted for it.
 
@@ -117,7 +118,7 @@ class KnnStore:
         return numbers[order], distances[order]
 
     def token(self, logits_V: np.ndarray, neighbours: Neighbours, config: RagConfig) -> int:
-        """The argmax of the mixed law, in float64."""
+        """The argmax of the mixed distribution, in float64."""
         numbers, distances = neighbours
         law_V = np.exp(logits_V - logits_V.max())
         law_V *= (1.0 - config.weight) / law_V.sum()
@@ -227,7 +228,7 @@ class KnnRun:
         return len(steps)
 
     def _with_neighbours(self, found: Sequence[Neighbours]) -> np.ndarray:
-        """The entries that were found, and those behind each in the corpus."""
+        """The entries that were found, and those after each in the corpus."""
         numbers = np.concatenate([numbers for numbers, _ in found])
         reach = np.arange(self._config.locality + 1)
         entries: np.ndarray = (numbers[:, None] + reach).ravel()

@@ -3,7 +3,7 @@
 passage   d (known)     guess 1      guess 2                    all found by the searches of a request are cached
 text      k tokens      k tokens     k tokens   k tokens ...    a guess is the best of the cache
 queries             q1           q2         q3
-                    └────── one search ─────┘  beside it: one step more
+                    └────── one search ─────┘  next to it: one step more
 verify    best(q1) == guess 1?   best(q2) == guess 2?   …       from the first wrong one on the text is cut
 """
 
@@ -22,7 +22,7 @@ from foretoken.rag.stride import Strides
 
 @dataclass(slots=True)
 class _Guess:
-    """A passage that is guessed for the text behind a query, and where that text begins."""
+    """A passage that is guessed for the text after a query, and where that text begins."""
 
     query: Any
     passage: int
@@ -68,7 +68,7 @@ class _Run:
         """Guess, verify, and cut what was wrong.
 
         Args:
-            begun: the guess behind a step that was written beside the last search; its text is verified already.
+            begun: the guess after a step that was written next to the last search; its text is verified already.
         Returns:
             what the next round begins with; None at the end of the text.
         Raises:
@@ -83,7 +83,7 @@ class _Run:
                 guesses.append(guess)
         if not guesses:
             return None
-        # the guess behind the last step has led to no text yet, unless one is written beside the search
+        # the guess after the last step has led to no text yet, unless one is written next to the search
         steps = len(session.counts.passages)
         pending = self._searcher.begin(session, [guess.query for guess in guesses])
         beside = not session.finished and self._config.asynchronous
@@ -99,7 +99,7 @@ class _Run:
     def _judge(
         self, guesses: list[_Guess], found: list[list[int]], extra: _Guess | None, written: int
     ) -> list[_Guess] | None:
-        """Compare; ``written`` steps stand behind the last guess."""
+        """Compare; ``written`` steps stand after the last guess."""
         session = self._session
         for each in found:
             self.remember(each)
@@ -131,7 +131,7 @@ def run(session: Session, searcher: Searcher, strides: Strides, config: RagConfi
     Paper:   Zhang et al. 2024, RaLMSpec, arXiv:2401.14021: speculative retrieval with prefetching, the optimal stride
              and asynchronous verification.
     Exact:   the same text as the baseline's: every query whose passage led to text is verified before it is returned.
-    Differs: passages are compared by number, not by text. The step beside the search is real and runs on the calling
+    Differs: passages are compared by number, not by text. The step next to the search is real and runs on the calling
              thread. Its guess enters the next round's search.
     Raises:
         SearchFailed: a search failed, and the config says that this ends the request; the verified text stays.

@@ -1,4 +1,4 @@
-"""A search beside the decoding, on a thread of its own; one that hangs or raises is the request's failure alone."""
+"""A search next to the decoding, on a thread of its own; one that hangs or raises is the request's failure alone."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
 class Layout:
     """How a prompt is put together, in tokens: start, passage, question.
 
-    A passage and what is behind it are tokenised apart, so that the question's tokens do not depend on the passage.
+    A passage and what is after it are tokenised apart, so that the question's tokens do not depend on the passage.
 
     Attributes:
         tokenizer: the target's.

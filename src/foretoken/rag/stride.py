@@ -6,7 +6,7 @@ gamma        chance that a guess is right
 
 steps that stand   (1 - gamma^s) / (1 - gamma)        of them per second: what is maximised
 seconds            s a + b(s)                         in a row
-                   (s - 1) a + max(a, b(s))           with one step beside the search, if all guesses are right
+                   (s - 1) a + max(a, b(s))           with one step next to the search, if all guesses are right
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def best_stride(
         gamma: below 1.
         step: a.
         search: b0 and b1.
-        asynchronous: whether one step runs beside the search.
+        asynchronous: whether one step runs next to the search.
         most: longest stride.
     """
     return max(range(1, most + 1), key=lambda s: (_rate(s, gamma, step, search, asynchronous), -s))

@@ -59,7 +59,7 @@ class Answer:
 class Rag:
     """Answers questions greedily, with a search every few tokens.
 
-    Both methods write the same text, token for token: on the fused decoder because a row's bits depend on its own past
+    Both methods write the same text, token for token: on the native decoder because a row's bits depend on its own past
     only; elsewhere up to ties of the target's two best logits, which rounding may turn.
 
     Args:

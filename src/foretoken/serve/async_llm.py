@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.plain import Made, fitted, misspelt
+from foretoken.core.plain import Made, check_call, reject_unknown_keywords
 from foretoken.engine.intake import limits
 from foretoken.engine.intake.vllm_options import absent
 from foretoken.engine.llm import LLM, Messages, Prompt
@@ -34,7 +34,7 @@ _METHODS = {
 
 def _arguments(function: Made) -> Made:
     """Refuse keywords that are not here, as :class:`LLM` does."""
-    return misspelt(function, _ELSEWHERE)
+    return reject_unknown_keywords(function, _ELSEWHERE)
 
 
 class AsyncLLM:
@@ -52,7 +52,7 @@ class AsyncLLM:
         ForetokenError: see :class:`LLM`.
     """
 
-    @fitted
+    @check_call
     def __init__(self, model: str | Path | LLM, *, max_queue: int = 256, **options: Any) -> None:
         limits.check_queue(max_queue)
         if isinstance(model, LLM) and options:
@@ -84,7 +84,7 @@ class AsyncLLM:
 
     @_arguments
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Update, None]:
-        """Complete one prompt, and yield what is new: after each step, or beside other streams together with them, see
+        """Complete one prompt, and yield what is new: after each step, or next to other streams together with them, see
         ``foretoken.serve.loop``; ``delta.index`` says of which completion.
 
         Closing the iterator ends the request within a step. A request that fails ends with a delta that has an

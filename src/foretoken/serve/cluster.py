@@ -27,7 +27,7 @@ from foretoken.serve.server import is_loopback
 
 _PUSH = 1.0  # seconds between two reports of a replica's numbers to Ray
 _LOOK = 0.2  # seconds between two looks at whether the replicas have gone
-_GOING = 30.0  # seconds that a replica may take to go, beside what runs
+_GOING = 30.0  # seconds that a replica may take to go, next to what runs
 _TELLING = 3.0  # seconds in which the proxies tell those whose answers were cut off
 _APPLICATION = "foretoken"  # its name in Ray Serve
 _ASKS_TOKEN = (2, 52)  # the first version of Ray that can

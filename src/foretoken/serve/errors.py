@@ -35,7 +35,7 @@ _OTHERWISE = {
     "request_id": "an answer has an id of the server's: leave it out",
     "thinking_token_budget": "max_tokens bounds a reasoning and its answer together",
     "documents": "write them into a message",
-    "extra_body": "write its fields beside the others",
+    "extra_body": "write its fields next to the others",
     "max_completion_tokens": "write max_tokens, or max_output_tokens in /v1/responses",
 }
 _TYPES = dict.fromkeys((400, 405, 408, 413, 414, 431), "invalid_request_error")
@@ -50,7 +50,7 @@ class ApiError(Exception):
         message: names the field, the value and the remedy.
         param: the field, if it is one's fault.
         code: for programs.
-        headers: beside the usual ones.
+        headers: next to the usual ones.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class Timings:
         self._name = name
         self.registry = CollectorRegistry()
         self._first = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
-        mean = "Mean seconds between tokens of a request, behind the first."
+        mean = "Mean seconds between tokens of a request, after the first."
         self._between = self._histogram("inter_token_latency_seconds", mean, _BETWEEN)
         self._per_token = self._histogram("request_time_per_output_token_seconds", mean, _BETWEEN)
         self._queue = self._histogram("request_queue_time_seconds", "From arrival to a slot.", _SECONDS)

@@ -105,7 +105,7 @@ def bounded_protocol(http: str = "auto") -> type[asyncio.Protocol]:
 class _Bounded(asyncio.Protocol):
     """What both protocols share: the deadline of a head, and refusals in the form of OpenAI's errors.
 
-    Beside one of uvicorn's protocols, of whose attributes it reads ``cycle`` (the newest request and its answer),
+    Next to one of uvicorn's protocols, of whose attributes it reads ``cycle`` (the newest request and its answer),
     ``transport`` and ``server_state``.
     """
 
@@ -196,7 +196,7 @@ class _Bounded(asyncio.Protocol):
             self.transport.close()
 
     def _refuse(self, refusal: ApiError) -> None:
-        """Read no more, and say why, behind the answers to earlier requests."""
+        """Read no more, and say why, after the answers to earlier requests."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = refusal

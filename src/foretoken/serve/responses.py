@@ -61,7 +61,7 @@ class Response:
         scored = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
         if scored and (choice.tools or service.reasoning):
             what = "tools" if choice.tools else "a model that reasons"
-            message = f"log-probabilities are of a text alone, not beside {what}: /v1/chat/completions has them"
+            message = f"log-probabilities are of a text alone, not next to {what}: /v1/chat/completions has them"
             raise ApiError(400, message, param="top_logprobs" if body.top_logprobs else "include")
         self.params = service.params(
             sampling,
@@ -193,7 +193,7 @@ class _Output:
             yield from self._write("reasoning", piece.reasoning)
         begun = [call for call in piece.calls if "id" in call]
         for call in piece.calls:
-            if "id" not in call:  # the rest of the call that is open: text is behind it
+            if "id" not in call:  # the rest of the call that is open: text is after it
                 yield from self._write("function_call", call["function"]["arguments"])
         content = self._spaces + piece.content
         if content.strip() or (content and self._open_kind == "message"):

@@ -79,7 +79,7 @@ class Ignored(Fields):
 
 
 class Speculation(Fields):
-    """How a request is sped up: an extension. Under a lossless recipe it changes the time and not the law."""
+    """How a request is sped up: an extension. Under a lossless recipe it changes the time and not the distribution."""
 
     enabled: Annotated[bool, Field(description="False: plain decoding.")] = True
     num_speculative_tokens: Annotated[
@@ -94,7 +94,7 @@ class Speculation(Fields):
 
 
 class StreamOptions(Fields):
-    """What a stream says beside the text."""
+    """What a stream says next to the text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: Annotated[

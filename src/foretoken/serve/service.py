@@ -43,7 +43,7 @@ class Limits:
 
 
 class Service:
-    """One model behind its loop.
+    """One model after its loop.
 
     Args:
         loop: runs it.
@@ -93,7 +93,7 @@ class Service:
         if body.structured_outputs is not None:
             if more.get("structured_outputs") is not None:
                 message = (
-                    "structured_outputs are given beside a response_format or tools that say what is written: keep one"
+                    "structured_outputs are given next to a response_format or tools that say what is written: keep one"
                 )
                 raise ApiError(400, message, param="structured_outputs")
             given["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
@@ -224,7 +224,7 @@ class Service:
         ]
 
     def logprob(self, entry: TokenLogprob) -> dict[str, Any]:
-        """How probable a token was, and the most probable ones beside it."""
+        """How probable a token was, and the most probable ones next to it."""
         text, raw = self.token_text(entry.token_id)
         top = [{"token": t, "logprob": value, "bytes": list(b)} for t, b, value in self.top(entry)]
         return {"token": text, "logprob": entry.logprob, "bytes": list(raw), "top_logprobs": top}

@@ -28,7 +28,7 @@ class Chunks:
     """Events of one answer: what they have in common is written once.
 
     Args:
-        common: of every chunk, beside ``choices`` and ``usage``.
+        common: of every chunk, next to ``choices`` and ``usage``.
         usage: whether chunks have ``usage``, which is null where nothing is said.
     """
 
@@ -48,7 +48,7 @@ class EventStream(Response):
     Args:
         events: closed at the end, whatever the reason.
         patience: seconds that one piece may take to be sent.
-        headers: beside the usual ones.
+        headers: next to the usual ones.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
     none     text; the prompt knows no tools        required     calls and nothing else
     auto     text with calls, as the model likes    a function   one call of it
 
-Like every structured output it is a filter of the law, so that drafts are verified under it.
+Like every structured output it is a filter of the distribution, so that drafts are verified under it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ToolChoice:
         ApiError: 400: two tools have one name, or the choice is of one that is not offered.
     Attributes:
         tools: those that the prompt is told of; empty: none.
-        stop: a string that ends the answer, beside the request's own; None: there is none.
+        stop: a string that ends the answer, next to the request's own; None: there is none.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class CallReader:
     def __init__(self) -> None:
         self.num_calls = 0
         self._held = ""
-        self._spaces = ""  # behind a call: they are text if text follows
+        self._spaces = ""  # after a call: they are text if text follows
         self._arguments: _Balance | None = None  # of the call that is being read
         self._ending = False  # its arguments are complete, its end is not
 
@@ -97,7 +97,7 @@ class CallReader:
         return True
 
     def _text(self, text: str) -> str:
-        """Text without the spaces between calls, and behind the last."""
+        """Text without the spaces between calls, and after the last."""
         if not self.num_calls:
             return text
         text, self._spaces = self._spaces + text, ""

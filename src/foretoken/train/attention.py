@@ -37,7 +37,7 @@ class CausalAttention(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, query_NLD: Tensor, key_NTD: Tensor, value_NTD: Tensor, scaling: float) -> Tensor:
-        """Attend; N = B G, and L = T R: the queries that share keys stand beside each other, by position.
+        """Attend; N = B G, and L = T R: the queries that share keys stand next to each other, by position.
 
         Returns:
             [N, L, D].

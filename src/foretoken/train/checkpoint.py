@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written beside their place, then renamed; the last one that stands counts.
+"""Checkpoints that are whole or not there: written next to their place, then renamed; the last one that stands counts.
 
 A checkpoint is a folder ``step-N`` with the float32 weights, the optimiser's state and one JSON file. A run that is
 killed at any moment, or whose disk fills up, leaves the previous checkpoint as it was.

@@ -110,7 +110,7 @@ class Loop(Text):
         return Bounds(tokens=self.tokens, minutes=self.minutes)
 
     def loop(self, default: Bounds, report: Report, session: Session) -> dict[str, Any]:
-        """What a function that runs the training loop is given by name, beside what its method adds."""
+        """What a function that runs the training loop is given by name, next to what its method adds."""
         from foretoken.train.trainer import CHECKPOINT_SECONDS
 
         return {
@@ -171,7 +171,7 @@ class Continued(Common):
 
 @dataclass(frozen=True)
 class Session:
-    """What a run is given beside its options.
+    """What a run is given next to its options.
 
     Attributes:
         arguments: the command line, for the record.

@@ -19,7 +19,8 @@ class DraftConfig(Compiling, Judged):
         None
     )
     loss: Annotated[
-        str, Option("Distance to the target's law that is made small: kl, reverse_kl, tv or neg_log_acceptance.")
+        str,
+        Option("Distance to the target's distribution that is made small: kl, reverse_kl, tv or neg_log_acceptance."),
     ] = "kl"
     own_words: Annotated[float, Option("Share of the text that the target writes itself.")] = 0.75
     on_policy: Annotated[float, Option("Share of the text that the draft in training writes.")] = 0.0

@@ -15,7 +15,7 @@ A shard holds
     logits_NV          stored   all logits
     logsumexp_N        float32  of all logits: exp(logit - logsumexp) is the target's probability at temperature 1
 
-where *stored* is the index's ``dtype``. A file is written beside its place, then renamed; the index is written after
+where *stored* is the index's ``dtype``. A file is written next to its place, then renamed; the index is written after
 the shard that it names, so what an index names is whole.
 """
 

@@ -1,4 +1,4 @@
-"""A target that is only read while something beside it is trained: its states at some depths, and its head.
+"""A target that is only read while something next to it is trained: its states at some depths, and its head.
 
 Letters: B sequences, T positions, N rows, D width, V vocabulary.
 """
@@ -29,7 +29,7 @@ class FrozenTarget:
         model: a causal language model of transformers, on its device; becomes float32 and loses its gradients. Weights
             of its layers that are bfloat16 stay it where products are computed in it: the values are the same, and
             they are not rounded again at every forward.
-        depths: of the residual stream that are read, beside what the final norm gives; none beyond the last layer.
+        depths: of the residual stream that are read, next to what the final norm gives; none beyond the last layer.
     Raises:
         UnsupportedArchitecture: its parts cannot be found.
     """

@@ -4,7 +4,7 @@ For a small model with a large vocabulary the logits are by far the largest tens
 them takes longer than the arithmetic on them. Here as many rows are computed at once as fit a cache, down to the
 gradients of hidden states and head; nothing of the size of the logits is kept for the backward pass.
 
-Letters: N rows, D width, V vocabulary, K scored tokens, M rows of laws.
+Letters: N rows, D width, V vocabulary, K scored tokens, M rows of distributions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ class _HeadLoss(torch.autograd.Function):
 
 
 class _LawLoss(torch.autograd.Function):
-    """With m = sum of p and E = p W:  -sum p log q = m logsumexp(W h) - h . E, so no row of a law is read twice."""
+    """With m = sum of p and E = p W:  -sum p log q = m logsumexp(W h) - h . E, so no row of a distribution is read
+    twice.
+    """
 
     @staticmethod
     def forward(
@@ -109,13 +111,13 @@ def _product_dtype(rows: Tensor) -> torch.dtype:
 
 
 def law_loss(hidden_ND: Tensor, head_KD: Tensor, p_MK: Tensor, of_N: Tensor, weights_N: Tensor) -> Tensor:
-    """The sum over rows of ``-weight sum over tokens of p log q``, q the law that a head gives; in nats.
+    """The sum over rows of ``-weight sum over tokens of p log q``, q the distribution that a head gives; in nats.
 
     Args:
         hidden_ND: what the head reads.
         head_KD: float32; its gradient is computed if it wants one.
-        p_MK: float32, laws, of any mass; no gradient.
-        of_N: int64, whose law a row is to learn.
+        p_MK: float32, distributions, of any mass; no gradient.
+        of_N: int64, whose distribution a row is to learn.
         weights_N: float32.
     Returns:
         a float32 scalar with a gradient.

@@ -220,7 +220,7 @@ class Mixture:
         self._given = [int(state["given"][name]) for name in self._names()]
 
     def report(self) -> list[dict[str, Any]]:
-        """What was read from each source: for the record beside the weights."""
+        """What was read from each source: for the record next to the weights."""
         total = sum(self._shares)
         return [
             {

@@ -67,7 +67,7 @@ def weighted_loss(model: nn.Module, tokens_BT: Tensor, weights_BT: Tensor | None
 
 
 class Distil:
-    """Distance of the draft's law q to the target's law p at every position, both at temperature 1.
+    """Distance of the draft's distribution q to the target's distribution p at every position, both at temperature 1.
 
     ``kl`` is KL(p || q), ``reverse_kl`` KL(q || p), ``tv`` the total variation, which is one minus the expected
     acceptance of token-wise verification (Leviathan et al., 2023, eq. 3), ``neg_log_acceptance`` minus the logarithm of
@@ -77,7 +77,8 @@ class Distil:
         teacher: the target; its parameters are not touched.
         distance: one of ``DISTANCES``.
         next_token: share of the loss that is the next-token loss on the data.
-        temperature: both laws are taken at this temperature; below 1 the loss looks at what greedy decoding looks at.
+        temperature: both distributions are taken at this temperature; below 1 the loss looks at what greedy decoding
+            looks at.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ def _balance(model: nn.Module, output: Any) -> Tensor | float:
 
 
 def distance(target_NV: Tensor, draft_NV: Tensor, name: str) -> Tensor:
-    """Mean distance over N positions of the laws of two sets of logits (see ``Distil``).
+    """Mean distance over N positions of the distributions of two sets of logits (see ``Distil``).
 
     Args:
         target_NV: float32 logits of p; no gradient.

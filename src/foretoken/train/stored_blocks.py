@@ -28,7 +28,7 @@ class StoredBlocks:
 
     Args:
         folder: of the store.
-        depths: of the hidden states that are needed, increasing, beside the final ones or all logits.
+        depths: of the hidden states that are needed, increasing, next to the final ones or all logits.
         seed: of the order.
     Raises:
         InputError: something that is needed was not extracted; the message has the command.

@@ -92,7 +92,7 @@ def raw(documents: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterato
 
 
 def generated(documents: Iterable[str], llm: LLM, *, length: int, temperature: float, seed: int) -> Iterator[Written]:
-    """What a model writes behind openings of documents: the answer to a question, or the next words of a text.
+    """What a model writes after openings of documents: the answer to a question, or the next words of a text.
 
     Args:
         llm: plain decoding is as good as any recipe.

@@ -1,4 +1,4 @@
-"""Rules without chance: a child stands if its token is in a set that the target's law alone defines.
+"""Rules without chance: a child stands if its token is in a set that the target's distribution alone defines.
 
 Letters: V vocabulary.
 """
@@ -24,7 +24,7 @@ class SetVerifier(LossyVerifier):
         """bool [V]: the tokens that stand; never one with p = 0."""
 
     def law(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings) -> Tensor:
-        """The emitted law, with S the set and n the number of children.
+        """The emitted distribution, with S the set and n the number of children.
 
             point masses:        1 at the first child in S; p if there is none
             independent draws:   q(x) [x in S] (1 - (1 - A)^n) / A + (1 - A)^n p(x),   A = q(S)

@@ -24,7 +24,7 @@ class BlockVerifier(Verifier):
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
         """Accept the longest prefix that passes its test (chance h_i), then draw from what it leaves, (w_i p_i - q_i)+.
 
-        With r_i = p(x_i)/q(x_i) at draft token i = 1..N and laws after i tokens written p_i, q_i:
+        With r_i = p(x_i)/q(x_i) at draft token i = 1..N and distributions after i tokens written p_i, q_i:
 
             w_0 = 1,  w_i = min(w_{i-1} r_i, 1)                              (the paper's p_i)
             s_i = sum_x (w_i p_i(x) - q_i(x))+
@@ -48,7 +48,7 @@ class BlockVerifier(Verifier):
 
         Args:
             draft: chain of N tokens; q_KV float32 (already processed) or point mass.
-            target: N + 1 rows; row i is the law after i tokens.
+            target: N + 1 rows; row i is the distribution after i tokens.
             rng: N decisions of purpose accept, at most N more, then one draw of purpose residual or bonus.
         Returns:
             Verdict with 0..N accepted nodes and exactly one extra token.

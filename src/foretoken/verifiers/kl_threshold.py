@@ -1,4 +1,4 @@
-"""A threshold on the divergence of the two laws: where draft and target think alike, a mismatch may stand."""
+"""A threshold on the divergence of the two distributions: where draft and target think alike, a mismatch may stand."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class KlThresholdVerifier(ExactOrMember):
     """Accept x if KL(p, q) <= max_kl and the target is not sure of another token, or if the exact test does.
 
     Paper:   "Revisiting Judge Decoding from First Principles via Training-Free Distributional Divergence",
-        arXiv:2601.04766: linear judges mostly learn the divergence of the two laws again, so look at that. The exact
-        test alone counts where the target's favourite has more than 0.9.
-    Exact:   no. The emitted law is known (:meth:`ExactOrMember.law`) and metered: test_lossy.py.
+        arXiv:2601.04766: linear judges mostly learn the divergence of the two distributions again, so look at that. The
+        exact test alone counts where the target's favourite has more than 0.9.
+    Exact:   no. The emitted distribution is known (:meth:`ExactOrMember.law`) and metered: test_lossy.py.
     Differs: KL(p, q) = sum p log(p / q), p the target; the sources at hand do not say which way round it is there. Both
-        laws are the request's, after temperature and filters: where a filter leaves p a token that q lacks, KL is
-        infinite and the test is exact. At temperature 0 the laws at temperature 1 are compared, and the draft must
-        carry its own (``GreedyLaws``). Point masses have no q to compare. Chains only.
+        distributions are the request's, after temperature and filters: where a filter leaves p a token that q lacks, KL
+        is infinite and the test is exact. At temperature 0 the distributions at temperature 1 are compared, and the
+        draft must carry its own (``GreedyLaws``). Point masses have no q to compare. Chains only.
     """
 
     name = "kl_threshold"
@@ -61,6 +61,6 @@ class KlThresholdVerifier(ExactOrMember):
 
     def members(self, p_V: Tensor, q_V: Tensor | None) -> Tensor:
         if q_V is None:
-            raise ValueError(f"verifier '{self.name}' was given a draft without its law: use another verifier")
+            raise ValueError(f"verifier '{self.name}' was given a draft without its distribution: use another verifier")
         alike = float(p_V.max()) <= self.config.max_confidence and divergence(p_V, q_V) <= self.config.max_kl
         return p_V > 0.0 if alike else torch.zeros_like(p_V, dtype=torch.bool)

@@ -102,10 +102,10 @@ def optimal_rho(p_BV: Tensor, q_BV: Tensor, count_B: Tensor) -> tuple[Tensor, Te
     vocabulary are taken in float64: g is a difference of numbers near 1.
 
     Args:
-        p_BV, q_BV: laws, rows sum to 1.
+        p_BV, q_BV: distributions, rows sum to 1.
         count_B: n of each row, at least 1.
     Returns:
-        float64 [B], float64 [B]: g(rho) <= 0, and rho - rho* is about 1e-9 (1e-6 for float32 laws).
+        float64 [B], float64 [B]: g(rho) <= 0, and rho - rho* is about 1e-9 (1e-6 for float32 distributions).
     """
     count_B = count_B.double()
     # p / rho is rounded to the dtype of p, and g with it

@@ -1,8 +1,8 @@
 """What the lossy rules share: the walk, the meter, and the budget that falls back to exact verification.
 
-A rule says two things of a node with children: by which law it would emit there, and how it decides. Before anything is
-drawn the walk compares that law with the target's; where the request's budget does not allow the difference, the node
-is decided by `recursive`, which is exact for both kinds of q.
+A rule says two things of a node with children: by which distribution it would emit there, and how it decides. Before
+anything is drawn the walk compares that distribution with the target's; where the request's budget does not allow the
+difference, the node is decided by `recursive`, which is exact for both kinds of q.
 
 Letters: V vocabulary.
 """
@@ -76,11 +76,12 @@ class LossyVerifier(BudgetedVerifier):
 
     @abstractmethod
     def law(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings) -> Tensor:
-        """The law e by which this rule emits at a node, [V]; see core/distortion.py.
+        """The distribution e by which this rule emits at a node, [V]; see core/distortion.py.
 
         Args:
-            p_V: the target's law, sums to 1; not to be written to.
-            q_V: the law that the children were drawn from; None: point masses, and e is the law given the children.
+            p_V: the target's distribution, sums to 1; not to be written to.
+            q_V: the distribution that the children were drawn from; None: point masses, and e is the distribution given
+                the children.
             tokens: the children's tokens in drafting order, at least one. If they were drawn, e depends on their number
                 only.
         """
@@ -91,7 +92,7 @@ class LossyVerifier(BudgetedVerifier):
 
     @abstractmethod
     def stands(self, p_V: Tensor, q_V: Tensor | None, token: int) -> bool:
-        """Temperature 0: whether a child that is not the argmax stands; both laws are those at temperature 1.
+        """Temperature 0: whether a child that is not the argmax stands; both distributions are those at temperature 1.
 
         Args:
             p_V: the target's.
@@ -102,10 +103,11 @@ class LossyVerifier(BudgetedVerifier):
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """Decide one draft within what is left of the request's budget.
 
-        From the root down, at a node with children: the rule's emitted law e is compared with p; if the budget allows
-        their distance the rule decides, else exact verification does. A node without children: extra ~ p, the bonus.
+        From the root down, at a node with children: the rule's emitted distribution e is compared with p; if the budget
+        allows their distance the rule decides, else exact verification does. A node without children: extra ~ p, the
+        bonus.
 
-        Temperature 0: the first child that is the argmax, or that the rule lets stand by the target's law at
+        Temperature 0: the first child that is the argmax, or that the rule lets stand by the target's distribution at
         temperature 1 (bias and penalties applied, no filter), is accepted; if there is none the argmax is emitted.
         Where the budget does not allow another token than the argmax, the walk is the exact one.
 
@@ -187,11 +189,11 @@ def check_fit(rule: Verifier, draft: Draft, target: Laws) -> None:
 
 
 def descend(draft: Draft, target: Laws, rng: Streams, account: Account, step: Step) -> Verdict:
-    """From the root down for as long as a child stands; behind a node without children comes a draw of p, the bonus.
+    """From the root down for as long as a child stands; after a node without children comes a draw of p, the bonus.
 
     Args:
         account: has been told of every token but the bonus when ``step`` returns.
-        step: what becomes of the children (their tokens beside them) of a node.
+        step: what becomes of the children (their tokens next to them) of a node.
     """
     tree = draft.tree
     path: list[int] = []

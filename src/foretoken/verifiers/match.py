@@ -24,14 +24,14 @@ class MatchVerifier(Verifier):
 
         Paper:   ours; the Gumbel coupling of draft and target is arXiv:2408.07978 (a drafter that uses the same noise
             matches more often, and needs to do nothing else).
-        Exact:   the emitted token is the target's own sample, so its law is p whatever the draft and its law, and the
-            stream equals that without speculation as far as the logits do. One request is one fixed stream: the law
-            is that over seeds. Checked by tests/statistical/test_exactness.py.
+        Exact:   the emitted token is the target's own sample, so its distribution is p whatever the draft and its
+            distribution, and the stream equals that without speculation as far as the logits do. One request is one
+            fixed stream: the distribution is that over seeds. Checked by tests/statistical/test_exactness.py.
         Differs: accepts less often than the ratio rule where the drafter draws noise of its own (draft_model:
             tree=coupled draws with this noise).
 
         Args:
-            draft: tree of N nodes; its law is not looked at. An empty one is plain sampling, the same code.
+            draft: tree of N nodes; its distribution is not looked at. An empty one is plain sampling, the same code.
             target: N + 1 rows of processed logits, and the position that each row decides.
             rng: only its seed is read.
         Returns:

@@ -16,10 +16,11 @@ from foretoken.verifiers.walk import Pick, Siblings
 
 
 class MixtureVerifier(LossyVerifier):
-    """Verify as `recursive` does, but against m = (1 - lam) p + lam q: that is the emitted law, lam TV(p, q) from p.
+    """Verify as `recursive` does, but against m = (1 - lam) p + lam q: that is the emitted distribution, lam TV(p, q)
+    from p.
 
-    Paper:   Narasimhan et al. 2024, arXiv:2405.19261, which verifies against a mixture of both laws; there the weight
-        is a deferral rule's, here it is one number.
+    Paper:   Narasimhan et al. 2024, arXiv:2405.19261, which verifies against a mixture of both distributions; there the
+        weight is a deferral rule's, here it is one number.
     Exact:   no; exact for m. tests/unit/verifiers/test_lossy.py.
     Differs: q enters m without the tokens that the target cannot emit (p = 0: filtered or forbidden), normalised again,
         so that filters and bans hold. A point mass has q = 1 at the token; of several siblings, at the eldest. Where

@@ -16,7 +16,9 @@ from foretoken.verifiers.walk import Pick, Siblings, walk
 
 
 class NaiveVerifier(Verifier):
-    """Valid for every draft, and the optimum for deterministic ones; drawn ones deserve a rule that knows their law."""
+    """Valid for every draft, and the optimum for deterministic ones; drawn ones deserve a rule that knows their
+    distribution.
+    """
 
     name = "naive"
     offers = Offers(batches=True)
@@ -28,12 +30,12 @@ class NaiveVerifier(Verifier):
         """At each node draw y ~ p; go down to the first child that carries y, else y is the extra token.
 
         Paper:   Miao et al. 2023, arXiv:2305.09781, the "naive sampling" that their section 4.3 compares with.
-        Exact:   yes, whatever the draft and its law: y never depends on the draft. Checked by
+        Exact:   yes, whatever the draft and its distribution: y never depends on the draft. Checked by
             tests/statistical/test_exactness.py.
         Differs: nothing. Its acceptance is the target's mass on the drafted tokens.
 
         Args:
-            draft: tree of N nodes; its law is not looked at.
+            draft: tree of N nodes; its distribution is not looked at.
             target: N + 1 rows; only rows on the walked path are processed.
             rng: one draw of purpose residual per inner node on the path, one of purpose bonus at a leaf.
         Returns:

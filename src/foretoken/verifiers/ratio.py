@@ -30,8 +30,8 @@ class RatioVerifier(Verifier):
         Paper:   Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1 (same letters: p target, q draft).
         Exact:   yes, whenever the tokens were sampled from q. Checked by tests/statistical/test_exactness.py.
         Differs: a point mass has q(x) = 1 at the proposed token, so the chance is p(x) and the residual is p without
-            x. On a chain, draws without replacement have the law of plain draws. At temperature 0 p is one-hot and
-            the rule is the walk along the argmax, which needs no arithmetic. Where rounding leaves no residual the
+            x. On a chain, draws without replacement have the distribution of plain draws. At temperature 0 p is one-hot
+            and the rule is the walk along the argmax, which needs no arithmetic. Where rounding leaves no residual the
             extra token comes from p.
 
         Args:

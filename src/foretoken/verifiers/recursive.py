@@ -40,7 +40,7 @@ class RecursiveVerifier(Verifier):
 
         Paper:   Miao et al. 2023, arXiv:2305.09781, multi-step speculative sampling (independent draws); Jeon et al.
             2024, arXiv:2402.14160, Algorithm 1 (without replacement).
-        Exact:   yes, whenever the children were drawn by the law that the draft declares. Checked by
+        Exact:   yes, whenever the children were drawn by the distribution that the draft declares. Checked by
             tests/statistical/test_exactness.py.
         Differs: on a chain it is the ratio rule. At temperature 0 it is the walk along the argmax. Where rounding
             leaves no mass in q or in the residual, the remaining children are not tried and the extra token comes
@@ -48,7 +48,7 @@ class RecursiveVerifier(Verifier):
 
         Args:
             draft: tree of N nodes; siblings share a row of q_KV float32 (already processed), or point masses.
-            target: N + 1 rows; row i + 1 is the law after node i. Only rows on the walked path are normalised.
+            target: N + 1 rows; row i + 1 is the distribution after node i. Only rows on the walked path are normalised.
             rng: one decision of purpose accept per tried child, then one draw of purpose residual or bonus.
         Returns:
             Verdict with 0..N accepted nodes and exactly one extra token.

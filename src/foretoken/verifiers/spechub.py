@@ -19,7 +19,7 @@ from foretoken.verifiers.walk import Pick, Siblings, walk
 
 
 class SpecHubVerifier(Verifier):
-    """The optimum of its own pair law, by two tests and two sums."""
+    """The optimum of its own pair distribution, by two tests and two sums."""
 
     name = "spechub"
     offers = Offers(batches=True)

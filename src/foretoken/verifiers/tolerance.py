@@ -21,7 +21,7 @@ class ToleranceVerifier(LossyVerifier):
     """Accept x with chance min(1, (1 + tolerance) p(x) / q(x)); after a refusal draw from the positive part of p - q.
 
     Paper:   lenience, Leviathan et al. 2023, arXiv:2211.17192, appendix A.5; their l is 1 / (1 + tolerance).
-    Exact:   no. Emitted law and distortion, with t the tolerance (tests/unit/verifiers/test_lossy.py):
+    Exact:   no. Emitted distribution and distortion, with t the tolerance (tests/unit/verifiers/test_lossy.py):
         e = min(q, (1 + t) p) + (1 - sum min(q, (1 + t) p)) (p - q)+ / sum (p - q)+
         TV(e, p) = sum min((q - p)+, t p), at most t and at most TV(p, q)
         and e <= (1 + t) p everywhere.

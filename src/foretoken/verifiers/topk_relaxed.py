@@ -1,4 +1,4 @@
-"""Top-k with a margin: a token stands if it is among the target's favourites, and not far behind the first."""
+"""Top-k with a margin: a token stands if it is among the target's favourites, and not far after the first."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class TopkRelaxedVerifier(SetVerifier):
 
     Paper:   none; relaxed acceptance of TensorRT-LLM, option names as there:
         https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html
-    Exact:   no. The emitted law is known (:meth:`SetVerifier.law`) and metered; tests/unit/verifiers/test_lossy.py.
-    Differs: there it is greedy only; here p is the request's law, after temperature and filters, and what follows a
-        refusal is a draw from it. At temperature 0 the test looks at the law at temperature 1. Of equals at the edge of
-        the k, torch's topk chooses.
+    Exact:   no. The emitted distribution is known (:meth:`SetVerifier.law`) and metered;
+        tests/unit/verifiers/test_lossy.py.
+    Differs: there it is greedy only; here p is the request's distribution, after temperature and filters, and what
+        follows a refusal is a draw from it. At temperature 0 the test looks at the distribution at temperature 1. Of
+        equals at the edge of the k, torch's topk chooses.
     """
 
     name = "topk_relaxed"

@@ -38,7 +38,7 @@ _OTHERWISE: dict[type[Law], Decide] = {
 
 
 class TransportVerifier(Verifier):
-    """The upper bound itself, where the draft's law has few tokens (top-k, top-p, min-p)."""
+    """The upper bound itself, where the draft's distribution has few tokens (top-k, top-p, min-p)."""
 
     name = "transport"
     offers = Offers(batches=True)

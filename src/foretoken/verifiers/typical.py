@@ -18,12 +18,14 @@ class TypicalVerifier(SetVerifier):
     """Accept x if p(x) > min(epsilon, delta exp(-H(p))); after a refusal the next token is a draw of p.
 
     Paper:   Cai et al. 2024, arXiv:2401.10774, section 2.3.1 (epsilon 0.09, delta 0.3 are the released code's).
-    Exact:   no. The emitted law is known (:meth:`SetVerifier.law`) and metered; tests/unit/verifiers/test_lossy.py.
+    Exact:   no. The emitted distribution is known (:meth:`SetVerifier.law`) and metered;
+        tests/unit/verifiers/test_lossy.py.
     Differs: Medusa decodes the first token of every step greedily and accepts it without a test, which at temperatures
         above 0 is a further bias; ours is a draw from p (the argmax at temperature 0), so a step of no draft is plain
         decoding. Medusa takes the longest path whose tokens all stand; ours walks down, at every node to the first
-        child that stands, so that the emitted law depends on nothing below the node. p is the request's law, after
-        temperature and filters. At temperature 0 the test looks at the law at temperature 1, and the argmax stands.
+        child that stands, so that the emitted distribution depends on nothing below the node. p is the request's
+        distribution, after temperature and filters. At temperature 0 the test looks at the distribution at temperature
+        1, and the argmax stands.
     """
 
     name = "typical"

@@ -36,15 +36,15 @@ def walk(
 
     Args:
         rule: name of the rule, for its errors.
-        kinds: laws of the draft that the rule is valid for.
-        decide: takes the kind of law, p_BV (rows sum to 1), q_BV (None for point masses), the children's tokens in
-            drafting order (at least one per request) and the streams; gives one pick per request. All of a call have
-            the same kind. The tensors are views: not to be written to.
+        kinds: distributions of the draft that the rule is valid for.
+        decide: takes the kind of distribution, p_BV (rows sum to 1), q_BV (None for point masses), the children's
+            tokens in drafting order (at least one per request) and the streams; gives one pick per request. All of a
+            call have the same kind. The tensors are views: not to be written to.
         drafts, targets, rngs: see ``core.protocols.Verifier``.
     Returns:
         one verdict per request. At temperature 0 it is the walk along the argmax, and no decision is made.
     Raises:
-        ValueError: a draft's law is not among ``kinds``.
+        ValueError: a draft's distribution is not among ``kinds``.
     """
     verdicts: list[Verdict | None] = [None] * len(drafts)
     standing: dict[type[Law], list[int]] = {}
@@ -72,7 +72,7 @@ def _walk_abreast(
     rngs: Sequence[Streams],
     verdicts: list[Verdict | None],
 ) -> None:
-    """Walk the requests of one kind of law to their ends; fills in their verdicts."""
+    """Walk the requests of one kind of distribution to their ends; fills in their verdicts."""
     at = dict.fromkeys(numbers, ROOT)
     paths: dict[int, tuple[int, ...]] = dict.fromkeys(numbers, ())
     while numbers:

@@ -1,6 +1,6 @@
 """The zoo: small real models of every kind, ordinary Hugging Face folders; ``zoo:NAME`` wherever a model is asked for.
 
-Some are bundled beside this file; the others are made by one command, and are then found in a folder of the user's.
+Some are bundled next to this file; the others are made by one command, and are then found in a folder of the user's.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_looks_grow_and_a_gross_bias_ends_at_the_first() -> None:
     biased = sampled_law(engine(), engine(salt=1, tilt=0.5))
     assert not biased.passed
     assert [look["num_each"] for look in biased.details["tests"][0]["recipe"]] == [250]
-    assert "the recipe's law is not plain sampling's" in biased.summary
+    assert "the recipe's distribution is not plain sampling's" in biased.summary
 
 
 def test_each_look_has_its_share_of_alpha(monkeypatch: pytest.MonkeyPatch) -> None:

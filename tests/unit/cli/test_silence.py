@@ -51,7 +51,7 @@ def test_a_bar_without_a_terminal_says_how_long_it_still_takes(
 
 def test_a_proof_says_how_long_it_still_takes() -> None:
     lines: list[str] = []
-    part = _Parts(["closed form", "teeth", "sampled law"], lines.append)
+    part = _Parts(["closed form", "teeth", "sampled distribution"], lines.append)
     part("closed form", "a")
     part._began -= 20.0
     part("teeth", "b")

@@ -1,4 +1,4 @@
-"""A draft's law is looked at before it is believed; each mistake is refused with its reason."""
+"""A draft's distribution is looked at before it is believed; each mistake is refused with its reason."""
 
 from __future__ import annotations
 

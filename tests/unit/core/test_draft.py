@@ -1,4 +1,6 @@
-"""Where a draft's law is looked up: by node, by token, and by column where a drafter scores some tokens only."""
+"""Where a draft's distribution is looked up: by node, by token, and by column where a drafter scores some tokens
+only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processed law, against the library's logits processors and against hand-worked cases."""
+"""The processed distribution, against the library's logits processors and against hand-worked cases."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.plain import misspelt, plain
+from foretoken.core.plain import plain, reject_unknown_keywords
 from foretoken.options.sampling import SamplingParams, StructuredOutputs
 
 
@@ -89,7 +89,7 @@ def test_a_field_that_is_set_afterwards_is_checked_and_undone():
 
 
 def test_a_function_keeps_its_name_and_takes_what_it_knows():
-    @misspelt
+    @reject_unknown_keywords
     def add(first: int, *, second: int = 1) -> int:
         return first + second
 

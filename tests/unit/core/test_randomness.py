@@ -174,7 +174,9 @@ def test_categorical_follows_unnormalised_weights_over_many_blocks() -> None:
 
 @pytest.mark.parametrize("size", [2048, 2049])
 def test_draws_are_foreseen_and_come_so(size: int) -> None:
-    """Of a flat law the token that is drawn tells the uniforms: the share of all, or of the blocks and of one block."""
+    """Of a flat distribution the token that is drawn tells the uniforms: the share of all, or of the blocks and of one
+    block.
+    """
     streams, even_V = Streams(6), torch.ones(size)
     streams.categorical("draft", even_V)
     foreseen = streams.foreseen("draft", size, 3)
@@ -184,7 +186,7 @@ def test_draws_are_foreseen_and_come_so(size: int) -> None:
         drawn = streams.categorical("draft", even_V)
         if size == 2048:
             assert (drawn, second) == (int(first * size), 0.0)
-        else:  # two blocks, and one token behind them
+        else:  # two blocks, and one token after them
             block = int(first * size / 1024)
             assert drawn == 1024 * block + int(second * min(1024, size - 1024 * block))
 

@@ -21,7 +21,7 @@ ALL_V = torch.ones(V, dtype=torch.bool)
 
 
 def fits(text: Sequence[int], begin: int) -> bool:
-    """Whether no forbidden sequence ends behind ``begin``; written the other way round."""
+    """Whether no forbidden sequence ends after ``begin``; written the other way round."""
     return not any(
         tuple(text[end - len(word) : end]) == tuple(word)
         for word in FORBIDDEN

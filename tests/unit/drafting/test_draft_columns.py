@@ -178,7 +178,7 @@ def test_rows_of_any_tail_give_the_logits_of_the_whole_head() -> None:
 
 
 def test_a_target_whose_table_is_padded_beyond_the_draft_s() -> None:
-    """Its law is over the target's tokens; those that the draft has no row for are no context rows."""
+    """Its distribution is over the target's tokens; those that the draft has no row for are no context rows."""
     beyond = target().vocab_size + 50
     found = DraftColumns(target(), vocabulary(range(10)), beyond)
     found.begin([make_request([beyond - 1, 70], vocab_size=beyond)])

@@ -1,4 +1,4 @@
-"""What any draft head must do: its ids are the target's, and its q is a law that is 0 at every other token."""
+"""What any draft head must do: its ids are the target's, and its q is a distribution that is 0 at every other token."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_q_is_a_law_that_is_0_outside_of_the_ids(make: Callable[[], DraftHead], 
 
 def test_rows_of_a_model_that_caps_its_logits_are_refused_on_the_general_path() -> None:
     model = load(save_model("gemma2", shelf() / "draft-head-gemma2", head_dim=12), device="cpu")
-    assert model.fused is None
+    assert model.native_decoder is None
     with pytest.raises(UnsupportedArchitecture, match="cannot be trimmed"):
         HeadRows(model, range(10), model.vocab_size)
 
 
-@pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+@pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 def test_the_fused_decoder_caps_rows_as_the_whole_head() -> None:
     model = load(save_model("gemma2", shelf() / "draft-head-capped"), device="cpu")
     rows = HeadRows(model, [5, 17, 60], model.vocab_size)

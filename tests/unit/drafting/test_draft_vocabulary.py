@@ -38,7 +38,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("owner", [{"verifier": {"name_or_path": None}}, {"verifier": None}, "me"], ids=str)
 def test_the_maps_of_an_eagle_3_head_are_a_vocabulary(owner: Any, tmp_path: Path) -> None:
-    """Its folder says nothing of a tokenizer, its config nests the model's, and there are weights beside the maps."""
+    """Its folder says nothing of a tokenizer, its config nests the model's, and there are weights next to the maps."""
     kept().save(tmp_path)
     tensors = {**load_file(tmp_path / MAPS), "fc.weight": torch.zeros(2, 2)}
     save_file(tensors, tmp_path / MAPS)

@@ -73,7 +73,7 @@ def test_an_adapter_drafts_the_same(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_a_judge_judges_the_same(folder: Path, draft: Path) -> None:
-    """It reads the state behind the final norm, or before it; what it lets stand is charged alike."""
+    """It reads the state after the final norm, or before it; what it lets stand is charged alike."""
     original, wide = pair(folder)
     save_model("llama", draft, seed=3, hidden_size=64, num_attention_heads=2, num_key_value_heads=2)
     for normed, bias in ((True, -0.5), (False, 0.5)):

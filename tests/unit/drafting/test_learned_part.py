@@ -87,7 +87,7 @@ def test_several_files_of_which_one_is_missing_or_lies_elsewhere(tmp_path: Path)
         Adapter.load(tmp_path)
     for placed in ({"fc.weight": "../elsewhere.safetensors"}, ["model.safetensors"], {"fc.weight": 3}):
         (tmp_path / INDEX).write_text(json.dumps({**index, "weight_map": placed}))
-        with pytest.raises(ModelError, match=r"weight_map names something else than files beside it"):
+        with pytest.raises(ModelError, match=r"weight_map names something else than files next to it"):
             Adapter.load(tmp_path)
 
 

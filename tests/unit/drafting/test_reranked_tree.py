@@ -25,7 +25,7 @@ class Context:
 
 
 def law_after(path: tuple[int, ...], flat: bool) -> torch.Tensor:
-    """Logits after a path; a flat law has ties everywhere."""
+    """Logits after a path; a flat distribution has ties everywhere."""
     if flat:
         return torch.zeros(VOCABULARY)
     return 3 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(hash(path) % 2**31))

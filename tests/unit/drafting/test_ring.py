@@ -31,7 +31,7 @@ def bring(ring: Ring, slot: int, tokens: Sequence[int]) -> int:
 
 
 def check(ring: Ring, slot: int, tokens: Sequence[int]) -> None:
-    """The last tokens in their order, as an unbounded cache would give them; and a draft's rows behind them."""
+    """The last tokens in their order, as an unbounded cache would give them; and a draft's rows after them."""
     for most in (1, 3, SIZE):
         expected = [each[:, -most:] for each in made(tokens, 0)]
         for found, wanted in zip(ring.read(slot, most), expected, strict=True):

@@ -32,7 +32,7 @@ def plain() -> LLM:
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe["method"])
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_a_rounded_draft_changes_no_text_and_drafts_nearly_as_well(plain, recipe, dtype):
-    if plain.target.fused is None:
+    if plain.target.native_decoder is None:
         pytest.skip("no native decoder on this machine")
     rounded = plain.with_method({**recipe, "dtype": dtype})
     as_it_is = plain.with_method(recipe)
@@ -52,7 +52,7 @@ def test_the_draft_model_is_loaded_in_the_dtype_that_was_asked_for(plain):
 
 @pytest.mark.parametrize(("dtype", "bits"), [(None, set()), ("int8", {8}), ("int4", {4})])
 def test_a_head_is_computed_in_the_codes_that_were_asked_for(plain, dtype, bits):
-    if plain.target.fused is None:
+    if plain.target.native_decoder is None:
         pytest.skip("no native decoder on this machine")
     native = Runner(plain.target, Eagle.load(Path(plain.target.source, "eagle")), dtype)._native
     assert {each.bits for each in native.pairs._keep if isinstance(each, CodedTiles)} == bits
@@ -66,6 +66,6 @@ def test_what_is_no_dtype_is_refused_before_anything_is_loaded():
 
 def test_a_head_that_torch_computes_is_not_rounded():
     target = load("zoo:base", device="cpu", dtype="float16")
-    assert target.fused is None
+    assert target.native_decoder is None
     with pytest.raises(ConfigError, match=r"dtype='int8': a rounded head is computed by the native decoder"):
         EagleDrafter(EagleDrafter.Config(dtype="int8"), target)

@@ -44,7 +44,7 @@ def test_the_text_stays_and_drafts_are_made(recipe, gaps):
 
 @pytest.mark.parametrize("recipe", ["draft_model", "ngram", "suffix", "kangaroo"])
 def test_it_proposes_what_it_would_have_proposed(recipe, monkeypatch):
-    """Behind a text of more than one chunk, and after tokens that it has not seen; so the drafts are the same."""
+    """After a text of more than one chunk, and after tokens that it has not seen; so the drafts are the same."""
     monkeypatch.setattr(draft_runner, "CHUNK_ROWS", 32)
     monkeypatch.setattr(kangaroo, "_CHUNK_ROWS", 32)
     long = (prompt_ids(PROMPTS[0]) * 60)[:100]
@@ -113,7 +113,7 @@ def test_what_stands_is_counted_by_what_it_is_worth_and_who_waits_is_told():
     def choose(requests, num_requests, *, queued):
         told.append(queued)
         for each in requests:
-            each.standing.weight = 3.0
+            each.ledger.weight = 3.0
         return [Always() for _ in requests]
 
     controller = llm.engine.controller
@@ -153,7 +153,7 @@ def test_seeded_requests_whose_tokens_depend_on_the_draft_are_asked_whatever_was
 )
 def test_what_is_weighed_against_plain_decoding(config, weighed):
     """What was asked for in numbers is done, and a lossy rule's text must not depend on times."""
-    assert with_config(config).recipe.weighed is weighed
+    assert with_config(config).recipe.may_skip_drafting is weighed
 
 
 # ------------------------------------------------------------------ what it is shown

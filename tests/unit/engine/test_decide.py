@@ -1,4 +1,4 @@
-"""Deciding without a model: each request's rows, in its laws, by its rule; what a faulty verdict costs."""
+"""Deciding without a model: each request's rows, in its distributions, by its rule; what a faulty verdict costs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def rows(count: int) -> torch.Tensor:
     "params", [{}, {"repetition_penalty": 1.5}, {"temperature": 0.7, "logit_bias": {9: -math.inf}}], ids=str
 )
 def test_every_rule_sees_its_own_rows(params: dict[str, Any]) -> None:
-    """A prompt's end behind two rows that are only read, a draft with a probe behind it, one that ended, a chunk."""
+    """A prompt's end after two rows that are only read, a draft with a probe after it, one that ended, a chunk."""
     ending, drafted, ended, chunk = (
         make_request([3, 4, 6], **params, prompt_logprobs=each) for each in (1, None, 0, 0)
     )
@@ -137,7 +137,7 @@ def test_logits_that_are_none_end_their_request(value: float) -> None:
 def test_a_draft_is_decided_up_to_where_the_model_gives_no_law(
     value: float, damaged: int, verdict: Verdict, expected: Verdict
 ) -> None:
-    """What a drafter proposed harms nobody: a token behind which nothing can follow is emitted if it stands."""
+    """What a drafter proposed harms nobody: a token after which nothing can follow is emitted if it stands."""
     request = make_request([3], temperature=1.0)
     logits_MV = rows(4)
     sound_MV = logits_MV.clone()
@@ -184,7 +184,7 @@ class States:
 
 @pytest.mark.parametrize("params", [{}, {"repetition_penalty": 1.5}], ids=str)
 def test_a_rule_sees_the_states_of_its_draft_s_rows(params: dict[str, Any]) -> None:
-    """Behind another request's row, and in front of one that is probed."""
+    """After another request's row, and in front of one that is probed."""
     jobs = [Job(make_request([3]), NO_DRAFT, 1, 1), Job(make_request([4], **params), NODES, 4, 4)]
     decided(rule := Rule(), jobs, rows(5), States())
     assert rule.shown[1].hidden_MD.tolist() == [1, 2, 3]

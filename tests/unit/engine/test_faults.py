@@ -329,7 +329,7 @@ def test_no_draft_and_point_masses_are_still_welcome():
 
 
 class Damaging(stubs.Stub):
-    """Hangs a token beside which the target computes NaN, and what may follow it, on every root."""
+    """Hangs a token next to which the target computes NaN, and what may follow it, on every root."""
 
     branches = True
 

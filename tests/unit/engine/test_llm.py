@@ -1,4 +1,4 @@
-"""The face, and what must hold whatever is asked of it: exactness, isolation, nothing left behind."""
+"""The face, and what must hold whatever is asked of it: exactness, isolation, nothing left."""
 
 from __future__ import annotations
 

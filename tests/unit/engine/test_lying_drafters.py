@@ -1,4 +1,6 @@
-"""A drafter that is wrong about its law, and a rule that raises: one request ends with the reason, the others go on."""
+"""A drafter that is wrong about its distribution, and a rule that raises: one request ends with the reason, the others
+go on.
+"""
 
 from __future__ import annotations
 

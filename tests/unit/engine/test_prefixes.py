@@ -207,7 +207,7 @@ def test_random_conversations_are_the_same_text(name: str, method: str) -> None:
 
 @pytest.mark.parametrize("name", ["mamba", "hybrid"])
 def test_states_are_gone_back_to(name: str) -> None:
-    """Behind an answer, in front of a prompt's end, and where a third prompt leaves two others; no neighbour's."""
+    """After an answer, in front of a prompt's end, and where a third prompt leaves two others; no neighbour's."""
     llm = reusing(target=with_states(name), max_num_seqs=8)
     plain = with_config({"method": "none"}, target=with_states(name))
 
@@ -260,7 +260,7 @@ def test_marks_are_bounded() -> None:
 
 
 def bytes_of_slots(llm: LLM) -> int:
-    """All that a cache of states holds beside marks, when nothing runs."""
+    """All that a cache of states holds next to marks, when nothing runs."""
     cache = llm.engine.cache
     assert isinstance(cache, HybridCache)
     states = cache.states
@@ -332,7 +332,7 @@ def test_a_drafter_that_reads_states_is_shown_those_of_reused_rows(case: Case) -
 
 
 def test_a_kept_slot_has_the_rows_of_its_tokens_and_no_others() -> None:
-    """Also where an answer stops within an accepted draft, of which rows behind the last token were written."""
+    """Also where an answer stops within an accepted draft, of which rows after the last token were written."""
     drafts = {"method": "draft_model", "model": "zoo:base", "num_speculative_tokens": 6}  # all of them are accepted
     llm, plain = with_config(drafts, enable_prefix_caching=True), with_config({"method": "none"})
     prefixes, cache = llm.engine.prefixes, llm.engine.cache

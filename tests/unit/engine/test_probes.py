@@ -1,4 +1,4 @@
-"""Rows that a verifier probes behind a draft: computed in the same forward, never committed, felt by nobody else."""
+"""Rows that a verifier probes after a draft: computed in the same forward, never committed, felt by nobody else."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, targ
 
 LENGTH = 32
 PARAMS = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
-fused = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+fused = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 
 def with_probes(tree: TokenTree, vocab_size: int, count: int = 3) -> TokenTree:
-    """Chains of ``count`` nodes behind the root and behind the last node."""
+    """Chains of ``count`` nodes after the root and after the last node."""
     tokens, parents = list(tree.tokens), list(tree.parents)
     for parent in (ROOT, len(tree) - 1):
         for step in range(count):
@@ -204,7 +204,7 @@ def test_rows_of_a_draft_have_the_same_bits_with_probes_behind_them(family, tmp_
 
 
 def test_no_probes_where_the_context_ends(tmp_path) -> None:
-    """The last tokens of a context are drafted; probes behind them would not fit into the cache."""
+    """The last tokens of a context are drafted; probes after them would not fit into the cache."""
     model = load(save_model("llama", tmp_path), device="cpu")
     rule = Probing(VOCAB_SIZE, count=2)
     llm = with_drafter(stubs.Random(VOCAB_SIZE, tree=False, full=True), num_nodes=4, verifier=rule, target=model)

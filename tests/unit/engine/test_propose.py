@@ -18,7 +18,7 @@ from foretoken.engine.draft_length.controller import Controller
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.executors.overlap import AssumedContext, OverlapRule
 from foretoken.engine.faults import Faults
-from foretoken.engine.features.feature_backlog import Unseen
+from foretoken.engine.features.feature_backlog import FeatureBacklog
 from foretoken.engine.propose import Proposer
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
@@ -42,7 +42,7 @@ class Noting(Stub):
 def proposer_of(
     recipe: Recipe, faults: Faults, max_length: int = 1000, controller: Controller | None = None
 ) -> Proposer:
-    unseen = Unseen(recipe.drafter, faults)
+    unseen = FeatureBacklog(recipe.drafter, faults)
     controller = controller or Controller()
     target = SimpleNamespace(vocab_size=100, num_layers=4, width=8)
     return Proposer(recipe, target, max_length, controller, faults, unseen, own_nodes=2, own_rows=2, node_cost=0.1)
@@ -55,7 +55,7 @@ def budgets(
     recipe = Recipe("noting", drafter, RatioVerifier(), num_nodes, adaptive, False, DensePlans())
     proposer = proposer_of(recipe, cast(Faults, None), max_length)  # nobody fails
     for request in requests:
-        request.own_past = recipe.own_past(request.params)
+        request.history_only = recipe.history_only(request.params)
     failed: list[Any] = []
     drafts = proposer.propose(requests, spare, failed)
     assert not failed
@@ -100,8 +100,8 @@ def test_a_seeded_request_has_rows_of_its_own_and_a_rule_of_its_own() -> None:
     seeded = make_request([9], max_tokens=50, temperature=1.0, seed=1)
     other = make_request([9], max_tokens=50, temperature=1.0)
     first, second = budgets([seeded, other], spare=5, adaptive=True)
-    assert (first.max_nodes, first.own_past, type(first.stop_rule)) == (2, True, OwnPastRule)
-    assert (second.max_nodes, second.own_past, second.stop_rule) == (3, False, None)
+    assert (first.max_nodes, first.history_only, type(first.stop_rule)) == (2, True, OwnPastRule)
+    assert (second.max_nodes, second.history_only, second.stop_rule) == (3, False, None)
     assert seeded.own_rule is first.stop_rule
     assert [seeded.own_rule.worthwhile(1.0, each, 0) for each in (0.05, 0.15)] == [False, True]  # a node costs a tenth
 
@@ -205,9 +205,9 @@ def test_the_rooms_of_those_who_are_asked_ahead() -> None:
     recipe = Recipe("noting", Noting(), RatioVerifier(), 6, False, False, DensePlans())
     proposer = proposer_of(recipe, cast(Faults, None))
     seeded, asking, other = (make_request([9], max_tokens=50) for _ in range(3))
-    seeded.own_past, asking.max_draft = True, 1
+    seeded.history_only, asking.max_draft = True, 1
     assert proposer.rooms([seeded, asking, other], 100) == [2, 1, 6]
-    assert proposer.rooms([seeded, asking, other], 11) == [2, 1, 4]  # nine rows for two, beside the two of its own
+    assert proposer.rooms([seeded, asking, other], 11) == [2, 1, 4]  # nine rows for two, next to the two of its own
     assert proposer.rooms([other, other], 7) == [3, 3]
 
 
@@ -216,7 +216,7 @@ def test_what_is_drafted_ahead_ends_when_the_target_is_done_but_for_a_seed_s() -
     recipe = Recipe("noting", drafter, RatioVerifier(), 6, True, False, DensePlans())
     proposer = proposer_of(recipe, cast(Faults, None), max_length=12)
     requests = [make_request([9] * 4, max_tokens=room) for room in (50, 50, 3)]
-    requests[1].own_past = True
+    requests[1].history_only = True
     pending = Draft(TokenTree([7, 7]), PointMass())
     for _ in range(2):
         shadows = [AssumedContext(request, pending) for request in requests]
@@ -227,7 +227,7 @@ def test_what_is_drafted_ahead_ends_when_the_target_is_done_but_for_a_seed_s() -
         assert isinstance(first, OverlapRule)
         assert isinstance(second, OverlapRule)
         assert first.past is second.past is request.ahead_rule
-        assert first.stopped() is not request.own_past
+        assert first.stopped() is not request.history_only
 
 
 class Certain(Constraint):
@@ -270,7 +270,7 @@ class Seeing(Stub):
         (Drawing, None, 1.0, True),  # the rule is chosen for each draft
         (Drawing, RatioVerifier, 1.0, False),
         (Drawing, RatioVerifier, 0.0, True),
-        (Stub, Comparing, 0.0, False),  # a forced draft carries no law
+        (Stub, Comparing, 0.0, False),  # a forced draft carries no distribution
         (Stub, Comparing, 1.0, True),
     ],
 )
@@ -280,7 +280,7 @@ def test_what_a_constraint_forces_is_drafted_where_the_rule_takes_it(
     recipe = Recipe("forced", drafter(), verifier and verifier(), 3, False, False, DensePlans())
     proposer = proposer_of(recipe, cast(Faults, None), max_length=12)
     requests = [make_request([9] * 4, max_tokens=room, temperature=temperature) for room in (6, 50, 50, 50, 50)]
-    requests[2].max_draft, requests[3].own_past = 0, True
+    requests[2].max_draft, requests[3].history_only = 0, True
     for request in requests:
         request.laws.constraint = Certain()
     drafts = proposer.propose(requests, 15, [])

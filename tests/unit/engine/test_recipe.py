@@ -212,10 +212,10 @@ def test_evidence_is_asked_for_where_the_rule_decides_by_it():
 
 def test_drafts_follow_from_a_request_s_own_past_where_others_would_change_what_its_seed_gives():
     seeded = SamplingParams(temperature=1.0, seed=1)
-    assert of(Rule()).own_past(seeded)
-    assert not of(Rule()).own_past(SAMPLING)
-    assert not of(Rule("same stream")).own_past(seeded)
-    assert of(Rule("same stream", takes_turns=True)).own_past(GREEDY)
+    assert of(Rule()).history_only(seeded)
+    assert not of(Rule()).history_only(SAMPLING)
+    assert not of(Rule("same stream")).history_only(seeded)
+    assert of(Rule("same stream", takes_turns=True)).history_only(GREEDY)
 
 
 def test_what_is_approximate_says_why_and_has_no_log_probabilities():
@@ -266,7 +266,7 @@ def test_a_stop_rule_of_its_own_is_not_the_controller_s():
         offers = Offers(length=7)
 
     class Always(stubs.Stub):
-        offers = Offers(length=7, weighed=False)
+        offers = Offers(length=7, may_skip_drafting=False)
 
     for drafter, verifier, weighed in (
         (Own(), None, True),
@@ -275,9 +275,9 @@ def test_a_stop_rule_of_its_own_is_not_the_controller_s():
         (Always(), None, False),
     ):
         recipe = compose.build({"method": drafter, "verifier": verifier}, target())
-        assert (recipe.num_nodes, recipe.adaptive, recipe.weighed) == (7, False, weighed)
+        assert (recipe.num_nodes, recipe.adaptive, recipe.may_skip_drafting) == (7, False, weighed)
     counted = compose.build({"method": Own(), "num_speculative_tokens": 3}, target())
-    assert (counted.num_nodes, counted.adaptive, counted.weighed) == (3, False, False)
+    assert (counted.num_nodes, counted.adaptive, counted.may_skip_drafting) == (3, False, False)
 
 
 class Maker(DensePlans):

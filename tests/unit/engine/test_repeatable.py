@@ -41,8 +41,8 @@ def other(**params: object) -> SamplingParams:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_seed_gives_the_same_tokens_in_any_company(recipe):
-    """Alone in a fresh engine; beside greedy, seeded and unseeded ones; in one that others have taught; beside a prompt
-    that takes all rows that it can get."""
+    """Alone in a fresh engine; next to greedy, seeded and unseeded ones; in one that others have taught; next to a
+    prompt that takes all rows that it can get."""
     config = RECIPES[recipe]
     alone = [ids(with_config(config).generate(prompt, seeded()))[0] for prompt in PROMPTS[:3]]
     llm = with_config(config)
@@ -109,11 +109,11 @@ def test_what_others_cannot_change_is_still_drafted():
 def test_whose_tokens_do_not_depend_on_the_draft_keep_the_measured_length():
     sampled, plain = seeded(), SamplingParams(temperature=1.0)
     adaptive = with_config(DRAFTS).recipe
-    assert adaptive.own_past(sampled)
-    assert not adaptive.own_past(plain)
-    assert not adaptive.own_past(SamplingParams(seed=3))  # temperature 0
-    assert not with_config({**DRAFTS, "verifier": "match"}).recipe.own_past(sampled)
-    assert not with_config({"method": "ngram"}).recipe.own_past(sampled)
+    assert adaptive.history_only(sampled)
+    assert not adaptive.history_only(plain)
+    assert not adaptive.history_only(SamplingParams(seed=3))  # temperature 0
+    assert not with_config({**DRAFTS, "verifier": "match"}).recipe.history_only(sampled)
+    assert not with_config({"method": "ngram"}).recipe.history_only(sampled)
 
 
 def test_rows_for_drafts_are_kept_beside_a_long_prompt_and_the_prompt_is_fed_all_the_same():
@@ -222,7 +222,7 @@ def test_its_outlook_says_what_it_will_decide(empty):
     )
 
 
-# ---------------------------------------------------------------- beside a request that fails
+# ---------------------------------------------------------------- next to a request that fails
 
 
 def failing(llm: LLM, member: str, after: int) -> None:

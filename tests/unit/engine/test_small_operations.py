@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from foretoken import LLM, SamplingParams
 from foretoken.native import build
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 GRAIN = 32768  # numbers from which on torch shares an operation
 SMALL = 1 << 18  # of core/threads.py

@@ -75,7 +75,7 @@ def test_a_tree_row_sees_the_root_and_its_ancestors() -> None:
 
 
 def test_a_level_sees_its_ancestors_in_the_tail() -> None:
-    """Behind root, 0 and 1 in the tail: the level of node 2, and of a child of node 1."""
+    """After root, 0 and 1 in the tail: the level of node 2, and of a child of node 1."""
     batch = PackedBatch()
     batch.add_level(0, 4, [22, 23], depths=[2, 2], tail=3, tail_depths=[0, 1, 1], ancestors=[[0, 1], [0, 2]])
     (segment,) = batch.segments

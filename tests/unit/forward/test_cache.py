@@ -49,7 +49,7 @@ class Oracle:
 
 
 def write(cache: KVCache, slot: int, rows: list[float]) -> None:
-    """Put rows behind the committed prefix, as attention does."""
+    """Put rows after the committed prefix, as attention does."""
     cache.reserve(slot, len(rows))
     begin = cache.lengths[slot]
     for layer in range(LAYERS):
@@ -185,7 +185,7 @@ def session(request: pytest.FixtureRequest, model: LanguageModel) -> Callable[[]
     def made() -> Session:
         session = Session(model, plan=LayerPlan if request.param == "layers" else DensePlan)
         if request.param == "codes":
-            assert model.fused is not None
+            assert model.native_decoder is not None
             session.cache = KVCache(model.num_layers, 4, model.max_length, coded=True)
         return session
 
@@ -314,7 +314,7 @@ def test_forks_are_independent(session: Callable[[], Session], data: st.DataObje
 
 
 def test_a_request_does_not_feel_its_neighbours(session: Callable[[], Session]) -> None:
-    """Cached rows of a slot stay the same bits whoever runs beside it, and whatever is drafted there."""
+    """Cached rows of a slot stay the same bits whoever runs next to it, and whatever is drafted there."""
     one = session()
     slots = [one.cache.acquire() for _ in range(3)]
     for slot in slots:

@@ -36,7 +36,7 @@ def tree_segment(prefix: int) -> Segment:
 
 def test_masks_of_a_tree() -> None:
     assert picture(tree_segment(2), None) == ["111...", "1111..", "111.1.", "1111.1"]
-    # positions: 0 1 | 2 3 3 4; a window of three ends in the prefix for the root, behind it for node 2
+    # positions: 0 1 | 2 3 3 4; a window of three ends in the prefix for the root, after it for node 2
     assert picture(tree_segment(2), 3) == ["111...", ".111..", ".11.1.", "..11.1"]
     assert picture(tree_segment(2), 2) == [".11...", "..11..", "..1.1.", "...1.1"]
 
@@ -120,7 +120,7 @@ def compare(
 
     Args:
         shape: query heads, key heads, key width, value width.
-        requests: committed rows, and then either a chunk's length or a tree behind a root.
+        requests: committed rows, and then either a chunk's length or a tree after a root.
     """
     H, G, D, Dv = shape
     generator = torch.Generator().manual_seed(0)

@@ -70,7 +70,7 @@ def test_experts_that_compute_something_else_are_refused(tmp_path):
 
 
 def test_plain_weights_of_separate_joint_and_packed_projections(tmp_path: Path):
-    assert target().fused is None or gated_mlps(target().model)[0].plain_weights() is None
+    assert target().native_decoder is None or gated_mlps(target().model)[0].plain_weights() is None
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(3))
     for family in ("llama", "phi3", "gemma2"):
         model = load(save_model(family, tmp_path / family)).model

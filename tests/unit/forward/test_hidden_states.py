@@ -86,7 +86,7 @@ def compare(rule: Looking, drafter: Recorder, read: Callable[[list[int]], dict[b
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
 def test_a_row_shows_the_state_of_its_own_token(folder: Path, tree: bool, normed: bool) -> None:
-    """Batches of ragged drafts beside prompts that are still read and requests without a draft."""
+    """Batches of ragged drafts next to prompts that are still read and requests without a draft."""
     rule, drafter = Looking(LastState(normed)), Recorder(Random(VOCAB_SIZE, tree=tree, seed=3))
     llm = with_config(
         {"method": drafter, "verifier": rule, "num_speculative_tokens": 5},
@@ -100,7 +100,7 @@ def test_a_row_shows_the_state_of_its_own_token(folder: Path, tree: bool, normed
 
 @pytest.mark.parametrize(("method", "normed"), [("kangaroo", True), ("del", True), ("del", False)])
 def test_a_drafter_inside_the_target_and_a_verifier_see_of_one_forward(folder: Path, method: str, normed: bool) -> None:
-    """Of drafts, `del` is shown depths of its own beside what the verifier is shown; `kangaroo` has seen its own."""
+    """Of drafts, `del` is shown depths of its own next to what the verifier is shown; `kangaroo` has seen its own."""
     target = load(folder, device="cpu")
     settings: dict[str, Any] = {"exit_layer": 1, "draft_length": 3}
     if method == "kangaroo":
@@ -155,7 +155,7 @@ def test_nothing_is_kept_where_nobody_asks(folder: Path) -> None:
         llm = with_config(config, target=target)
         spans.clear()
         ids(llm.generate(PROMPTS[0], SamplingParams(max_tokens=4, ignore_eos=True)))
-        assert spans[0] is None  # the prompt has no draft behind it
+        assert spans[0] is None  # the prompt has no draft after it
         assert [span is not None for span in spans[1:-1]] == [asks] * (len(spans) - 2)
     assert rule.shown
 

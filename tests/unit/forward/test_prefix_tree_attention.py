@@ -162,7 +162,7 @@ def test_what_is_no_plan_is_refused(settings: dict[str, Any], message: str) -> N
 def test_the_kernel_equals_the_definition_under_the_interpreter() -> None:
     tests = Path(__file__).parents[2]
     paths = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "FORETOKEN_FUSED": "1", "PYTHONPATH": paths}
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "FORETOKEN_NATIVE": "1", "PYTHONPATH": paths}
     command = [sys.executable, "-m", "helpers.prefix_tree"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -122,7 +122,7 @@ def test_a_grown_hybrid_says_what_the_original_says_and_a_drafter_drafts_for_it(
     original = LLM("zoo:hybrid", dtype="float32", device="cpu")
     larger = LLM("grown:hybrid:50m", dtype="float32", device="cpu", speculative_config={"method": "suffix"})
     assert larger.target.num_parameters > 2.5 * original.target.num_parameters
-    assert larger.target.fused is not None or build.library() is None
+    assert larger.target.native_decoder is not None or build.library() is None
     prompt = "Once upon a time"
     assert larger.generate(prompt, params)[0].token_ids == original.generate(prompt, params)[0].token_ids
 

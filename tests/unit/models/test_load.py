@@ -43,7 +43,7 @@ def test_a_small_model_is_tried_on_one_thread(
     for module, name in [
         (language_model.probe, "check"),
         (language_model.trial, "check_positions"),
-        (language_model.fused_trial, "adopt"),
+        (language_model.native_trial, "adopt"),
     ]:
         tried = getattr(module, name)
 
@@ -347,7 +347,7 @@ class OwnForCausalLM(LlamaForCausalLM):
 
 @pytest.fixture
 def with_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint whose classes lie beside its weights; whoever reads from the terminal fails."""
+    """A checkpoint whose classes lie next to its weights; whoever reads from the terminal fails."""
 
     def ask(*_: Any) -> str:
         raise AssertionError("somebody was asked")

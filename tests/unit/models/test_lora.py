@@ -22,7 +22,7 @@ from helpers.tiny_models import save_model
 PROMPT = [1, 20, 30, 40]
 LENGTH = 12
 FAMILIES = {
-    "llama": ["q_proj", "v_proj", "down_proj", "lm_head"],  # the fused decoder
+    "llama": ["q_proj", "v_proj", "down_proj", "lm_head"],  # the native decoder
     "olmo2": ["q_proj", "up_proj"],
     "gpt2": ["c_attn", "c_proj"],
     "hunyuan_v1_moe": ["q_proj", "o_proj"],
@@ -170,7 +170,7 @@ def test_a_prompt_is_no_correction(peft: Any, tmp_path: Path) -> None:
         load(tmp_path / "prefix", device="cpu")
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["apart", "beside its base"])
+@pytest.mark.parametrize("beside", [False, True], ids=["apart", "next to its base"])
 def test_without_peft_an_adapter_is_refused(beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What could be loaded without it is the base model, whose text is another one."""
     base = save_model("llama", tmp_path / "base")

@@ -1,4 +1,4 @@
-"""What a forward says of its rows beside the logits: the best tokens, peaks and shares."""
+"""What a forward says of its rows next to the logits: the best tokens, peaks and shares."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from foretoken.native import build, selftest, variants
 
 COMPILER = variants.compiler_command()
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_it_is_built_once_and_nobody_else_can_write_it(machine: Machine, caplog:
         machine.library()
         machine.library()
     assert machine.num_built == 1
-    assert caplog.text.count("compiling the fused CPU decoder") == 1
+    assert caplog.text.count("compiling the native CPU decoder") == 1
     assert machine.cache.stat().st_mode & 0o777 == 0o700
     assert machine.kept.stat().st_mode & 0o777 == 0o600
     assert sorted(each.name for each in machine.cache.iterdir()) == sorted(["build.lock", machine.kept.name])
@@ -313,9 +313,9 @@ def test_a_processor_takes_the_best_variant_that_it_can_run(monkeypatch: pytest.
 
 @pytest.mark.parametrize("value", ["off", "false", "2", " 0"])
 def test_a_switch_that_is_neither_on_nor_off_is_refused(value, monkeypatch):
-    monkeypatch.setenv("FORETOKEN_FUSED", value)
+    monkeypatch.setenv("FORETOKEN_NATIVE", value)
     for asked in (build.library.__wrapped__, lambda: loading.kernel.__wrapped__("cpu")):
-        with pytest.raises(ConfigError, match=f"FORETOKEN_FUSED={value}: 0 switches"):
+        with pytest.raises(ConfigError, match=f"FORETOKEN_NATIVE={value}: 0 switches"):
             asked()
 
 

@@ -22,15 +22,15 @@ from foretoken.forward.native_plan import Blocks, NativePlan
 from foretoken.forward.span import Span
 from foretoken.methods.longspec.native.target_layer import check_prefixes
 from foretoken.native import build, checks, selftest
-from foretoken.native.decoder import FusedDecoder
+from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Block, Projection
 from foretoken.native.packing import packed_of
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 
 class Case:
-    """A sound forward of a root and a small tree behind nothing, to be spoilt in one place."""
+    """A sound forward of a root and a small tree after nothing, to be spoilt in one place."""
 
     def __init__(self) -> None:
         self.model = target()
@@ -46,8 +46,8 @@ class Case:
         self.batch.segments[0] = replace(self.batch.segments[0], **changes)
 
     def run(self) -> Any:
-        assert self.model.fused is not None
-        return self.model.fused.forward(self.batch, self.plan, self.span, top=self.top)
+        assert self.model.native_decoder is not None
+        return self.model.native_decoder.forward(self.batch, self.plan, self.span, top=self.top)
 
 
 def blocks(**changes: Any) -> Blocks:
@@ -116,7 +116,7 @@ SPOILT: dict[str, tuple[Callable[[Case], Any], str]] = {
     # by one: where the check ends, foreign memory begins
     "the first token that is none": (lambda c: c.batch.tokens.__setitem__(2, c.model.vocab_size), "token 8192 is not"),
     "one row too many": (lambda c: c.segment(prefix=c.cache.capacity - 3), "reserve them before the forward"),
-    "no room behind a tail": (
+    "no room after a tail": (
         lambda c: c.segment(prefix=c.cache.capacity - 4, tail=1, seen=None),
         "reserve them before the forward",
     ),
@@ -143,9 +143,9 @@ def test_a_spoilt_forward_is_refused(name: str) -> None:
 @pytest.mark.parametrize("beside", [torch.zeros(3, 640), torch.zeros(4, 639), torch.zeros(4, 640).bfloat16()])
 def test_what_is_added_beside_fits_the_rows(beside: torch.Tensor) -> None:
     case = Case()
-    assert case.model.fused is not None
+    assert case.model.native_decoder is not None
     with pytest.raises(ValueError, match=r"float32 \[4, 640\]"):
-        case.model.fused.forward(case.batch, case.plan, case.span, top=0, beside_TQ=beside)
+        case.model.native_decoder.forward(case.batch, case.plan, case.span, top=0, beside_TQ=beside)
 
 
 def test_a_token_beyond_the_embedding_is_the_inputs_fault() -> None:
@@ -210,7 +210,7 @@ def linear(outputs: int, inputs: int, bias: int | None = None) -> Projection:
         ({"gate": None, "down": None}, "block.up stands alone"),
         ({"mlp_shift_D": torch.ones(96)}, r"block.mlp_shift_D is \[96\]: \[64\]"),
         ({"q_norm_d": torch.ones(2, 32)}, r"block.q_norm_d is \[2, 32\]: \[32\]"),
-        ({"parallel": True, "mlp_end_norm_D": torch.ones(64)}, "no norms behind the branches"),
+        ({"parallel": True, "mlp_end_norm_D": torch.ones(64)}, "no norms after the branches"),
         ({"q": linear(128, 64)._replace(scale=torch.ones(64))}, r"block.q has a scale \[64\]: \[128\]"),
         ({"down": linear(64, 96)._replace(scale=2.0)}, "block.down has a scale: native code multiplies nothing there"),
         ({"gate": None, "up": linear(96, 64)._replace(scale=2.0)}, "block.up has a scale"),
@@ -222,7 +222,7 @@ def test_a_block_that_does_not_fit_its_layout_is_refused(changes: dict[str, Any]
     library = build.library()
     assert library is not None
     with pytest.raises(ValueError, match=message):
-        FusedDecoder(layout, library)
+        NativeDecoder(layout, library)
 
 
 @pytest.mark.parametrize(
@@ -245,14 +245,14 @@ def test_experts_that_do_not_fit_together_are_refused(changes: dict[str, Any], m
     library = build.library()
     assert library is not None
     with pytest.raises(ValueError, match=message):
-        FusedDecoder(replace(layout, blocks=[first, second]), library)
+        NativeDecoder(replace(layout, blocks=[first, second]), library)
 
 
 def test_thresholds_of_gates_are_refused_where_there_are_experts() -> None:
     library = build.library()
     assert library is not None
     layout = selftest._uncommon(selftest._layout(torch.float32, None), None)
-    decoder, cache, batch = FusedDecoder(layout, library), KVCache(2, 1, 16), PackedBatch()
+    decoder, cache, batch = NativeDecoder(layout, library), KVCache(2, 1, 16), PackedBatch()
     cache.reserve(cache.acquire(), 1)
     batch.add_chunk(0, 0, [3], wanted=1)
     with pytest.raises(ValueError, match="no gated MLP, or experts"):
@@ -273,7 +273,7 @@ def test_a_layout_that_does_not_fit_itself_is_refused(changes: dict[str, Any], m
     library = build.library()
     assert library is not None
     with pytest.raises(ValueError, match=message):
-        FusedDecoder(replace(selftest._layout(torch.float32, None), **changes), library)
+        NativeDecoder(replace(selftest._layout(torch.float32, None), **changes), library)
 
 
 # ---------------------------------------------------------------- by one, without a forward

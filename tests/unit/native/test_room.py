@@ -17,7 +17,7 @@ from foretoken.forward.span import Span
 from foretoken.native import build
 from foretoken.native.shelf import Shelf
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 TEXT = tokens_of(1, 90, 8000)
 

@@ -1,4 +1,4 @@
-"""Teams of native threads: one each for what overlaps, none lost in a fork, none left behind."""
+"""Teams of native threads: one each for what overlaps, none lost in a fork, none left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.zoo_llms import target
 from foretoken.native import build
 from foretoken.native.team import Team, current
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 TOKENS = [5, 9, 14, 23, 41, 7, 88, 3, 120, 77, 15, 16, 99]
 

@@ -1,4 +1,4 @@
-"""kNN-LM: neighbours and law against brute force, and speculation that never changes a token."""
+"""kNN-LM: neighbours and distribution against brute force, and speculation that never changes a token."""
 
 from __future__ import annotations
 

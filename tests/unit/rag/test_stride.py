@@ -32,8 +32,8 @@ def test_the_stride_is_the_best_of_all(asynchronous, gamma, search):
 def test_limits():
     assert best_stride(0.01, 0.02, (0.05, 0.0), asynchronous=False) == 1  # guesses are wrong
     assert best_stride(0.9, 0.02, (0.0, 0.01), asynchronous=False) == 1  # a search costs by the query: nothing to gain
-    assert best_stride(0.9, 0.001, (1.0, 0.0), asynchronous=False) == 16  # a search is dear, whatever it is of
-    assert best_stride(0.6, 0.02, (0.01, 0.0), asynchronous=True) == 1  # it hides behind one step
+    assert best_stride(0.9, 0.001, (1.0, 0.0), asynchronous=False) == 16  # a search is expensive, whatever it is of
+    assert best_stride(0.6, 0.02, (0.01, 0.0), asynchronous=True) == 1  # it hides after one step
 
 
 def test_estimates_follow_what_was_measured():

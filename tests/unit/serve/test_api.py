@@ -202,7 +202,7 @@ WITH_ENDS = {"ignore_eos": True, "max_tokens": 8, "logit_bias": {"5": 60, "60": 
     ],
 )
 def test_offsets_are_places_in_the_text(server: Served, more: dict[str, Any]) -> None:
-    """Also behind a token that is no text, within a character of several tokens, and while a stop string may come."""
+    """Also after a token that is no text, within a character of several tokens, and while a stop string may come."""
     asked = continued("One 🙂 <|end|>", max_tokens=40, logprobs=0, seed=3) | more
     (whole,) = server.send(TEXT, asked)[1]["choices"]
     pieces = [each["choices"][0] for each in server.events(TEXT, asked | {"stream": True})[:-1]]
@@ -330,7 +330,7 @@ def test_log_probabilities_of_a_response(server: Served) -> None:
     assert only["top_logprobs"] == []
     status, refused, _ = server.send(RESPONSES, asked | {"tools": [TOOL["function"] | {"type": "function"}]})
     assert (status, refused["error"]["param"]) == (400, "top_logprobs")
-    assert "not beside tools" in refused["error"]["message"]
+    assert "not next to tools" in refused["error"]["message"]
 
 
 def test_penalties_of_a_response(server: Served) -> None:

@@ -19,7 +19,7 @@ VARIABLES = ("RAY_ADDRESS", LOOPBACK, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AU
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables of Ray's as they are before the command; what it sets is gone behind a test."""
+    """Variables of Ray's as they are before the command; what it sets is gone after a test."""
     for name in (*VARIABLES, "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)

@@ -25,7 +25,7 @@ def part(text: bytes, *, more: bool = False) -> dict[str, Any]:
 
 
 class Replicas:
-    """Stand behind the proxy, one after the other: each reads the body and sends its messages; none: it has died."""
+    """Stand after the proxy, one after the other: each reads the body and sends its messages; none: it has died."""
 
     def __init__(self, *answers: Sequence[dict[str, Any]]) -> None:
         self.answers = list(answers)

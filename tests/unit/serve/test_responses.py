@@ -32,7 +32,7 @@ def test_text_beside_calls(text: str, size: int) -> None:
     expected = text.replace(CALL, "")
     messages = [item for item in items if item["type"] == "message"]
     calls = [item for item in items if item["type"] == "function_call"]
-    beside = not expected.strip() and bool(calls)  # spaces beside calls are no message
+    beside = not expected.strip() and bool(calls)  # spaces next to calls are no message
     assert "".join(item["content"][0]["text"] for item in messages) == ("" if beside else expected)
     assert [(item["name"], item["arguments"]) for item in calls] == [("add", '{"a": 1}')] * text.count(CALL)
     kinds = [item["type"] for item in items]

@@ -55,7 +55,7 @@ HALVES = "aé€🙂 ü"
 
 
 def test_places_within_characters_of_several_tokens() -> None:
-    """Bytes as tokens: each begins where its character does, and what follows begins behind one character."""
+    """Bytes as tokens: each begins where its character does, and what follows begins after one character."""
     places = Places(TokenText(Bytes()), skip_special=True)
     starts = [place for place, character in enumerate(HALVES) for _ in character.encode()]
     raw = list(HALVES.encode())

@@ -193,7 +193,7 @@ def test_tiny_numbers_become_zero_and_are_kept_again_afterwards():
 
 
 def test_the_loss_against_laws_and_its_gradients(monkeypatch):
-    """Of rows that share laws, some of them with no weight, of laws whose mass is below one."""
+    """Of rows that share distributions, some of them with no weight, of distributions whose mass is below one."""
     monkeypatch.setattr(head_loss, "ROWS", 4)
     torch.manual_seed(0)
     hidden, head = torch.randn(11, 6, requires_grad=True), torch.randn(9, 6, requires_grad=True)

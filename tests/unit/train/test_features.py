@@ -160,7 +160,7 @@ def test_top_logits_give_the_true_probabilities(llama: Any, tmp_path: Path) -> N
     kept_NK, best_NK = p_NV.topk(5)
     assert torch.equal(ids_NK, best_NK)
     torch.testing.assert_close(log_p_NK.exp(), kept_NK)
-    # negative control: the softmax of what is kept is another law
+    # negative control: the softmax of what is kept is another distribution
     assert not torch.allclose(log_p_NK.softmax(-1), kept_NK, atol=1e-2)
 
 
@@ -239,7 +239,7 @@ def test_the_bound_holds_at_every_moment(llama: Any, tmp_path: Path, monkeypatch
     def watch(path: Path, content: str) -> None:
         nonlocal highest
         real(path, content)
-        held = sum(file.stat().st_size for file in tmp_path.iterdir()) + len(content)  # the new index beside the old
+        held = sum(file.stat().st_size for file in tmp_path.iterdir()) + len(content)  # the new index next to the old
         highest = max(highest, held)
 
     monkeypatch.setattr(feature_store, "write_whole", watch)
@@ -407,7 +407,7 @@ def test_several_streams_are_noticed() -> None:
 def test_missing_parts_are_named() -> None:
     model = build("llama")
     del model.model.norm
-    with pytest.raises(UnsupportedArchitecture, match=r"no norm found .*beside them are: embed_tokens, layers"):
+    with pytest.raises(UnsupportedArchitecture, match=r"no norm found .*next to them are: embed_tokens, layers"):
         anatomy.find(model)
     model.model.layers = nn.ModuleList(list(model.model.layers)[:2])
     with pytest.raises(UnsupportedArchitecture, match="no list of 3 layers"):

@@ -1,4 +1,4 @@
-"""Mixtures: shares, order, resuming, held-out documents, and what a killed run leaves behind."""
+"""Mixtures: shares, order, resuming, held-out documents, and what a killed run leaves."""
 
 from __future__ import annotations
 

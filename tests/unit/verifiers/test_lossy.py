@@ -1,4 +1,6 @@
-"""Lossy rules: the emitted law is the closed form, the meter is its distance from the target's, budgets hold."""
+"""Lossy rules: the emitted distribution is the closed form, the meter is its distance from the target's, budgets
+hold.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ from helpers.zoo_llms import assert_idle, greedy, ids, with_config
 DRAFT = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4}
 PROMPTS = ALL_PROMPTS[:3]
 LOOSE: dict[str, dict[str, Any]] = {"tolerance": {"tolerance": 0.5}}  # at its default it spares all of these texts
-# these listen to a judge, to entropies, to laws of slots or to a second reading; their tests are in tests/unit/methods
+# these listen to a judge, to entropies, to distributions of slots or to a second reading; their tests are in
+# tests/unit/methods
 JUDGED = ("sprinter", "judge", "entropy_adaptive", "diffuspec", "reflective")
 NAMES = [e.name for e in catalog.entries("verifier") if e.promise == "approximate" and e.name not in JUDGED]
 CHAINS = ((-1,), (-1, 0), (-1, 0, 1))
@@ -74,7 +77,7 @@ def rules(**options: Any) -> list[Any]:
 
 
 def kinds(rule: Any) -> tuple[Any, ...]:
-    """Laws of drafts that the rule takes."""
+    """Distributions of drafts that the rule takes."""
     return ("point", "sampled") if PointMass in rule.laws else ("sampled",)
 
 
@@ -102,7 +105,7 @@ def may_stand(rule: Any, p: list[float], q: list[float]) -> list[bool]:
 
 
 def one_token(rule: Any, p: list[float], q: list[float] | None, tokens: tuple[int, ...]) -> list[float]:
-    """The law of the token that the rule emits at a node, as the issue's formulas have it."""
+    """The distribution of the token that the rule emits at a node, as the issue's formulas have it."""
     size, n = len(p), len(tokens)
     hot = [float(i == tokens[0]) for i in range(size)]
     if rule.name in ("typical", "topk_relaxed"):
@@ -186,7 +189,9 @@ def test_the_meter_is_the_distance_of_the_closed_form_at_every_token(rule: Any) 
 
 
 def chain_law(rule: Any, pair: TablePair, context: tuple[int, ...], depth: int, length: int) -> torch.Tensor:
-    """The joint law of the next tokens with ``depth`` sampled draft tokens left: what stands goes on, the rest is p."""
+    """The joint distribution of the next tokens with ``depth`` sampled draft tokens left: what stands goes on, the rest
+    is p.
+    """
     size = pair.vocab_size
     if length == 0:
         return torch.ones((), dtype=torch.float64)
@@ -340,7 +345,7 @@ def test_at_temperature_0_a_token_may_be_as_far_from_the_argmax_as_the_rule_says
 
 
 def near_argmax(rows: int = 3) -> Laws:
-    """Laws of four tokens at temperature 0: token 0 is the argmax, 1 is near, 2 is far, 3 is forbidden."""
+    """Distributions of four tokens at temperature 0: token 0 is the argmax, 1 is near, 2 is far, 3 is forbidden."""
     return Laws(torch.tensor([[0.45, 0.40, 0.15, 0.0]] * rows).log(), greedy=True, positions=range(rows))
 
 
@@ -400,7 +405,7 @@ def test_at_temperature_0_the_laws_at_temperature_1_are_compared() -> None:
     assert rule.verify(draft, sure, Streams(0)).path == ()
     anywhere = KlThresholdVerifier(KlThresholdVerifier.Config(max_kl=0.3, max_confidence=1.0))
     assert anywhere.verify(draft, sure, Streams(0)).path == (0,)
-    with pytest.raises(ValueError, match="'kl_threshold' was given a draft without its law"):
+    with pytest.raises(ValueError, match="'kl_threshold' was given a draft without its distribution"):
         rule.verify(Draft(TokenTree((1,))), near_argmax(), Streams(0))
 
 

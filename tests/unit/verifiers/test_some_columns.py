@@ -19,7 +19,7 @@ from foretoken.core.verdict import Verdict
 from foretoken.verifiers.ratio import RatioVerifier
 
 V = 3
-# `match` reads no law; its noise is a function of the seed, which cannot be enumerated
+# `match` reads no distribution; its noise is a function of the seed, which cannot be enumerated
 RULES = [
     rule.load()
     for rule in catalog.entries("verifier")

@@ -279,7 +279,7 @@ def test_match_gives_one_stream_whatever_is_drafted(filtered: bool) -> None:
         p_MV = torch.where(p_MV < p_MV.quantile(0.7, dim=-1, keepdim=True), 0.0, p_MV)
 
     def stream(seed: int, length: int) -> list[int]:
-        """Tokens of a target whose law depends on position and last token, with drafts of that length."""
+        """Tokens of a target whose distribution depends on position and last token, with drafts of that length."""
         tokens = [0]
         guess = torch.Generator().manual_seed(length)
         while len(tokens) < 40:
@@ -354,7 +354,7 @@ def test_repeated_siblings_are_each_tried() -> None:
 
 
 def test_chains_and_positions_line_up() -> None:
-    # the extra token of every rule is drawn from the row behind the last accepted node
+    # the extra token of every rule is drawn from the row after the last accepted node
     for verifier in SAMPLING:
         for kept in range(4):
             rows = [4, 5, 6, 7]

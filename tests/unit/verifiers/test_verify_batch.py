@@ -22,7 +22,7 @@ SHAPES = [*CHAINS, (-1, -1, -1), *random_shapes(1, 6, 7)]
 
 
 def random_law(rng: torch.Generator, rows: int, size: int) -> torch.Tensor:
-    """Sharp laws under a top-k filter of ten tokens."""
+    """Sharp distributions under a top-k filter of ten tokens."""
     logits = torch.randn(rows, size, generator=rng) * 2
     top = logits.topk(10)
     return torch.softmax(torch.full_like(logits, -torch.inf).scatter(1, top.indices, top.values), -1)

@@ -101,7 +101,7 @@ def acceptance(
         bool,
         json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
     ] = False,
-    out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
+    out: Annotated[Path | None, out_option("Write the same JSON there, next to the tables.", _OUTPUT)] = None,
     pictures: Annotated[
         Path | None,
         typer.Option("--pictures", metavar="DIR", help="Write pictures (PNG) there.", rich_help_panel=_OUTPUT),
@@ -110,8 +110,8 @@ def acceptance(
 ) -> int:
     """Acceptance of every rule, and the most that any rule could accept, over temperature, top_p and drafts.
 
-    The target samples answers; target and draft then give their laws at some
-    positions of them. The rules are computed from these laws, not simulated.
+    The target samples answers; target and draft then give their distributions at some
+    positions of them. The rules are computed from these distributions, not simulated.
     Intervals are 95 % over prompts: positions of one answer are not
     independent, prompts are.
 
@@ -241,7 +241,7 @@ def _fitting(prompts: Sequence[list[int]], llm: Any, draft: Any, max_tokens: int
     kept = [ids for ids in prompts if len(ids) <= room]
     if not kept:
         raise InputError(
-            f"no prompt fits: the shortest has {min(map(len, prompts))} tokens, and {max(room, 0)} are left beside an "
+            f"no prompt fits: the shortest has {min(map(len, prompts))} tokens, and {max(room, 0)} are left next to an "
             f"answer of {max_tokens}; lower --max-tokens or give shorter prompts"
         )
     if len(kept) < len(prompts):

@@ -134,7 +134,7 @@ def tradeoff(
         bool,
         json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
     ] = False,
-    out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
+    out: Annotated[Path | None, out_option("Write the same JSON there, next to the tables.", _OUTPUT)] = None,
     picture: Annotated[
         Path | None,
         typer.Option("--picture", metavar="FILE.png", help="Write a picture.", rich_help_panel=_OUTPUT),

@@ -65,7 +65,7 @@ def serve(
         bool,
         json_option("Results and provenance as one JSON object on stdout, no table; --json FILE: as --out.", _OUTPUT),
     ] = False,
-    out: Annotated[Path | None, out_option("Write the same JSON there, beside the table.", _OUTPUT)] = None,
+    out: Annotated[Path | None, out_option("Write the same JSON there, next to the table.", _OUTPUT)] = None,
     verbose: Verbose = False,
 ) -> int:
     """Time a server: the first token, the time between tokens, tokens per second, at so many clients.

@@ -54,7 +54,7 @@ def verify(
         typer.Option(
             "--rows",
             metavar="N,…",
-            help="Rows of the forward: the last token, and the draft behind it.",
+            help="Rows of the forward: the last token, and the draft after it.",
             rich_help_panel=_MEASURE,
         ),
     ] = "8",
@@ -90,7 +90,7 @@ def verify(
         bool,
         json_option("Results and provenance as one JSON object on stdout, no table; --json FILE: as --out.", _OUTPUT),
     ] = False,
-    out: Annotated[Path | None, out_option("Write the same JSON there, beside the table.", _OUTPUT)] = None,
+    out: Annotated[Path | None, out_option("Write the same JSON there, next to the table.", _OUTPUT)] = None,
     verbose: Verbose = False,
 ) -> None:
     """Time the target's verification forward, plan against plan: same rows, same prefix, interleaved.
@@ -112,7 +112,7 @@ def verify(
 
       foretoken bench verify --context 384 --plans dense,sparse+verification.ffn=0.1
 
-      FORETOKEN_FUSED=0 foretoken bench verify --context 4000 --rows 8,32 --plans dense,prefix_tree
+      FORETOKEN_NATIVE=0 foretoken bench verify --context 4000 --rows 8,32 --plans dense,prefix_tree
     """
     contexts, counts = parse_numbers(context, "--context", int), parse_numbers(rows, "--rows", int)
     for option, values in (("--context", contexts), ("--rows", counts)):
@@ -172,8 +172,8 @@ def verify(
         dtype=target.precision,
         device=str(target.device),
         threads=torch.get_num_threads(),
-        fused=target.fused is not None,
-        decoder=build.origin() if target.fused is not None else None,
+        fused=target.native_decoder is not None,
+        decoder=build.origin() if target.native_decoder is not None else None,
         fill=fill,
         repeats=repeats,
     )
@@ -257,7 +257,7 @@ def _print_tables(results: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
 
     title = f"{facts['model']} {facts['dtype']}, {facts['threads']} threads, {facts['cpu']}"
     if facts["decoder"] is not None:
-        title += f", fused decoder {facts['decoder']}"
+        title += f", native decoder {facts['decoder']}"
     parts: list[Any] = [Text(title, style="bold")]
     for sheet in sheets(results):
         parts += ["", terminal_table(sheet), Text(sheet.meaning, style="dim")]

@@ -76,7 +76,7 @@ def eval_command(
         typer.Option(
             "--text",
             metavar="FILE",
-            help="Text or JSON Lines to read: nats a token, beside or instead of tasks. Repeatable.",
+            help="Text or JSON Lines to read: nats a token, next to or instead of tasks. Repeatable.",
             rich_help_panel=_TASK,
         ),
     ] = None,

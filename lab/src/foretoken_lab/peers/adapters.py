@@ -5,7 +5,7 @@
     generate(ids, max_tokens)  greedy tokens after the prompt, up to and including the end token
 
 Every engine gets the prompt as the same token ids, starts without any memory of earlier prompts, stops at the same end
-tokens, and has ``threads`` threads. What an engine cannot do is said here, beside the code that works around it.
+tokens, and has ``threads`` threads. What an engine cannot do is said here, next to the code that works around it.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ class LlamaServer:
     """llama.cpp's own server, asked over a socket of this machine, with its own speculation in C++.
 
     Args:
-        options: of ``llama-server``, beside the usual ones.
+        options: of ``llama-server``, next to the usual ones.
     """
 
     group = "llama.cpp"

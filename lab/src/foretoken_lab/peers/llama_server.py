@@ -57,7 +57,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=1024, help="tokens of each")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--port", type=int, default=8090)
-    parser.add_argument("more", nargs="*", help="for llama-server, behind --")
+    parser.add_argument("more", nargs="*", help="for llama-server, after --")
     return parser.parse_args()
 
 

@@ -59,7 +59,7 @@ def main() -> int:
     draft = None if options.draft in ("", "none") else options.draft
     target = LLM(options.model, dtype=options.dtype, threads=options.threads, max_num_seqs=1)
     ids_of = [_prompt_ids(target, prompt) for prompt in prompts]
-    context = max(map(len, ids_of)) + options.max_tokens + 64  # room for a draft behind the last token
+    context = max(map(len, ids_of)) + options.max_tokens + 64  # room for a draft after the last token
     engines = _engines(options, target, draft, context)
     if not engines:
         raise ConfigError(f"--engines {options.engines}: no engine of that name")

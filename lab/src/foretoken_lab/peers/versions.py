@@ -1,4 +1,4 @@
-"""What a result must say beside the package's own provenance: peers' versions, the command, and how quiet it was."""
+"""What a result must say next to the package's own provenance: peers' versions, the command, and how quiet it was."""
 
 from __future__ import annotations
 

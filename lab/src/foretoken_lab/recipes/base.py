@@ -1,4 +1,4 @@
-"""``base``: the dense target. A Llama of 8 layers and width 384, on reading, reckoning, dialogue, code and books.
+"""``base``: the dense target. A Llama of 8 layers and width 384, on reading, arithmetic, dialogue, code and books.
 
 The generated tasks have a third of the mixture: at this size they are what a model can become good at, and a lossy
 method can only be judged where there is accuracy to lose. No model-written and no non-commercial data, no SQuAD

@@ -1,7 +1,8 @@
 """``base-ee``: ``base`` made twice as deep, and taught to be left early (LayerSkip; Elhoushi et al., 2024).
 
 After each of base's eight layers stands a new one that at first adds nothing (its two output projections are zero), so
-training starts from base's own law with sixteen layers to share the work among. Exits on eight thick layers save
+training starts from base's own distribution with sixteen layers to share the work among. Exits on eight thick layers
+save
 little: the head alone costs as much as two of them.
 """
 

@@ -1,14 +1,14 @@
-"""``base-tasks-2``: the third stage of ``base``: more tasks, learnt from their answers, beside every kind of language.
+"""``base-tasks-2``: the third stage of ``base``: more tasks, learnt from their answers, next to every kind of language.
 
 After ``base-tasks`` json and code are answered, arithmetic and profiles half of the time, and novels had become 0.18
 nats harder. Earlier third stages bought arithmetic with 0.2 to 0.4 nats of language: without meetings and with
 questions that counted like answers, or with answers whose tokens weighed more than those of prose. Here every token
 that counts counts the same, three in ten of what is asked do, and half of the mixture is language.
 
-Measured after 5.4 M tokens (``foretoken eval --limit 200 --text-tokens 8192``; the second stage and ``zoo:base`` beside
-it): arithmetic 62 % (55 to 68; 50, 9), profiles 64 % (57 to 70; 60, 33), json 88 % (82 to 91; 91, 4), code 100 % (100,
-55); nats a token: novels 4.67 (4.78, 4.59), dialogues of SGD's test part 2.11 (2.12, 2.09), QMSum's test part 3.35
-(4.81, 4.63: its training part is read here). ``moe``, ``hybrid`` and ``long`` began as it.
+Measured after 5.4 M tokens (``foretoken eval --limit 200 --text-tokens 8192``; the second stage and ``zoo:base`` next
+to it): arithmetic 62 % (55 to 68; 50, 9), profiles 64 % (57 to 70; 60, 33), json 88 % (82 to 91; 91, 4), code 100 %
+(100, 55); nats a token: novels 4.67 (4.78, 4.59), dialogues of SGD's test part 2.11 (2.12, 2.09), QMSum's test part
+3.35 (4.81, 4.63: its training part is read here). ``moe``, ``hybrid`` and ``long`` began as it.
 """
 
 from __future__ import annotations

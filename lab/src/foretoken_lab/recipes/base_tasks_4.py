@@ -4,7 +4,7 @@ Of passages about one thing ``base-tasks-3`` reads 98 % rightly, of two things i
 questions alone, a few tokens of answer each, did not teach it whose a sentence is. So one of the things is told again,
 a hundred tokens that all ask for it. Half of the mixture stays language.
 
-Measured after 10.1 M tokens, 48 minutes on two cores (``foretoken eval --limit 200``; the stage before beside it):
+Measured after 10.1 M tokens, 48 minutes on two cores (``foretoken eval --limit 200``; the stage before next to it):
 arithmetic 80 % (74 to 85; 70), of three steps 68 % (50), json 95 (92), code 100 (100), profiles 75 (69 to 80; 72), of
 two things 52 (48): ten million tokens of this did not teach it either.
 Novels, dialogues and meetings became easier by 0.03 to 0.08 nats.

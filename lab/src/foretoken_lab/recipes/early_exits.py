@@ -1,7 +1,7 @@
 """Training for early exits, after LayerSkip (Elhoushi et al., 2024, section 4): layer dropout and an exit loss.
 
     layers[0] ─ layers[1] ─ … ─ layers[L-1] ─ norm ─ head ── next-token loss
-         └ norm ─ head ── distance to the last layer's law, at a few exits of each micro-batch
+         └ norm ─ head ── distance to the last layer's distribution, at a few exits of each micro-batch
 
 The final norm and the head are shared by all exits, so a drafter needs no weights of its own.
 """
@@ -21,7 +21,7 @@ from foretoken.train.objectives import distance
 
 
 class EarlyExits:
-    """Next-token loss of the last layer, and at a few earlier depths the distance to the last layer's law.
+    """Next-token loss of the last layer, and at a few earlier depths the distance to the last layer's distribution.
 
     Differs from the paper: exits learn KL(last layer || exit), not the data's next token, because what a drafter is
     accepted by is the last layer; they are chosen in rotation at random offsets, all of equal weight, where the paper

@@ -1,4 +1,5 @@
-"""What the zoo's recipes minimise beside next-token loss and distances: answers first, far positions, masked diffusion.
+"""What the zoo's recipes minimise next to next-token loss and distances: answers first, far positions, masked
+diffusion.
 
 As in ``foretoken.train.objectives``, an objective returns the mean loss of a block over its positions.
 """

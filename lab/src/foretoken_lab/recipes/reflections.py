@@ -1,12 +1,12 @@
 """Answers in which a draft is read twice and put right, as training tokens: what reflective verification asks for.
 
-    tokens     question  a1 … ac │ d1 … dk │ R1 … Rr  S1 … Ss  t1 … tm        t: the right answer behind ac
+    tokens     question  a1 … ac │ d1 … dk │ R1 … Rr  S1 … Ss  t1 … tm        t: the right answer after ac
     counts     as ever           │    no   │    no       no      yes
 
 The layout is that of the rows of a verification (methods/reflective/probe.py): R is a prompt, S repeats the end of the
 answer, and the row before t_i has read the draft. Up to the first wrong token of the draft, t is its copy; there it is
 the right token, so that copying is not the optimum. A third of the drafts is right, a third is a draft model's greedy
-chain, and into a third one wrong token is put, behind which the draft model goes on: what follows a mistake agrees with
+chain, and into a third one wrong token is put, after which the draft model goes on: what follows a mistake agrees with
 it. Wrong tokens are of the right one's kind: a digit, a sign of arithmetic, a word of the same document.
 
 A token id of V or more is that id minus V, and does not count (:class:`Counted`).
@@ -115,8 +115,8 @@ class Reflections:
 
     def _case(self, document: str, ids: list[int]) -> _Case:
         rng = random.Random(f"{_SEED} {document}")
-        right = ids[: len(ids) - ids[::-1].index(self._ends)]  # the line break behind the end of a turn is left out
-        answer = len(right) - right[::-1].index(self._opens) + 1  # behind the marker and its line break
+        right = ids[: len(ids) - ids[::-1].index(self._ends)]  # the line break after the end of a turn is left out
+        answer = len(right) - right[::-1].index(self._opens) + 1  # after the marker and its line break
         committed = rng.randrange(answer, len(right))
         length = min(rng.randint(1, LONGEST), len(right) - committed)
         kind = rng.choice(KINDS)
@@ -181,7 +181,7 @@ class Counted:
     Args:
         answers: says what the others count.
         vocabulary: V.
-        begins: id of the token that begins a document: behind a copy nobody could foretell it.
+        begins: id of the token that begins a document: after a copy nobody could foretell it.
     """
 
     name = "next_token_of_reflections"

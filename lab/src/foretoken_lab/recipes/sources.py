@@ -22,7 +22,7 @@ UNSEEN_COUNTRIES = 4  # one country in so many is left out of every mixture
 
 # seeds of the generated tasks; evaluation draws from the other half of each task whatever its seed
 _SEED = 1
-# the mixture of them alone: reckoning and reading first, as in the zoo's own
+# the mixture of them alone: arithmetic and reading first, as in the zoo's own
 _TURNS = {"arithmetic": 5, "profiles": 4, "keys": 1, "json": 1, "code": 1}
 # characters of a document, keys in it: to look up is learnt where there is little else, and kept where there is much
 _KEYS_HIDDEN = ((150, 2), (300, 4), (600, 8), (1500, 12), (3000, 24), (7000, 40))

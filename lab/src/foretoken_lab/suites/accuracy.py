@@ -39,7 +39,7 @@ class Questions:
 
 
 def rows_of(label: str, found: Mapping[str, Report], reference: Mapping[str, Report]) -> list[dict[str, Any]]:
-    """A recipe beside the reference: a row a task, and one of all tasks together behind them.
+    """A recipe next to the reference: a row a task, and one of all tasks together after them.
 
     Questions that failed in either are left out of the difference, and counted.
     """

@@ -1,4 +1,4 @@
-"""Entropy-adaptive decoding on tasks, beside its four controls, all of them in one run and task by task.
+"""Entropy-adaptive decoding on tasks, next to its four controls, all of them in one run and task by task.
 
 For every threshold: who wrote which token is noted, and then two controls get the same share of the large model:
 
@@ -8,7 +8,7 @@ For every threshold: who wrote which token is noted, and then two controls get t
 * position: the large model writes the first tokens of every answer, as many as it wrote in the mean.
 
 The other two are its limits: the small model alone (an infinite threshold) and the large one alone (plain decoding).
-Lossless drafting with the same pair stands beside them, as what has nothing to lose, and two variants of the method:
+Lossless drafting with the same pair stands next to them, as what has nothing to lose, and two variants of the method:
 without window and dwell, and with the other reading of where a switch holds (``redo``). All answers are greedy.
 
 The share written by the large model is that of tokens; what a method saves of its calls is another figure, as the
@@ -268,7 +268,7 @@ COLUMNS = (
 
 SUITE = Suite(
     name="entropy_adaptive",
-    question="does entropy say when a small model may write: beside random turns, the first tokens, and either alone?",
+    question="does entropy say when a small model may write: next to random turns, the first tokens, and either alone?",
     draft_model="zoo:draft",
     methods=("draft_model", *(f"entropy_adaptive+threshold={value}" for value in THRESHOLDS)),
     options={"repeats": 1},

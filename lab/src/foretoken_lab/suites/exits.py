@@ -1,6 +1,6 @@
-"""Every fixed pair of exit layer and draft length of ``del``, beside the pair that it chooses itself.
+"""Every fixed pair of exit layer and draft length of ``del``, next to the pair that it chooses itself.
 
-The fastest pairs here belong beside the methods of the suite ``self_speculation``: they are chosen on other prompts
+The fastest pairs here belong next to the methods of the suite ``self_speculation``: they are chosen on other prompts
 than those that they are then judged by.
 """
 

@@ -1,12 +1,12 @@
 """Judge Decoding on held-out questions: what its threshold trades, and what other relaxations give for as much.
 
-Beside the common table stand three of its own, all greedy, of questions that neither the models nor the head were
+Next to the common table stand three of its own, all greedy, of questions that neither the models nor the head were
 trained on:
 
 * accuracy: every recipe on the same questions, minus plain decoding question by question, with tokens per step. At
   equal tokens per step the rules can be compared.
-* labels: newly mined ones (methods/judge/mining.py), random tokens among them, and what the head says of them, beside
-  what p of the token and the entropy of the target's law say without a head.
+* labels: newly mined ones (methods/judge/mining.py), random tokens among them, and what the head says of them, next to
+  what p of the token and the entropy of the target's distribution say without a head.
 * adversaries: a drafter that knows the target's own answer and puts one wrong token into every draft, a digit for
   another one where there is a digit (``wrong fact``), and one whose drafts are random. The rule has to bear with them.
 """
@@ -40,7 +40,11 @@ GRIDS: dict[str, tuple[str, tuple[float, ...]]] = {  # from strict to loose
     "p_threshold": ("min_prob", (0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.003)),
     "kl_threshold": ("max_kl", (0.1, 0.2, 0.3, 0.5, 1.0, 2.0)),
 }
-BEAR = ("judge", "topk_relaxed", "p_threshold")  # rules that do not compare laws: an adversary's drafts carry none
+BEAR = (
+    "judge",
+    "topk_relaxed",
+    "p_threshold",
+)  # rules that do not compare distributions: an adversary's drafts carry none
 
 
 class WrongFact(Scripted):
@@ -119,7 +123,7 @@ def _strictest_and_loosest(methods: Sequence[Method]) -> list[Method]:
 
 
 def _labels(plain: Any, draft: str, count: int) -> Section:
-    """What the head beside the target's weights says of newly mined labels at each threshold, by task."""
+    """What the head next to the target's weights says of newly mined labels at each threshold, by task."""
     head = learned_part.find(JudgeHead, None, plain.target)
     model = load(draft)
     mined = mine(plain, model, Mining(tasks=TASKS, count=count, held_out=True))
@@ -160,7 +164,7 @@ def _recipes(grids: Mapping[str, tuple[str, tuple[float, ...]]]) -> list[str]:
 
 SUITE = Suite(
     name="judge",
-    question="what does a judge's threshold trade, beside other relaxations, and how does it bear adversarial drafts?",
+    question="what does a judge's threshold trade, next to other relaxations, and how does it bear adversarial drafts?",
     draft_model="zoo:draft",
     methods=(f"{CHAIN}+verifier=auto", f"{CHAIN}+verifier=judge", *_recipes(GRIDS)),
     options={"repeats": 1},

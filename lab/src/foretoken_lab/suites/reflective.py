@@ -1,8 +1,8 @@
 """Reflective verification on tasks: what its second reading knows, what it costs, and what it does to answers.
 
-* answers: greedy, over alpha, minus plain decoding question by question; beside them the same with an irrelevant prompt
-  of equal length and with the copy alone (controls of the prompt), and ``tolerance``, which at temperature 0 is a
-  constant bonus of log(1 + tolerance) on the drafted token's logit: no probe rows.
+* answers: greedy, over alpha, minus plain decoding question by question; next to them the same with an irrelevant
+  prompt of equal length and with the copy alone (controls of the prompt), and ``tolerance``, which at temperature 0 is
+  a constant bonus of log(1 + tolerance) on the drafted token's logit: no probe rows.
 * judgement: of the draft's refused tokens, whether the second reading tells fine ones from wrong ones better than what
   needs no reading (foretoken_lab/suites/second_reading.py).
 * copying: a drafter that knows the target's answer puts one wrong token into every draft, a digit for a digit where
@@ -137,7 +137,7 @@ def study(run: Run) -> list[Section]:
             COPYING,
             _copying(run, questions, answers),
         ),
-        Section("cost", "a forward behind 256 rows", COST, _cost(plain)),
+        Section("cost", "a forward after 256 rows", COST, _cost(plain)),
     ]
 
 
@@ -179,7 +179,7 @@ def _rates(wrong: Sequence[Seen], right: Sequence[Seen]) -> dict[str, Any]:
 
 
 def _cost(plain: Any) -> list[dict[str, Any]]:
-    """Forwards of a chain behind 256 rows, interleaved."""
+    """Forwards of a chain after 256 rows, interleaved."""
     model = plain.target
 
     def length(prompt: str) -> int:
@@ -187,9 +187,9 @@ def _cost(plain: Any) -> list[dict[str, Any]]:
 
     widths = {
         "the draft": 1 + NODES,
-        "and a copy behind one token": 1 + 2 * NODES,
-        "and a copy behind [BACK] and 8": 2 * NODES + 8 + length(BACK),
-        "and a copy behind the instruction and 8": 2 * NODES + 8 + length(INSTRUCTION),
+        "and a copy after one token": 1 + 2 * NODES,
+        "and a copy after [BACK] and 8": 2 * NODES + 8 + length(BACK),
+        "and a copy after the instruction and 8": 2 * NODES + 8 + length(INSTRUCTION),
     }
     cache = model.new_cache(1)
     slot = cache.acquire()

@@ -1,11 +1,11 @@
-"""What the arithmetic of each lossless rule costs, beside the target's forward, at a small and at a large vocabulary.
+"""What the arithmetic of each lossless rule costs, next to the target's forward, at a small and at a large vocabulary.
 
-A tree of so many nodes with so many children each is drawn by the rule's own scheme from a draft law that resembles the
-target's, and verified from raw logits: processing (temperature, and in further rows top-p or top-k), the rule, its
-draws. ``transport`` has a row where its linear programs decide every node, and nowhere else, where it is ``kseq``. The
-forward that it is compared with is that of a small model (0.5 billion parameters at the large vocabulary, of which the
-vocabulary's table has a quarter): its matrix products alone, timed here on random weights in bfloat16. Times are
-medians; requests abreast are verified by ``verify_batch``, and one after the other for comparison.
+A tree of so many nodes with so many children each is drawn by the rule's own scheme from a draft distribution that
+resembles the target's, and verified from raw logits: processing (temperature, and in further rows top-p or top-k), the
+rule, its draws. ``transport`` has a row where its linear programs decide every node, and nowhere else, where it is
+``kseq``. The forward that it is compared with is that of a small model (0.5 billion parameters at the large vocabulary,
+of which the vocabulary's table has a quarter): its matrix products alone, timed here on random weights in bfloat16.
+Times are medians; requests abreast are verified by ``verify_batch``, and one after the other for comparison.
 
 On the bundled pair the same rules stand in the common table: there a rule is worth what it accepts. Each gets as many
 nodes, in the shape that it is for: rules of trees three children a node (pairs for ``spechub``), ``match`` a chain
@@ -53,7 +53,7 @@ NODES, CHILDREN = 6, 3  # of a draft on the bundled pair
 _SHAPES = {
     **dict.fromkeys(CHAINS, ""),
     "match": "+tree=coupled",
-    "spechub": "",  # a tree of pairs, by its own law
+    "spechub": "",  # a tree of pairs, by its own distribution
 }
 FILTERS: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.95}, {"top_k": 8})
 _REPEATS = 9
@@ -170,7 +170,7 @@ def _solvable(draft: Draft) -> bool:
 
 
 def _case(rule: str, seed: int, maker: LawMaker, options: Setting) -> tuple[Draft, Tensor]:
-    """A draft of the rule's scheme, breadth first, and raw target logits that resemble its laws."""
+    """A draft of the rule's scheme, breadth first, and raw target logits that resemble its distributions."""
     rng = Streams(seed)
     generator = torch.Generator().manual_seed(seed)
     count = 1 if rule in CHAINS else 2 if rule == "spechub" else options.drafts

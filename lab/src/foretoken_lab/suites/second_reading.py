@@ -1,4 +1,4 @@
-"""Does a second reading know which refused tokens of a draft are fine? Its scores beside those that need no reading.
+"""Does a second reading know which refused tokens of a draft are fine? Its scores next to those that need no reading.
 
 A draft model's token is tried wherever it differs from the target's, and is fine if the target, going on from it, still
 answers rightly (methods/judge/mining.py); questions are held out. Every such token then begins a chain of the draft
@@ -37,7 +37,7 @@ from foretoken.options.sampling import SamplingParams
 from foretoken.train.roc import auc
 
 RESAMPLES = 300
-Prompts = Mapping[str, tuple[str, int]]  # name -> prompt to reflect, tokens of the answer repeated behind it
+Prompts = Mapping[str, tuple[str, int]]  # name -> prompt to reflect, tokens of the answer repeated after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def _margin(logits_V: torch.Tensor, token: int) -> float:
 
 
 def _rows(model: LanguageModel, context: Sequence[int], behind: Sequence[int]) -> torch.Tensor:
-    """Raw logits of the context's last row and of the rows behind it, float32 [1 + behind, V]."""
+    """Raw logits of the context's last row and of the rows after it, float32 [1 + after, V]."""
     cache = model.new_cache(1)
     slot = cache.acquire()
     prefill(model, cache, slot, context[:-1])

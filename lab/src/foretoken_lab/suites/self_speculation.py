@@ -1,9 +1,9 @@
-"""Drafters that run a part of the target, beside those that do not, on prompts that no training saw.
+"""Drafters that run a part of the target, next to those that do not, on prompts that no training saw.
 
 The prompts are 36 first turns of at most 400 characters, of six kinds, from the evaluation sets of the corpora; the
 first eight that fit of each set are passed over, because they were looked at while the methods were tuned. Answers end
-where the target ends them: what a small model writes behind that is mostly itself again, and a drafter that copies
-would be praised for it. Which fixed exit and length to set beside them is found with the suite ``exits``, on other
+where the target ends them: what a small model writes after that is mostly itself again, and a drafter that copies
+would be praised for it. Which fixed exit and length to set next to them is found with the suite ``exits``, on other
 prompts.
 """
 

@@ -5,10 +5,10 @@ A threshold that shuts nothing (ffn=1e-30) walks the same way and shows what rou
     foretoken bench --suite sparse --model zoo:long --data DATA \\
         --methods none+verification.attention=per_head+verification.budget=0.2+verification.dense_below=512
 
-Beside the common table, where acceptance alone can rise because the verifier is worse:
+Next to the common table, where acceptance alone can rise because the verifier is worse:
 
 * accuracy: every recipe on the same questions, minus dense plain decoding question by question.
-* given text: it is read, not generated. Behind a dense prompt, 256 tokens more are verified in steps of eight rows (a
+* given text: it is read, not generated. After a dense prompt, 256 tokens more are verified in steps of eight rows (a
   root and a draft that is right). The sparse run keeps what its own forwards left in the cache, so that what goes wrong
   early stays. Per position: whether the most probable token is that of the dense target, and KL(dense || sparse) at
   temperature 1, in four parts of the length as well (drift); different experts a layer and step, and the share of the
@@ -45,7 +45,7 @@ TASKS = ("json", "profiles")
 QUESTIONS = 60  # of each task, without --limit
 TEXT = "wikitext2/test.txt.xz"
 TEXTS, TOKENS, ROWS = 12, 256, 8
-SHORT, LONG = 192, 3072  # tokens of the dense prompt; sparse attention has something to leave out behind the long one
+SHORT, LONG = 192, 3072  # tokens of the dense prompt; sparse attention has something to leave out after the long one
 DENSE = "dense"
 _KEY = "verification."
 _CHUNK = 256  # rows of a forward that reads a prompt
@@ -93,11 +93,11 @@ def _given_text(target: LanguageModel, settings: Mapping[str, Mapping[str, Any]]
             sparse_NV, facts = behind.verify(each)
             found[name].append({**_compare(dense_NV, sparse_NV), **facts})
     rows = [{"settings": name, **_over_texts(each, TOKENS)} for name, each in found.items()]
-    return Section("given_text", f"given text behind {context} tokens, {TOKENS} verified", COLUMNS, rows)
+    return Section("given_text", f"given text after {context} tokens, {TOKENS} verified", COLUMNS, rows)
 
 
 class _Behind:
-    """A dense prompt in the cache, behind which the same tokens are verified in several ways."""
+    """A dense prompt in the cache, after which the same tokens are verified in several ways."""
 
     def __init__(self, target: LanguageModel, tokens: Sequence[int], context: int) -> None:
         self._target, self._tokens, self._context = target, tokens, context

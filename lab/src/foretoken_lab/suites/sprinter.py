@@ -11,9 +11,9 @@ Closed form. Drafting goes on with chance c = alpha eta_TP + (1 - alpha) eta_FP;
 On the very tokens that its rates are taken from, the first would be an identity whatever the text is like. So rates are
 taken from one half of the prompts and predict the other half. Drafts that their request's end has cut are left out.
 
-Identity. d_TV of an emitted token's law = eta_FP d_TV(p, q). On the left stands the meter, per draft token. On the
-right eta_FP is a share of events: of the tokens that an exact test with random numbers of its own would refuse, those
-that stood untested; it knows nothing of the meter. Tokens are independent by prompt only, hence the interval.
+Identity. d_TV of an emitted token's distribution = eta_FP d_TV(p, q). On the left stands the meter, per draft token. On
+the right eta_FP is a share of events: of the tokens that an exact test with random numbers of its own would refuse,
+those that stood untested; it knows nothing of the meter. Tokens are independent by prompt only, hence the interval.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chains and trees before a target with states that answers something, task by task, on questions that no training saw.
 
-A tree of 2 n nodes, two a level, is as deep as a chain of n and has as many nodes as one of 2 n: beside the former it
-shows what width accepts, beside the latter what depth does. The questions are the held-out ones of four tasks; answers
+A tree of 2 n nodes, two a level, is as deep as a chain of n and has as many nodes as one of 2 n: next to the former it
+shows what width accepts, next to the latter what depth does. The questions are the held-out ones of four tasks; answers
 end where the target ends them. With ``--model grown:hybrid:100m`` the same texts cost what a large hybrid's do.
 """
 

@@ -53,7 +53,7 @@ def examples(
 
 
 def sums(seed: int, most: int = 8) -> Iterator[tuple[str, str]]:
-    """Rows of bare sums and their equations, without end: the reckoning of the problems, without their words.
+    """Rows of bare sums and their equations, without end: the arithmetic of the problems, without their words.
 
     Args:
         seed: equal seeds give equal rows.

@@ -25,7 +25,7 @@ Scorer = Callable[[str, Example], dict[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What an evaluation fixes beside the task.
+    """What an evaluation fixes next to the task.
 
     Attributes:
         data: the data folder, if one was named.

@@ -34,9 +34,9 @@ _SUBJECTS = (
     "the west wind|the village band|a quiet stranger|the shopkeeper|the farmer's wife"
 ).split("|")
 _ACTIONS = (
-    "walked slowly along the wall|waited beside the gate|turned towards the hills|passed the market square|"
+    "walked slowly along the wall|waited next to the gate|turned towards the hills|passed the market square|"
     "stopped near the bridge|looked out over the fields|came back without a word|went on as if nothing had happened|"
-    "stayed there for a while|crossed the empty street|disappeared behind the houses|rested under the trees|"
+    "stayed there for a while|crossed the empty street|disappeared after the houses|rested under the trees|"
     "returned from the harbour|moved on to the next village|stood still and listened|left the warm kitchen"
 ).split("|")
 _TIMES = (

@@ -74,7 +74,7 @@ class AttentionShapes:
         return width + 8 if self.model.kv_cache_dtype == "int8" else width * self.model.dtype.itemsize
 
     def cost(self, prefix: int, rows: int, sparse: SparseAttention | None) -> Cost:
-        """Of a root and a chain behind ``prefix`` rows; ``sparse``: dense attention if None."""
+        """Of a root and a chain after ``prefix`` rows; ``sparse``: dense attention if None."""
         element = self.model.dtype.itemsize
         attention = memory = 0
         shares = []
@@ -121,7 +121,7 @@ def _columns(layer: _Layer, prefix: int, sparse: SparseAttention | None) -> tupl
 
 
 def _selection(layer: _Layer, prefix: int, seen: int, blocks: int, score: str) -> tuple[int, int]:
-    """Products, and numbers read beside the columns that attention reads anyway."""
+    """Products, and numbers read next to the columns that attention reads anyway."""
     if score == "exact":
         return 2 * layer.heads * layer.width * prefix, layer.groups * layer.width * (prefix - seen)
     numbers = layer.groups * layer.width * blocks * (2 if score == "bounds" else 1)

@@ -1,7 +1,7 @@
 """Measuring a server from outside: any OpenAI endpoint, so many clients at a time, each with one request after another.
 
 Time to the first token is from sending a request to the first piece with text; between tokens, from the first piece to
-the last, over the tokens behind the first. Tokens are counted by the server (``usage``). Rounds of all numbers of
+the last, over the tokens after the first. Tokens are counted by the server (``usage``). Rounds of all numbers of
 clients and of all endpoints take turns, so that what else the machine does meets all of them.
 """
 
@@ -31,7 +31,7 @@ class Endpoint:
         url: up to and without ``/v1``.
         model: what it calls the model.
         key: sent as a bearer token; None: nothing.
-        extra: fields of every request beside the usual ones.
+        extra: fields of every request next to the usual ones.
     """
 
     label: str
@@ -223,7 +223,7 @@ def sheet(results: Sequence[Mapping[str, Any]]) -> Sheet:
         )
     return Sheet(
         "servers",
-        "Milliseconds. Between tokens: from an answer's first piece to its last, over the tokens behind the first.",
+        "Milliseconds. Between tokens: from an answer's first piece to its last, over the tokens after the first.",
         (
             "server",
             "clients",

@@ -1,4 +1,4 @@
-"""The verification forward alone, plan against plan: the same rows behind the same prefix, interleaved.
+"""The verification forward alone, plan against plan: the same rows after the same prefix, interleaved.
 
     prefix: text (read by the model, densely) or random keys and values   │ root, draft: a chain of text
     ─────────────────────────────────────────────────────────────────────┼─────────────────────────────
@@ -8,7 +8,7 @@ The clock runs over what the engine counts as verifying: making the plan, and th
 every round computes the same. The block means of the prefix are known (a decoding request brings a new block up to date
 once in 64 tokens).
 
-``attention_seconds`` is taken in the same forwards: the fused decoder reads the clock of its calling thread before and
+``attention_seconds`` is taken in the same forwards: the native decoder reads the clock of its calling thread before and
 after each layer's attention, elsewhere each call of the plan is timed (on a GPU the device is waited for around it,
 which slows the whole forward). It holds what attention is made of here: rotating and storing keys, selecting,
 attending.
@@ -163,7 +163,7 @@ class Prefix:
             cache.commit(slot, range(count))
 
     def batch(self, rows: int) -> PackedBatch:
-        """A root and a chain behind the prefix, from the text."""
+        """A root and a chain after the prefix, from the text."""
         begin = self.cache.lengths[self.slot]
         self.cache.reserve(self.slot, rows)
         batch = PackedBatch()

@@ -48,7 +48,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Fields:
 
 @pytest.fixture(scope="module")
 def richer(base: Fields) -> Fields:
-    """With tokens that only some splits allow: digits together, a newline behind a sign, a capital within a word.
+    """With tokens that only some splits allow: digits together, a newline after a sign, a capital within a word.
 
     And with one that no merges lead to, which some take nevertheless.
     """

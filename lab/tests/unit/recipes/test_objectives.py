@@ -214,7 +214,7 @@ def test_the_weighted_loss_is_the_mean_over_what_counts():
     tokens = torch.tensor([[USER, 1, END, ASSISTANT, 2, 0, END, 1]])
     logits = model(input_ids=tokens).logits[0]
     losses = nn.functional.cross_entropy(logits[:-1], tokens[0, 1:], reduction="none")
-    counted = [place - 1 for place in (3, 4, 5, 6, 7)]  # as ASSISTANT stands behind END, nobody asks any more
+    counted = [place - 1 for place in (3, 4, 5, 6, 7)]  # as ASSISTANT stands after END, nobody asks any more
     expected = losses[counted].mean()
     ours = answers_first(0.0)(model, tokens, torch.Generator())
     torch.testing.assert_close(ours, expected)

@@ -54,7 +54,7 @@ def taken_apart(ids, tokenizer):
         at = len(copy)  # a draft has as many tokens as its copy
         if middle[at : at + len(prompt)] == prompt:
             return ids[:first], middle[:at], text, middle[at + len(prompt) :], copy
-    raise AssertionError("no prompt to reflect behind the draft")
+    raise AssertionError("no prompt to reflect after the draft")
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -17,7 +17,7 @@ from foretoken_lab.tasks.training import TASKS
 
 PARAGRAPH = (
     "In the year 1807 the painter Anna Holm moved to Riga with two of her brothers and opened a school there. "
-    "It stood beside the old harbour of the town for more than 40 years and was visited by many travellers. "
+    "It stood next to the old harbour of the town for more than 40 years and was visited by many travellers. "
     "The last of its pupils was Peter Lund, who painted the bridge over the river Daugava in 1849 or so."
 )
 

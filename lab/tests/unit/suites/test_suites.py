@@ -70,7 +70,7 @@ def test_the_rules_are_all_lossless_ones_that_can_sample():
 
 
 def test_the_common_table_gives_every_rule_as_many_nodes_in_the_shape_that_it_is_for():
-    """Once `recursive` was a chain of six beside `ratio` of four, and `match` drew without its noise."""
+    """Once `recursive` was a chain of six next to `ratio` of four, and `match` drew without its noise."""
     suite = find_suite("rules")
     rows = parse_methods(",".join(suite.methods), [], target=suite.model, draft_model=suite.draft_model)[1:]
     assert {row.config["verifier"] for row in rows} == set(SCHEMES) - {"transport"}

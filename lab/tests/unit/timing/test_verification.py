@@ -40,7 +40,7 @@ def model(request: pytest.FixtureRequest) -> LanguageModel:
     )
     found = LanguageModel(network.eval(), None, name="tiny")
     if request.param == "layers":
-        found.fused = None
+        found.native_decoder = None
     return found
 
 

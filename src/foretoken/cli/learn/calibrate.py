@@ -58,7 +58,7 @@ def sparse(
     context: typer.Context,
     model: Model,
     corpus: Annotated[list[Path], corpus_option()],
-    out: Annotated[Path | None, out_option("File to write.", show_default="beside the model's weights")] = None,
+    out: Annotated[Path | None, out_option("File to write.", show_default="next to the model's weights")] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Read so many tokens of the text.")] = 65536,
     block: Annotated[
         int | None,
@@ -73,7 +73,7 @@ def sparse(
     One pass over the text, dense. Written down are the share of MLP channels
     below each threshold, the medians by which experts are left out, and the
     layers that pick blocks for their neighbours (contexts must be long enough
-    to have blocks to pick from). The file is found by itself beside the
+    to have blocks to pick from). The file is found by itself next to the
     weights, or named with verification.calibration=FILE; it fits this model
     only.
 
@@ -141,7 +141,7 @@ def vocabulary(
     context: typer.Context,
     model: Model,
     corpus: Annotated[list[Path], corpus_option()],
-    size: Annotated[int, typer.Option("--size", min=1, help="Tokens to keep, beside some that always are.")],
+    size: Annotated[int, typer.Option("--size", min=1, help="Tokens to keep, next to some that always are.")],
     out: Annotated[Path, out_option("Folder to make.")],
     writer: Annotated[
         Writer,
@@ -330,7 +330,7 @@ def _in_words(found: Calibration) -> list[str]:
         settings = found.attention.settings
         lines += [
             f"score={score}: of the attention that leaves the first and the last blocks, {settings['budget']:.0%} of "
-            f"the prefix hold {shares['root']:.0%} for the root, {shares['draft']:.0%} for the rows behind it"
+            f"the prefix hold {shares['root']:.0%} for the root, {shares['draft']:.0%} for the rows after it"
             for score, shares in found.attention.caught.items()
         ]
         for sets in ("per_head", "per_layer"):

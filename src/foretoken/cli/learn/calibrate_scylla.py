@@ -42,10 +42,10 @@ def scylla(
             "--head",
             metavar="DIR",
             help="The head, of foretoken train scylla.",
-            show_default="scylla beside the model's weights",
+            show_default="scylla next to the model's weights",
         ),
     ] = None,
-    out: Annotated[Path | None, out_option("File to write.", show_default="widths.json beside the head")] = None,
+    out: Annotated[Path | None, out_option("File to write.", show_default="widths.json next to the head")] = None,
     batches: Annotated[str, typer.Option("--batch-size", metavar="N,…", help="Prompts that run together.")] = "1,2,4,8",
     nodes: Annotated[str, typer.Option("--nodes", metavar="N,…", help="Nodes of a draft.")] = "1,2,4,8,16,32",
     max_depth: Annotated[int, typer.Option("--max-depth", min=1, help="Longest path of a draft.")] = 6,
@@ -141,7 +141,7 @@ def scylla(
 
 
 def _found(model: str) -> Path:
-    """The head beside a model's weights.
+    """The head next to a model's weights.
 
     Raises:
         InputError: there is none.

@@ -56,7 +56,7 @@ def build(
     """Make a datastore: tokenise documents and sort all their suffixes.
 
     It takes 6 bytes of disk a token (8 for vocabularies from 65,536 entries
-    on) and at most 0.7 GB of memory beside the libraries, whatever the size of
+    on) and at most 0.7 GB of memory next to the libraries, whatever the size of
     the corpus. Build it from text that the answers resemble, best from earlier
     answers of the same model; never from what it is measured on.
 

@@ -137,7 +137,7 @@ def bench(
         bool,
         json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
     ] = False,
-    out: Annotated[Path | None, out_option("Write the same JSON there, beside the tables.", _OUTPUT)] = None,
+    out: Annotated[Path | None, out_option("Write the same JSON there, next to the tables.", _OUTPUT)] = None,
     csv: Annotated[
         Path | None,
         typer.Option(
@@ -165,7 +165,7 @@ def bench(
     """Measure methods against plain decoding: same prompts, same clock, same run, in interleaved order.
 
     The baseline is our own plain decoding. Figures are medians over the
-    repeats, beside them the lowest and the highest. A slowdown is shown as
+    repeats, next to them the lowest and the highest. A slowdown is shown as
     one; failures are counted, never timed, and end with exit code 1.
 
     [bold]Examples[/bold]

@@ -35,7 +35,7 @@ def certify(
 ) -> int:
     """Prove what a recipe promises about its output. The exit code is 1 if any part fails.
 
-    It computes the law of the output in closed form on a tiny vocabulary,
+    It computes the distribution of the output in closed form on a tiny vocabulary,
     runs a sequential test on a real model, makes sure that deliberately
     biased verifiers fail, and compares texts or streams where these are
     promised to be equal. docs/certify.md says how much that proves.

@@ -38,7 +38,7 @@ def batch(
     file: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format, one JSON object a line.")],
     out: Annotated[
         Path | None,
-        out_option("File to write.", show_default="beside FILE, with .answers.jsonl"),
+        out_option("File to write.", show_default="next to FILE, with .answers.jsonl"),
     ] = None,
     model: Model = DEFAULT_MODEL,
     method: Method = None,

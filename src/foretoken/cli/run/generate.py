@@ -51,7 +51,8 @@ def generate(
         typer.Option(
             "--prompts",
             metavar="FILE.jsonl",
-            help="One JSON object a line: 'prompt', 'messages' or 'turns' (the first); beside it its own 'max_tokens', "
+            help="One JSON object a line: 'prompt', 'messages' or 'turns' (the first); next to it its own "
+            "'max_tokens', "
             "'temperature', …",
             rich_help_panel=_FACE,
         ),

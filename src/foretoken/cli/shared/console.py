@@ -144,7 +144,7 @@ def stderr_console() -> Console:
 def progress_bar(name: str, total: int) -> Iterator[Callable[..., None]]:
     """How far something is: a bar on a terminal, else a line on stderr now and then.
 
-    Gives what to call after every piece of work; it may be told what is under way, which then stands behind the name.
+    Gives what to call after every piece of work; it may be told what is under way, which then stands after the name.
     """
     if not sys.stderr.isatty():
         yield _lines(name, total)

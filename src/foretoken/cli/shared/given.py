@@ -25,7 +25,7 @@ def check_given(command: Any, arguments: Sequence[str]) -> None:
 
     Args:
         command: of typer; its own options come first, then a command in it with the rest.
-        arguments: behind the command's name. What cannot be parsed is passed over: the parser says so itself.
+        arguments: after the command's name. What cannot be parsed is passed over: the parser says so itself.
     Raises:
         ConfigError: an option of one value is there twice, a value is empty or twice in a list, or a file that is
             to be written is named as one to read, too, or with characters that no file's name has.
@@ -67,7 +67,7 @@ def typed(context: typer.Context) -> set[str]:
 
 
 def check_alone(context: typer.Context, listing: str, *, but: Iterable[str]) -> None:
-    """Refuse what stands beside an option that only lists something, and would be ignored.
+    """Refuse what stands next to an option that only lists something, and would be ignored.
 
     Args:
         listing: that option, as it was typed.

@@ -15,7 +15,7 @@ from foretoken.cli.shared.console import note, passing_note, quiet_transformers
 from foretoken.cli.shared.flags import Flags
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_name, home_expanded
-from foretoken.core.importing import collector_at_rest
+from foretoken.core.importing import gc_paused
 from foretoken.models.gguf.magic import is_gguf
 from foretoken.options.model import EngineOptions, ModelOptions
 
@@ -203,7 +203,7 @@ def load_model(
     from foretoken import LLM
 
     # seconds of importing; a large model, or a download, takes minutes
-    with passing_note(f"loading {model}"), collector_at_rest():
+    with passing_note(f"loading {model}"), gc_paused():
         quiet_transformers(verbose)
         llm = LLM(model, speculative_config=config, **({} if loading is None else asdict(loading)), **options)
     explain(llm)

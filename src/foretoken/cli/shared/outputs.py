@@ -1,4 +1,4 @@
-"""Files that a command writes: refused before the work, written whole behind it."""
+"""Files that a command writes: refused before the work, written whole after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def json_in_a_file(arguments: Sequence[str]) -> list[str]:
     ``--json`` alone prints, there as everywhere; options whose value may be left out are unknown to the parser.
 
     Args:
-        arguments: everything behind the program's name.
+        arguments: everything after the program's name.
     """
     if not any(tuple(arguments[: len(command)]) == command for command in _MEASURE):
         return list(arguments)

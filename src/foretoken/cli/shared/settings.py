@@ -18,7 +18,7 @@ _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: j
 
 
 def split_settings(text: str) -> list[str]:
-    """A name and the ``key=value`` that are written behind it: ``ngram+max_ngram=4``."""
+    """A name and the ``key=value`` that are written after it: ``ngram+max_ngram=4``."""
     return _NEXT_SETTING.split(text)
 
 
@@ -120,6 +120,6 @@ def find_method(name: str) -> catalog.Entry:
     if kinds == {"verifier"}:
         raise ConfigError(f"'{name}' is a verifier, not a method: write --method NAME --set verifier={name}")
     if kinds == {"plan"}:
-        how = catalog.find(name, "plan").needs.removesuffix(", beside any method")
-        raise ConfigError(f"'{name}' goes beside a method: write {how}")
+        how = catalog.find(name, "plan").needs.removesuffix(", next to any method")
+        raise ConfigError(f"'{name}' goes next to a method: write {how}")
     return catalog.find(name, "drafter")

@@ -31,7 +31,7 @@ from foretoken.drafting.datastore.layout import (
 
 SEGMENT_TOKENS = 1 << 25
 _AT_ONCE = 1 << 20  # suffixes
-_LIKE_SIZE = 2  # a segment at most so many times as large as the one behind it is sorted again with it
+_LIKE_SIZE = 2  # a segment at most so many times as large as the one after it is sorted again with it
 
 Report = Callable[[int, int], None]
 """Called with the documents and tokens so far."""
@@ -110,7 +110,7 @@ def append(
 def _extended(
     folder: Path, manifest: Manifest, documents: Iterable[Sequence[int]], segment_tokens: int, report: Report
 ) -> Manifest:
-    """The manifest with segments of these documents behind its own; nothing that it lists is touched."""
+    """The manifest with segments of these documents after its own; nothing that it lists is touched."""
     stream = _Stream(manifest)
     segments = list(manifest.segments)
     number = max((int(segment.name.rpartition("-")[2]) for segment in segments), default=0)
@@ -122,7 +122,7 @@ def _extended(
         segments.append(_written(folder, manifest, f"segment-{number:06d}", stream.taken(), stream.documents))
 
     for document in documents:
-        # a separator behind each document, and one before the first of a segment
+        # a separator after each document, and one before the first of a segment
         for begin in range(0, len(document), max(segment_tokens - 2, 1)):
             piece = document[begin : begin + segment_tokens - 2]
             if stream.length + len(piece) + 1 > segment_tokens and stream.documents:

@@ -2,7 +2,7 @@
 
     DIR/
       datastore.json              the manifest: whose tokens these are, and which segments there are
-      segment-000001.tokens       the documents, one behind the other, the whole of it backwards
+      segment-000001.tokens       the documents, one after the other, the whole of it backwards
       segment-000001.suffixes     where each suffix of that begins, in the order of the suffixes
 
 Backwards, because what is looked up is the end of a text: of the reversed stream that is a beginning, so the longest

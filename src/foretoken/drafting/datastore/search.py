@@ -53,7 +53,7 @@ class SegmentReader:
         return place, longest
 
     def run_of(self, prefix: bytes, place: int) -> tuple[int, int]:
-        """The run of suffixes that begin with a prefix, which one beside ``place`` does: from .. to - 1."""
+        """The run of suffixes that begin with a prefix, which one next to ``place`` does: from .. to - 1."""
         suffixes, tokens, width = self._suffixes, self._tokens, self._width
         size = len(prefix)
 

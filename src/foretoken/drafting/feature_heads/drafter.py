@@ -262,7 +262,7 @@ class FeatureDrafter(Drafter):
             while active:
                 output, starts = self._prefetched_pass(active) or self._read(active)
                 for draft, start in zip(active, starts, strict=True):
-                    stop, own = start + len(draft.frontier), draft.budget.own_past
+                    stop, own = start + len(draft.frontier), draft.budget.history_only
                     seen, first = self._columns.view(output, start, stop, draft.context, top=self._top, own=own)
                     if self.options.tree:
                         draft.record_level(seen, first, width=self.options.width, name=self.name)
@@ -295,7 +295,7 @@ class FeatureDrafter(Drafter):
         if runner is None or not self.options.tree or not active:
             return False
         if not all(
-            draft.context.laws.trivial and self._columns.alone(draft.context, own=draft.budget.own_past)
+            draft.context.laws.trivial and self._columns.alone(draft.context, own=draft.budget.history_only)
             for draft in active
         ):
             return False

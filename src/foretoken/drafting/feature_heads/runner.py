@@ -40,7 +40,7 @@ from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.span import Span
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.native.decoder import FusedDecoder
+from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Head, Layout, Projection
 from foretoken.native.packing import TiledLinear, tiled
 
@@ -71,8 +71,10 @@ class Runner:
             weight_KW = self._net.lm_head_of(target.model).detach().to(target.device, target.dtype)
             ids_K = None if network.ids_K is None else network.ids_K.to(target.device)
             self.lm_head: DraftHead = OwnRows(weight_KW, ids_K, target.vocab_size)
-            if target.fused is not None and isinstance(network, LayeredNetwork) and fits(network.config):
-                scores = target.fused.head if self.own_rows is None else rounded(Projection(weight_KW), rounding)
+            if target.native_decoder is not None and isinstance(network, LayeredNetwork) and fits(network.config):
+                scores = (
+                    target.native_decoder.head if self.own_rows is None else rounded(Projection(weight_KW), rounding)
+                )
                 self._native = _NativeNetwork(network, self._embedding_VW, scores, target, rounding)
             elif rounding is not None:
                 raise ConfigError(
@@ -180,8 +182,8 @@ class _NativeNetwork:
         target: LanguageModel,
         rounding: str | None,
     ) -> None:
-        assert target.fused is not None
-        config, description, library = network.config, network.description, target.fused.library
+        assert target.native_decoder is not None
+        config, description, library = network.config, network.description, target.native_decoder.library
         self._net, self._dtype, self._library = deepcopy(network).float(), target.dtype, library
         fuse, last = description.fuse.product, description.lm_head.norm
         self._fuse = None if fuse is None else self._product(network.part(fuse).weight)
@@ -205,7 +207,7 @@ class _NativeNetwork:
         self.pairs: PairDecoder | None = None
         if isinstance(description.entry, Gated):
             self._gate = _NativeGate(network, description.entry, self._product, embedding_VW.float())
-            self._decoder = FusedDecoder(layout, library)
+            self._decoder = NativeDecoder(layout, library)
         else:
             self.pairs = PairDecoder(layout, _pairing(network, description.entry, embedding_VW), library)
 

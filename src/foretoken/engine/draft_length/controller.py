@@ -20,8 +20,8 @@ to propose. So who is drafted for at all is decided first, by what that was wort
 (engine/draft_length/draft_ledger.py).
 
 Acceptance cannot be seen while nothing is drafted, nor a row's cost: so now and then one request drafts against the
-rule, when the purse allows it. Until it does, the controller rests for a few steps at a time: its own arithmetic is two
-percent of a small model's step.
+rule, when the exploration budget allows it. Until it does, the controller rests for a few steps at a time: its own
+arithmetic is two percent of a small model's step.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Controller:
         if self._empty_steps >= _PROBE_EVERY:
             probe = drafting.at(_PROBE_NODES) + _PROBE_NODES * row
             self._probing |= self._worth.affords(probe / regime.costs.token(num_requests))
-        weights = [each.standing.weight for each in requests]
+        weights = [each.ledger.weight for each in requests]
         rules: list[StopRule | None] = [
             _Rule(self, weight) if asks else None for asks, weight in zip(asked, weights, strict=True)
         ]

@@ -7,19 +7,19 @@ number of requests (engine/draft_length/step_costs.py), so what it comes to for 
     pays    gain of a step * steps to come  >  cost of reading what the drafter has not read yet
 
 A drafter reads nothing before that. Where drafting is known not to pay, or not known to pay, single requests try it for
-some steps all the same, because the text may have changed. That costs, and the costs come out of a purse:
+some steps all the same, because the text may have changed. That costs, and the costs come out of a budget:
 
-    purse   + a small share of all time, and what drafting has gained     - what it has lost
+    budget   + a small share of all time, and what drafting has gained     - what it has lost
 
-A trial of something known begins when the purse holds what it will cost; the first one of its kind, as soon as nothing
-is owed. Where more than a few run together, the purse has to hold what that one reads, too: they gain little, and a
-batch is soon over. So in the long run the loss against plain decoding stays within that share, however dear the drafter
-and however long the prompts. Steps of a like number of requests have a purse of their own: what drafting gains where
-few run together would else be spent on trials where many do.
+A trial of something known begins when the budget holds what it will cost; the first one of its kind, as soon as nothing
+is owed. Where more than a few run together, the budget has to hold what that one reads, too: they gain little, and a
+batch is soon over. So in the long run the loss against plain decoding stays within that share, however expensive the
+drafter and however long the prompts. Steps of a like number of requests have a budget of their own: what drafting gains
+where few run together would else be spent on trials where many do.
 
 A token is not worth the same to everybody. A step takes what it takes however few requests run, and in addition a row
 for each. Where nobody waits for a place, a token saves the row of the step that its request leaves earlier; the rest of
-a step is saved only if those get tokens that will run longest. So tokens are weighed: with n requests, a share s of a
+a step is saved only if those get tokens that will run longest. So tokens are weighted: with n requests, a share s of a
 step that grows with the rows, and k requests that will run longest,
 
     weight  s + (1 - s) * n / k for those k, s for the others; 1 for all where somebody waits
@@ -35,9 +35,9 @@ from foretoken.engine.draft_length.moving_averages import Mean
 from foretoken.engine.draft_length.step_costs import Reading, StepCosts
 
 _SHARE = 1.0 / 128  # of all time goes into trials, at most
-_MOST_SAVED = 256.0  # tokens in the purse at most: what was gained long ago is no licence to lose for hours
+_MOST_SAVED = 256.0  # tokens in the budget at most: what was gained long ago is no licence to lose for hours
 _TRIAL = 16  # steps of one request
-_ENOUGH = 16.0  # of them, or so many tokens lost, before the gain is believed: a few drafts are luck
+MIN_EVIDENCE = 16.0  # of them, or so many tokens lost, before the gain is believed: a few drafts are luck
 _FEW = 3  # requests: where no more run together, what drafting may gain is worth reading on credit
 _HOPED = 0.5  # gain of a step before any was measured
 _PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: what it is weighed against changes, too
@@ -49,7 +49,7 @@ _LEAST_SHARE = 1.0 / 64  # of a step, that a request's own row takes
 
 
 @dataclass(slots=True)
-class Standing:
+class DraftLedger:
     """How one request stands with the drafter.
 
     Attributes:
@@ -75,7 +75,7 @@ class Candidate(Protocol):
     def room(self) -> int: ...
 
     @property
-    def standing(self) -> Standing: ...
+    def ledger(self) -> DraftLedger: ...
 
 
 class Worth:
@@ -114,22 +114,22 @@ class Worth:
         pays = known and gain.value > 0.0
         if not costs.known or (pays and self._step % _PLAIN_TURN == 0):
             return [False] * len(requests)
-        purse = self._purse(num_requests) if known else self._credit(num_requests)
-        missing = (_TRIAL * -gain.value if known else 0.0) - purse  # for a trial
-        if not pays and missing > 0.0 and not any(each.standing.trial for each in requests):
+        budget = self._budget(num_requests) if known else self._credit(num_requests)
+        missing = (_TRIAL * -gain.value if known else 0.0) - budget  # for a trial
+        if not pays and missing > 0.0 and not any(each.ledger.trial for each in requests):
             self.rest = min(_LONGEST_REST, int(_RESTED * missing / (_SHARE * num_requests)))
             return [False] * len(requests)
         if not requests:  # all who decode have drafting switched off
             return []
         plain = costs.token(num_requests)
         per_token = self._reading.token(plain) / plain
-        costs_of = [per_token * (len(each.tokens) - each.standing.num_read) for each in requests]
+        costs_of = [per_token * (len(each.tokens) - each.ledger.num_read) for each in requests]
         if not pays:
-            self._begin_trials(requests, costs_of, purse, gain.value if known else None, few=num_requests <= _FEW)
+            self._begin_trials(requests, costs_of, budget, gain.value if known else None, few=num_requests <= _FEW)
         self._weigh(requests, num_requests, costs, queued)
         asked = []
         for request, cost in zip(requests, costs_of, strict=True):
-            asks = request.standing.trial > 0 or (pays and gain.value * self._to_come(request) > cost)
+            asks = request.ledger.trial > 0 or (pays and gain.value * self._to_come(request) > cost)
             asked.append(asks)
             if asks:
                 self._note(request)
@@ -147,11 +147,11 @@ class Worth:
         gain = self._gain(num_requests)
         if not _known(gain) or gain.value > 0.0:
             return False
-        return _TRIAL * -gain.value - self._purse(num_requests) > _SHARE * num_requests * self._to_come(request)
+        return _TRIAL * -gain.value - self._budget(num_requests) > _SHARE * num_requests * self._to_come(request)
 
     def affords(self, tokens: float) -> bool:
         """Whether so much may be lost in this step on something that is not expected to pay."""
-        return self._purse(self._num_requests) >= tokens
+        return self._budget(self._num_requests) >= tokens
 
     def measure(
         self,
@@ -193,15 +193,15 @@ class Worth:
     def _gain(self, num_requests: int) -> Mean:
         return self._gains.setdefault(num_requests.bit_length(), Mean(_KEEPS))
 
-    def _purse(self, num_requests: int) -> float:
+    def _budget(self, num_requests: int) -> float:
         return self._purses.get(num_requests.bit_length(), 0.0)
 
     def _credit(self, num_requests: int) -> float:
         """Before anything is known: nothing may be owed for any number of requests, else each would owe for itself."""
-        return min(self._purse(num_requests), sum(self._purses.values()))
+        return min(self._budget(num_requests), sum(self._purses.values()))
 
     def _save(self, num_requests: int, tokens: float) -> None:
-        self._purses[num_requests.bit_length()] = min(_MOST_SAVED, self._purse(num_requests) + tokens)
+        self._purses[num_requests.bit_length()] = min(_MOST_SAVED, self._budget(num_requests) + tokens)
 
     def _to_come(self, request: Candidate) -> float:
         """Steps that a request is expected to run for: as long as an answer is on average, however long it has been."""
@@ -216,49 +216,49 @@ class Worth:
         longest = max(to_come) - _TIED
         lasting = (1.0 - share) * num_requests / sum(each >= longest for each in to_come)
         for request, steps in zip(requests, to_come, strict=True):
-            request.standing.weight = share + (lasting if steps >= longest else 0.0)
+            request.ledger.weight = share + (lasting if steps >= longest else 0.0)
 
     def _begin_trials(
-        self, requests: Sequence[Candidate], costs_of: Sequence[float], purse: float, gain: float | None, *, few: bool
+        self, requests: Sequence[Candidate], costs_of: Sequence[float], budget: float, gain: float | None, *, few: bool
     ) -> None:
-        """Let requests try that cost little, as far as the purse goes.
+        """Let requests try that cost little, as far as the budget goes.
 
         The first one of its kind goes on credit, what it reads first only where few run together.
         """
         known = gain is not None
-        if known and purse < 0.0:
+        if known and budget < 0.0:
             for request in requests:
-                request.standing.trial = 0
-        if purse < 0.0 or (not known and any(each.standing.trial for each in requests)):
+                request.ledger.trial = 0
+        if budget < 0.0 or (not known and any(each.ledger.trial for each in requests)):
             return
         a_trial = _TRIAL * max(0.0, -gain) if gain is not None else 0.0
-        left = purse - sum(a_trial / _TRIAL * each.standing.trial for each in requests)
+        left = budget - sum(a_trial / _TRIAL * each.ledger.trial for each in requests)
         if known and left < a_trial:
             return
         for place in sorted(range(len(requests)), key=costs_of.__getitem__):
             request, cost = requests[place], costs_of[place]
-            if request.standing.trial or cost > _HOPED * self._to_come(request):
+            if request.ledger.trial or cost > _HOPED * self._to_come(request):
                 continue
-            if not (known or few) and cost > purse:
+            if not (known or few) and cost > budget:
                 return
             left -= cost + a_trial
             if known and left < 0.0:
                 return
-            request.standing.trial = _TRIAL
+            request.ledger.trial = _TRIAL
             if not known:
                 return
 
     def _note(self, request: Candidate) -> None:
         """It is asked: the drafter will have read all of it."""
-        standing = request.standing
+        ledger = request.ledger
         self.num_asked += 1
         self.total_asked += 1
-        if standing.asked_at != self._step - 1:
-            self.backlog += len(request.tokens) - standing.num_read
-        standing.num_read = len(request.tokens)
-        standing.asked_at = self._step
-        standing.trial = max(0, standing.trial - 1)
+        if ledger.asked_at != self._step - 1:
+            self.backlog += len(request.tokens) - ledger.num_read
+        ledger.num_read = len(request.tokens)
+        ledger.asked_at = self._step
+        ledger.trial = max(0, ledger.trial - 1)
 
 
 def _known(gain: Mean) -> bool:
-    return gain.weight >= _ENOUGH or gain.weight * gain.value < -_ENOUGH
+    return gain.weight >= MIN_EVIDENCE or gain.weight * gain.value < -MIN_EVIDENCE

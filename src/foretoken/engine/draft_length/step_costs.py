@@ -1,7 +1,7 @@
 """What the parts of a step take, measured while decoding: for steps of a like number of requests.
 
     a step without drafts      by the number of requests; a request's share of it is the price of one token
-    one more row               of the verification, beside what the requests' own rows take
+    one more row               of the verification, next to what the requests' own rows take
     drafting                   by nodes, where the drafter had read everything before
     reading                    what a drafter has not read yet, by tokens
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 from foretoken.engine.draft_length.moving_averages import LATE, Line, Mean
 
 _KEEPS = 0.98
-_NOISE = 1.0 / 7.0  # of a step's time, beside half of the mean row's, which is how well a row's is known beforehand
-_ENOUGH = 3  # steps without drafts before any are weighed against them
+_NOISE = 1.0 / 7.0  # of a step's time, next to half of the mean row's, which is how well a row's is known beforehand
+MIN_PLAIN_STEPS = 3  # steps without drafts before any are weighed against them
 
 
 class StepCosts:
@@ -37,7 +37,7 @@ class StepCosts:
     @property
     def known(self) -> bool:
         """Whether enough steps without drafts were seen to weigh others against them."""
-        return self.num_plain >= _ENOUGH
+        return self.num_plain >= MIN_PLAIN_STEPS
 
     @property
     def row_known(self) -> bool:

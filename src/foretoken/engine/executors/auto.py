@@ -89,7 +89,7 @@ class AutoExecutor:
     def step(self, engine: Verbs) -> list[Request]:
         began = perf_counter()
         work = engine.schedule()
-        if not work.decoding or any(request.own_past for request in work.decoding):
+        if not work.decoding or any(request.history_only for request in work.decoding):
             return self.serial.run(engine, work, began).changed
         turns = self._turns.setdefault(len(work.decoding).bit_length(), _Turns())
         executor = self.overlapped if turns.ahead else self.serial

@@ -41,8 +41,8 @@ class AssumedContext:
         return self.request.request_id
 
     @property
-    def own_past(self) -> bool:
-        return self.request.own_past
+    def history_only(self) -> bool:
+        return self.request.history_only
 
     @property
     def num_prompt(self) -> int:

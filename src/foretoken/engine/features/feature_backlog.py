@@ -25,7 +25,7 @@ _MOST = 128  # steps; then the drafter is shown them all the same, since it may 
 
 @dataclass(slots=True)
 class _Step:
-    """One row for each request: its position, what was most probable behind it, and depth -> [rows, D]."""
+    """One row for each request: its position, what was most probable after it, and depth -> [rows, D]."""
 
     requests: Sequence[Request]
     positions: Sequence[int]
@@ -33,7 +33,7 @@ class _Step:
     hidden: Mapping[int, Tensor]
 
 
-class Unseen:
+class FeatureBacklog:
     """Steps that one engine's drafter has not been shown yet.
 
     Args:

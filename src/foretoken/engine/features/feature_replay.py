@@ -23,7 +23,7 @@ class _Rows:
     num_bytes: int = 0
 
 
-class ShownRows:
+class FeatureReplay:
     """Hidden states of the rows that slots begin with.
 
     Attributes:

@@ -109,7 +109,7 @@ def _catch_up(
 
 
 def _shown(segment: Segment, draft: Draft, asked: HiddenLayers) -> range:
-    """Packed rows that are shown: of a prompt perhaps only the last, of a draft not what is probed behind it."""
+    """Packed rows that are shown: of a prompt perhaps only the last, of a draft not what is probed after it."""
     start, end = segment.start, segment.start + segment.num_rows
     if len(draft):
         return range(start, start + 1 + len(draft))

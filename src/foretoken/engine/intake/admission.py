@@ -93,7 +93,7 @@ class Admission:
             ConfigError: structured outputs cannot be had, or no token would be allowed.
         """
         params = copy.copy(params)  # what is set afterwards is for later requests
-        target, ids = self._target, self._prompts.ids(prompt, index, _kept(params, self._target.max_length))
+        target, ids = self._target, self._prompts.ids(prompt, index, _prompt_limit(params, self._target.max_length))
         request_ids = [next(self._ids) for _ in range(params.n)]
         base = params.seed
         if base is None:
@@ -130,7 +130,7 @@ class Admission:
         return requests
 
 
-def _kept(params: SamplingParams, context: int) -> int | None:
+def _prompt_limit(params: SamplingParams, context: int) -> int | None:
     """How many of a prompt's tokens are kept, at most; None: all, or it is refused."""
     asked = params.truncate_prompt_tokens
     return max(1, context - params.max_tokens) if asked == -1 else asked

@@ -30,7 +30,7 @@ class CheckpointDefaults:
     Attributes:
         params: as sampling params.
         asked: the settings among them that are not the neutral ones, by their names in the file.
-        not_honoured: what it asks for beside them, and does not get.
+        not_honoured: what it asks for next to them, and does not get.
     """
 
     params: SamplingParams

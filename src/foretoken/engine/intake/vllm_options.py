@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.plain import Made, misspelt, plain
+from foretoken.core.plain import Made, plain, reject_unknown_keywords
 from foretoken.options.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -216,11 +216,12 @@ def absent(name: str, methods: Mapping[str, str] = _METHODS, *, owner: str = "LL
 
 
 def arguments(function: Made) -> Made:
-    """Refuse a call's arguments that are not here, with what takes their place; see :func:`core.plain.misspelt`.
+    """Refuse a call's arguments that are not here, with what takes their place; see
+    :func:`core.plain.reject_unknown_keywords`.
 
     Those that are as vLLM has them by default ask for nothing, and are left out.
     """
-    return misspelt(function, _ARGUMENTS, _UNASKED)
+    return reject_unknown_keywords(function, _ARGUMENTS, _UNASKED)
 
 
 def check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:

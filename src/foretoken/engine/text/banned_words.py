@@ -13,7 +13,7 @@ from foretoken.options.sampling import SamplingParams
 def words_of(params: SamplingParams, target: LanguageModel) -> Words | None:
     """The constraint of a request at its beginning; None if it asks for none.
 
-    A word is forbidden as it is split at the beginning of a text and as it is split behind a space. vLLM leaves the
+    A word is forbidden as it is split at the beginning of a text and as it is split after a space. vLLM leaves the
     second out where it has another number of tokens, so that most words could still be written.
 
     Raises:

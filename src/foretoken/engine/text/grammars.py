@@ -1,7 +1,7 @@
 """Structured output: JSON schemas, regular expressions and grammars as constraints, through llguidance.
 
-The library tells which tokens may follow; what is allowed is a filter of the law (core/constraint.py). Where it allows
-one token only, that is drafted and verified like any other draft, never jumped over.
+The library tells which tokens may follow; what is allowed is a filter of the distribution (core/constraint.py). Where
+it allows one token only, that is drafted and verified like any other draft, never jumped over.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Grammar(Constraint):
     """One request's place in a grammar.
 
     A parser that runs into a limit of llguidance's stays useless and permits nothing, or anything. So it is asked
-    after every step whether that has happened: no law is made of what it says then, and the request ends.
+    after every step whether that has happened: no distribution is made of what it says then, and the request ends.
 
     Args:
         matcher: llguidance's, which has read the committed output.
@@ -177,7 +177,7 @@ class Grammar(Constraint):
             mask_V[stop] = bool(ended.consume_tokens([stop])) and bool(ended.is_accepting())
 
     def _repeated(self, mask_V: Tensor, path: Sequence[int]) -> list[int]:
-        """Return the tokens that would give a key twice behind a path that the matcher has read."""
+        """Return the tokens that would give a key twice after a path that the matcher has read."""
         keys = self._keys
         assert keys is not None
         read = _read(keys, path)
@@ -222,7 +222,7 @@ class Grammar(Constraint):
             why = " ".join(str(self._matcher.get_error()).split("<state>")[0].split())
             if "NoExtensionBias" in why:  # its word for it
                 raise NothingFits("structured_outputs: no text goes on from here that fits what is asked for")
-            raise NothingFits(f"structured_outputs: llguidance gave up behind what is written: {why[:_LONGEST]}")
+            raise NothingFits(f"structured_outputs: llguidance gave up after what is written: {why[:_LONGEST]}")
 
     def _goes(self, path: Sequence[int]) -> bool:
         """Whether the text may go on with these tokens; an end among them is the end."""
@@ -237,7 +237,7 @@ class Grammar(Constraint):
 
 
 def _read(keys: _Keys, path: Sequence[int]) -> JsonKeys:
-    """Return what is known of a text behind more tokens."""
+    """Return what is known of a text after more tokens."""
     read = keys.read.copy()
     for token in path:
         read.feed(keys.tokens.of[token])

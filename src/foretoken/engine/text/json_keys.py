@@ -1,6 +1,6 @@
 """Keys of JSON objects that are being written, so that none is given twice.
 
-A grammar of JSON cannot count: behind ``patternProperties`` or ``additionalProperties`` it permits a key again that is
+A grammar of JSON cannot count: after ``patternProperties`` or ``additionalProperties`` it permits a key again that is
 there already. What is permitted is therefore narrowed by the keys that each open object has.
 """
 
@@ -150,7 +150,7 @@ class JsonKeys:
         Args:
             allowed: a truth value for each token.
             tokens: their bytes.
-            ahead: what is allowed behind more tokens, as ``allowed``; None: keys are of any text, so that one is left
+            ahead: what is allowed after more tokens, as ``allowed``; None: keys are of any text, so that one is left
                 everywhere.
         """
         return [each for each in self._suspects(allowed, tokens) if self._leads_nowhere([each], tokens, ahead)]
@@ -159,7 +159,7 @@ class JsonKeys:
         if self._behind or not self._objects:
             return []
         if self._awaits_key and not self._in_string:
-            return [int(each) for each in np.flatnonzero(allowed)]  # few: a quotation mark, perhaps behind a space
+            return [int(each) for each in np.flatnonzero(allowed)]  # few: a quotation mark, perhaps after a space
         if not self._in_string:
             among = tokens.with_comma
         else:

@@ -1,7 +1,7 @@
 """Sparse attention on a GPU: one Triton kernel reads the kept blocks where they lie, a second one merges its parts.
 
     columns of a head   |sink|    |kept|    |local|local|rest|root n0 n1 …
-    tiles                 0         1          2     3    4 …              a head's kept blocks, then all behind them
+    tiles                 0         1          2     3    4 …              a head's kept blocks, then all after them
     parts               |____ part 0 ____|____ part 1 ____|_ part 2 _|     each with its own softmax …
 
     … and one output:   o = sum over parts of 2^(s - S) o_part,     S = log2 of the sum of all 2^s
@@ -71,7 +71,7 @@ def attend(
     seen_RB: Tensor,
     scaling: float,
 ) -> Tensor:
-    """Rows over the kept blocks, the columns behind the last whole block, and the rows in flight: [R, H, Dv].
+    """Rows over the kept blocks, the columns after the last whole block, and the rows in flight: [R, H, Dv].
 
     Args:
         q_HRD, k_GLD, v_GLD: float32, bfloat16 or float16, any strides; the columns are those of the whole prefix and of
@@ -115,7 +115,7 @@ def _attend_part(
     WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
 ):  # fmt: skip
     """One part of a head's tiles for one tile of folded rows: the output of this part alone, and log2 of its sum."""
-    g = tl.program_id(0).to(tl.int64)  # a head's keys may lie more than 2^31 elements behind the first
+    g = tl.program_id(0).to(tl.int64)  # a head's keys may lie more than 2^31 elements after the first
     fold_M = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     number = tl.program_id(2)
     is_row_M = fold_M < repeats * num_rows

@@ -49,7 +49,7 @@ def fits(size: int, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor) -> bool:
 
 
 def seen(segment: Segment, device: torch.device) -> Tensor:
-    """int8 [R, tail + R]: 1 where a row sees a row behind the prefix."""
+    """int8 [R, tail + R]: 1 where a row sees a row after the prefix."""
     if segment.seen is not None:
         return segment.seen.to(device, torch.int8)
     return torch.ones(segment.num_rows, segment.tail + segment.num_rows, dtype=torch.int8, device=device).tril_(

@@ -37,7 +37,7 @@ def tree_scan(state_HNP: Tensor, k_TGN: Tensor, q_TGN: Tensor, u_THP: Tensor, a_
     Args:
         state_HNP: the state before the root, float32, as k, q and u (b v) are.
         a_TH: sums of log-decays along each row's path, float64.
-        seen_TT: bool; of each row its ancestors and itself, none of which stands behind it.
+        seen_TT: bool; of each row its ancestors and itself, none of which stands after it.
     """
     T, H, P = u_THP.shape
     G, N = k_TGN.shape[1:]

@@ -8,7 +8,7 @@ The families share this form (Mamba2, Bamba, Granite hybrid, Falcon-H1, Zamba2, 
 place of C, B, x the gated delta net of Qwen3-Next, Qwen3.5 and OLMo hybrid. They differ in how the projections are
 laid out, in factors, limits of dt, groups and the order of norm and gate. What is left to the module: projections, norm
 and gate are its own, whatever they are. What is ours: everything in which a row sees other rows. Names change and can
-lie, so what is read is tried: some random rows as a prompt and one more behind them must give what the module gives.
+lie, so what is read is tried: some random rows as a prompt and one more after them must give what the module gives.
 
 The library's forward of a single row does not limit dt in some versions, that of several rows does. The trial finds out
 which rows are limited, and ``Mixer.gates`` follows: rows of a prompt, later rows, or the row of a prompt of one token.
@@ -34,7 +34,7 @@ from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.forward import anatomy
 from foretoken.forward.ssm import scan
 
-Kind = Literal["prompt", "later", "only"]  # a row of a longer prompt, behind it, or a prompt of one token
+Kind = Literal["prompt", "later", "only"]  # a row of a longer prompt, after it, or a prompt of one token
 KINDS: tuple[Kind, ...] = ("prompt", "later", "only")
 
 _PROMPT = 6  # rows of the trial's prompt: the convolution's border lies inside
@@ -53,7 +53,7 @@ class Projected(NamedTuple):
     Attributes:
         z: whatever the gate reads.
         raw_TC: what the convolution reads, in the model's dtype.
-        steps_TH: dt before bias and softplus (of a delta net: a, and b behind it, [T, 2 H]).
+        steps_TH: dt before bias and softplus (of a delta net: a, and b after it, [T, 2 H]).
     """
 
     z: Tensor

@@ -1,13 +1,13 @@
-"""What state-space layers remember of each request: a state behind the committed prefix, and the rows of a tail.
+"""What state-space layers remember of each request: a state after the committed prefix, and the rows of a tail.
 
-    slot s, layer l:   base: state behind `absorbed` tokens     inputs of the rows behind them
+    slot s, layer l:   base: state after `absorbed` tokens     inputs of the rows after them
                        conv: the W - 1 raw rows before them     | committed, pending | root  n0  n1  n2 ...
 
 A recurrence cannot be shortened, so a row that may yet be refused is never written into a state. A forward keeps the
 *inputs* of its rows instead, a thousandth of a state each (activation replay, STree section 4.3). ``commit`` gathers
 those of the accepted path, and they are pending until the next forward, which absorbs them into the base first, in
 order, each layer for itself. A forward that failed between two layers, or whose result is dropped, can therefore be
-repeated. The long chunks of a prompt would be computed twice that way; they are read into a state beside the base,
+repeated. The long chunks of a prompt would be computed twice that way; they are read into a state next to the base,
 which takes its place when they are committed.
 
 Rolling back is possible as far as nothing has been absorbed, to a mark, or to nothing. A mark is a copy of what a slot
@@ -30,16 +30,16 @@ from foretoken.forward.ssm import scan
 from foretoken.forward.ssm.layout import KINDS, Kind, Mixer, Projected, windows
 from foretoken.forward.ssm.marks import Mark, Marks
 
-LONG = 16  # a chunk of more rows is read into a state beside the base
+LONG = 16  # a chunk of more rows is read into a state next to the base
 _STEP = 4  # tails grow by so many rows
 
 
 @dataclass(slots=True)
 class _Ahead:
-    """The state behind a chunk that is not committed yet.
+    """The state after a chunk that is not committed yet.
 
     Attributes:
-        length: tokens behind which it is.
+        length: tokens after which it is.
         base_LHNP, conv_LWC: as in the cache.
         layers: mixers that have come so far.
     """
@@ -88,7 +88,7 @@ class StateCache:
         return sum(each.nbytes for each in held) + self._marks.num_bytes
 
     def floor(self, slot: int) -> int:
-        """The shortest length beside 0 that a slot can be rolled back to."""
+        """The shortest length next to 0 that a slot can be rolled back to."""
         return max(absorbed[slot] for absorbed in self.absorbed_LS)
 
     def reachable(self, slot: int, length: int) -> int:
@@ -96,7 +96,7 @@ class StateCache:
         return length if length >= self.floor(slot) else self._marks.reachable(slot, length)
 
     def mark(self, slot: int, length: int, max_bytes: int) -> None:
-        """Remember what a slot has now, behind ``length`` tokens, so that it can be rolled back to it.
+        """Remember what a slot has now, after ``length`` tokens, so that it can be rolled back to it.
 
         Args:
             max_bytes: of all marks; those that were used least recently are forgotten until the others fit.
@@ -126,7 +126,7 @@ class StateCache:
         self._set(slot, 0)
 
     def commit(self, slot: int, length: int, rows: Sequence[int]) -> None:
-        """Keep these rows of the tail behind ``length`` tokens, pending, and drop the others.
+        """Keep these rows of the tail after ``length`` tokens, pending, and drop the others.
 
         Raises:
             RuntimeError: of a long chunk not all rows are to be kept: its rows were not.
@@ -165,7 +165,7 @@ class StateCache:
             mark = self._marks.to(slot, length)
             if mark is None:
                 raise ValueError(
-                    f"slot {slot} cannot go back to {length} tokens: its states stand behind {self.floor(slot)}; roll "
+                    f"slot {slot} cannot go back to {length} tokens: its states stand after {self.floor(slot)}; roll "
                     "it back to 0 and read the text again, or mark or fork the slot before reading what may be taken "
                     "back"
                 )
@@ -211,7 +211,7 @@ class StateCache:
         *,
         scanned: bool = False,
     ) -> Tensor:
-        """What the recurrence gives of a segment's rows, behind its prefix and along its tree: [T, H, P].
+        """What the recurrence gives of a segment's rows, after its prefix and along its tree: [T, H, P].
 
         Pending rows are absorbed into the base, and the inputs of the segment's rows are kept.
 
@@ -313,19 +313,19 @@ def kinds_of(batch: PackedBatch) -> list[Kind]:
         if is_prompt(segment):
             whole = first and count == 1 and segment.start in wanted
             kinds += ["only" if whole else "prompt"] * count
-        else:  # a draft behind a prompt of one token begins with it
+        else:  # a draft after a prompt of one token begins with it
             later: list[Kind] = ["later"] * count
             kinds += ["only", *later[1:]] if first else later
     return kinds
 
 
 def is_long(segment: Segment) -> bool:
-    """Whether it is one that is read into a state beside the base."""
+    """Whether it is one that is read into a state next to the base."""
     return is_prompt(segment) and segment.num_rows > LONG
 
 
 def parents_of(segment: Segment, committed: int) -> list[int]:
-    """The parent of every row behind the committed prefix; -1: the prefix, -2: no row of the segment follows it."""
+    """The parent of every row after the committed prefix; -1: the prefix, -2: no row of the segment follows it."""
     ahead = segment.prefix - committed  # rows that a drafter calls prefix already
     size = ahead + segment.tail + segment.num_rows
     if segment.seen is None:
@@ -431,7 +431,7 @@ def cache_for(
 
 
 class Mixing:
-    """The recurrences of one forward: every segment's rows behind their slot's state.
+    """The recurrences of one forward: every segment's rows after their slot's state.
 
     Args:
         cache: of a model with mixers.

@@ -66,7 +66,7 @@ class BlockLattices(LatticeNetwork):
             self._columns = None if ids_K is None else Columns(ids_K, target.vocab_size)
             self._head = OwnRows(weight_KW, ids_K, target.vocab_size)
             self._decoder: LatticeDecoder | None = None
-            if target.fused is not None and fits(config) and config.target_width % 32 == 0:
+            if target.native_decoder is not None and fits(config) and config.target_width % 32 == 0:
                 self._decoder = self._native(network.float(), weight_KW)
 
     @property
@@ -196,7 +196,7 @@ class BlockLattices(LatticeNetwork):
     def _native(self, network: BlockNetwork, weight_KW: Tensor) -> LatticeDecoder:
         """Describe the network for native code, where a row's bits depend on its own block and past only."""
         config, target = network.config, self._target
-        assert target.fused is not None
+        assert target.native_decoder is not None
         whole = network.ids_K is None
         return LatticeDecoder(
             Layout(
@@ -216,7 +216,7 @@ class BlockLattices(LatticeNetwork):
                 rotary=network.rotary_at,
                 max_length=target.max_length + self.slots + 1,
                 final_norm_D=network.norm.weight,
-                head=target.fused.head if whole else Projection(weight_KW),
+                head=target.native_decoder.head if whole else Projection(weight_KW),
             ),
             Filling(
                 embedding_VW=self._embedding_VW,
@@ -226,5 +226,5 @@ class BlockLattices(LatticeNetwork):
                 key_gains_Ld=None if self._gains_L1d is None else self._gains_L1d[:, 0],
                 depths=len(config.depths),
             ),
-            target.fused.library,
+            target.native_decoder.library,
         )

@@ -49,7 +49,7 @@ COMMAND = network_command(
 
     The target stays as it is, and by default writes the text. While the network trains, it is tried on the
     target's answers to held-out prompts, and the tokens per step that are printed are those of serving; at the end the
-    engine drafts for these prompts. A trigram model of the same text is stored beside the network.
+    engine drafts for these prompts. A trigram model of the same text is stored next to the network.
     """,
     example="foretoken train diffuspec --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,

@@ -46,14 +46,15 @@ class DiffuSpecDrafter(Drafter):
 
     Paper:   DiffuSpec, arXiv:2510.02358: lattice, path search (4.2), adaptive length (4.3); the block network after
              DFlash, arXiv:2602.06036 (network.py).
-    Exact:   at temperature 0 paths and trees are point masses. Above it a path is drawn slot by slot from a law that is
-             normalised over all tokens that are scored, and carries that law (Sampled). Lossless under any lossless
-             verifier that knows the kind.
+    Exact:   at temperature 0 paths and trees are point masses. Above it a path is drawn slot by slot from a
+             distribution that is normalised over all tokens that are scored, and carries that distribution (Sampled).
+             Lossless under any lossless verifier that knows the kind.
     Differs: the paper verifies the searched path by min(1, p/q), as if it had been drawn from the lattice, which is
-             biased: so does the verifier of this name (verifier.py). Else what is verified by p/q is drawn. A law that
-             is drawn from is not pruned. The network may be fed by the target's hidden states, and is by default;
-             trees; batches; the length is the adaptive controller's unless ``length`` is "adl", whose bounds and step
-             are for blocks of 8, not of 20 to 30. An end token stays a candidate where it is ranked, not always.
+             biased: so does the verifier of this name (verifier.py). Else what is verified by p/q is drawn. A
+             distribution that is drawn from is not pruned. The network may be fed by the target's hidden states, and is
+             by default; trees; batches; the length is the adaptive controller's unless ``length`` is "adl", whose
+             bounds and step are for blocks of 8, not of 20 to 30. An end token stays a candidate where it is ranked,
+             not always.
     """
 
     name = "diffuspec"
@@ -211,7 +212,7 @@ class DiffuSpecDrafter(Drafter):
         return BlockLattices(network, target, top=config.candidates), beside
 
     def _grams(self, beside: Path | None, target: LanguageModel) -> Trigram | None:
-        """The trigram model that is asked for, or that lies beside the network."""
+        """The trigram model that is asked for, or that lies next to the network."""
         given = self.config.trigram
         if given == "none" or self.config.balance == 1:
             return None
@@ -286,7 +287,9 @@ class DiffuSpecDrafter(Drafter):
         return found.current
 
     def _judged(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> tuple[Lattice, int]:
-        """The lattice under the law that a request has at its root, and how many slots of it have probabilities."""
+        """The lattice under the distribution that a request has at its root, and how many slots of it have
+        probabilities.
+        """
         context = draft.context
         if not context.laws.trivial:
             raw_kC, columns = lattice.logits_kC[:slots], lattice.output.columns
@@ -311,7 +314,9 @@ class DiffuSpecDrafter(Drafter):
             draft.add(node.token, node.parent, chance, 0)
 
     def _draw(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> None:
-        """Slot by slot: the law is settled by what was drawn before, and whether to draw at all by the law alone."""
+        """Slot by slot: the distribution is settled by what was drawn before, and whether to draw at all by the
+        distribution alone.
+        """
         columns, parent = lattice.output.columns, ROOT
         logits_kC, past = lattice.logits_kC[:slots].float(), _past(draft.context)
         balance = self.config.balance if self._trigram is not None else 1.0
@@ -342,7 +347,9 @@ class DiffuSpecDrafter(Drafter):
 
 
 def _laws_of(draft: DraftBuilder, lattice: Lattice) -> SlotLaws:
-    """The law of each slot under the history that the path gives it: what the paper takes the path to be drawn from."""
+    """The distribution of each slot under the history that the path gives it: what the paper takes the path to be drawn
+    from.
+    """
     columns, rows = lattice.output.columns, []
     for slot in range(len(draft.tokens)):
         draft.frontier = [slot - 1] if slot else [ROOT]

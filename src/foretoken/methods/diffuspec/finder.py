@@ -17,7 +17,7 @@ class Finder:
     Args:
         mass, candidates: of pruning.
         beam: its width.
-        balance: weight of the lattice beside the trigram model.
+        balance: weight of the lattice next to the trigram model.
         trigram: None: the lattice decides alone.
     """
 
@@ -36,7 +36,7 @@ class Finder:
         Args:
             slots: of the lattice, from the first one on; none of them without a probability.
             past: the last two tokens of the text.
-            ends: tokens behind which nothing follows.
+            ends: tokens after which nothing follows.
             most: nodes at most.
         """
         if not slots or not most:

@@ -1,4 +1,5 @@
-"""A draft lattice: for each of the next k tokens a law that does not know which tokens stand before it in the draft.
+"""A draft lattice: for each of the next k tokens a distribution that does not know which tokens stand before it in the
+draft.
 
              slot 1      slot 2      slot 3
     root ──   the         cat         sat        best token of each slot
@@ -54,13 +55,13 @@ class Lattice:
         return self.output.top_ids[begin : begin + self.top], self.output.top_shares[begin : begin + self.top]
 
     def ranked_all(self, slots: int) -> tuple[Sequence[int], Sequence[float]]:
-        """The same of the first slots, one behind the other."""
+        """The same of the first slots, one after the other."""
         begin, end = self.first * self.top, (self.first + slots) * self.top
         return self.output.top_ids[begin:end], self.output.top_shares[begin:end]
 
 
 class LatticeNetwork(Protocol):
-    """Makes lattices. A request's lattice follows from its own tokens alone, whoever runs beside it.
+    """Makes lattices. A request's lattice follows from its own tokens alone, whoever runs next to it.
 
     Attributes:
         name: what messages call it.

@@ -1,10 +1,10 @@
-"""Lattices from a masked diffusion checkpoint, as the paper has them: the text, k masks behind it, one pass.
+"""Lattices from a masked diffusion checkpoint, as the paper has them: the text, k masks after it, one pass.
 
                  Dream                          LLaDA                             masked language models
     read as      Qwen2                          Llama, weights renamed            the library's own class
     told by      model_type "Dream"             model_type "llada"                the library's table (ModernBERT, ...)
     rows         P-1 .. P+k-2: row j says       P .. P+k-1: row j says what       P .. P+k-1
-                 what stands behind it          stands at its own place
+                 what stands after it          stands at its own place
 
 The first two are packed for all requests: a segment whose rows all see each other is two-way attention. Nothing is kept
 between passes, because every row depends on every other one. No code of a checkpoint is run.
@@ -204,7 +204,7 @@ def _load(name: str, target: LanguageModel) -> Checkpoint:
 
 
 def _dream(name: str, folder: Path, settings: Mapping[str, Any], target: LanguageModel) -> Checkpoint:
-    """Qwen2 with its own names; a row predicts what stands behind it."""
+    """Qwen2 with its own names; a row predicts what stands after it."""
     config = Qwen2Config(**{key: value for key, value in settings.items() if key not in ("model_type", "auto_map")})
     model = _decoder(Qwen2ForCausalLM, config, _weights(folder), name, target)
     if (folder / "tokenizer.json").is_file():

@@ -45,7 +45,7 @@ class Scoring:
     grams: Grams | None = None
 
     def of(self, u: int, v: int, slot: Candidates) -> Sequence[float]:
-        """The share of S that each candidate adds behind the tokens u and v."""
+        """The share of S that each candidate adds after the tokens u and v."""
         if self.grams is None or self.balance == 1.0:
             return slot.logs
         fluent = self.grams(u, v, slot.tokens)
@@ -93,7 +93,7 @@ def best_path(
 
     Args:
         past: the last two tokens of the text.
-        ends: tokens behind which nothing follows: such a path is frozen, and compared by its sum as it is.
+        ends: tokens after which nothing follows: such a path is frozen, and compared by its sum as it is.
     """
     beam: list[tuple[float, tuple[int, ...], tuple[float, ...]]] = [(0.0, (), ())]  # minus S, tokens, logs
     for slot in slots:

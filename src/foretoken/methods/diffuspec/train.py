@@ -3,7 +3,7 @@
     loss = mean over slots j of all blocks, weighted e^(-(j - 1) / gamma), of  -sum over kept v of p_j(v) log q_j(v)
 
 p_j is the target's distribution at slot j given the true text before it; q_j is the network's, which sees the text up
-to the root. A trigram model of the same text is stored beside the network (trigram.py).
+to the root. A trigram model of the same text is stored next to the network (trigram.py).
 
 Texts are by default the target's own answers, both greedy and drawn; roots are drawn among the positions of replies.
 

@@ -23,24 +23,24 @@ from foretoken.verifiers.walk import Pick, Siblings
 
 @dataclass(frozen=True, slots=True)
 class SlotLaws(Evidence):
-    """The laws of the slots that a searched path's tokens come from; the draft is a point mass.
+    """The distributions of the slots that a searched path's tokens come from; the draft is a point mass.
 
     Attributes:
-        law: of each node, its slot's law without the trigram, processed as the target's: what the token was *not* drawn
-            from.
+        law: of each node, its slot's distribution without the trigram, processed as the target's: what the token was
+            *not* drawn from.
     """
 
-    title = "the laws of the lattice that a path was searched in"
+    title = "the distributions of the lattice that a path was searched in"
 
     law: Sampled
 
 
 class DiffuSpecVerifier(BudgetedVerifier):
-    """Test each token x of a searched path by min(1, p(x)/q(x)), q the lattice's law of its slot.
+    """Test each token x of a searched path by min(1, p(x)/q(x)), q the lattice's distribution of its slot.
 
     Paper:   DiffuSpec, arXiv:2510.02358, section 4 (same letters: p target, q draft).
-    Exact:   no. The paper says yes, but the path was found by a search and not drawn from q. Given the path, the law at
-             x is
+    Exact:   no. The paper says yes, but the path was found by a search and not drawn from q. Given the path, the
+             distribution at x is
 
                  e = a 1[x] + (1 - a) norm((p - q)+)        a = min(1, p(x)/q(x))
 
@@ -69,12 +69,13 @@ class DiffuSpecVerifier(BudgetedVerifier):
         Returns:
             Verdict with the distortion and divergence of every emitted token.
         Raises:
-            ValueError: the draft branches, is of another kind, or carries no laws of its slots.
+            ValueError: the draft branches, is of another kind, or carries no distributions of its slots.
         """
         found = draft.evidence if isinstance(draft.evidence, SlotLaws) else None
         if len(draft) and found is None and not target.greedy:
             raise ValueError(
-                f"verifier '{self.name}' was given a draft without the laws of its slots: use method='{self.name}', or "
+                f"verifier '{self.name}' was given a draft without the distributions of its slots: "
+                f"use method='{self.name}', or "
                 "another verifier"
             )
         check_fit(self, draft, target)
@@ -105,7 +106,7 @@ class DiffuSpecVerifier(BudgetedVerifier):
 
 
 def searched(p_V: Tensor, q_V: Tensor, token: int, chance: float) -> Tensor:
-    """The law e of one token of a searched path that stands with this chance, [V]."""
+    """The distribution e of one token of a searched path that stands with this chance, [V]."""
     stands_V, left_V = torch.zeros_like(p_V), residual(p_V, q_V)
     stands_V[token] = chance
     return emitted(stands_V, left_V / left_V.sum())

@@ -34,7 +34,7 @@ def chain(options: Config) -> dict[str, Any]:
 COMMAND = network_command(
     "dovetail",
     help="""\
-    Train Dovetail's head: decoder blocks behind a gate, over a target's last state.
+    Train Dovetail's head: decoder blocks after a gate, over a target's last state.
 
     The target stays as it is. While it trains, the head is tried on the target's answers to held-out
     prompts, and the tokens per step that are printed are those of serving. At the end the engine drafts for these

@@ -82,7 +82,7 @@ def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
 
 
 def measure(target: LanguageModel, rows: Sequence[int] = ROWS) -> CostTable:
-    """Time forwards of a target behind a short prefix: the best of a few each, in turns."""
+    """Time forwards of a target after a short prefix: the best of a few each, in turns."""
     count = max(2, min(max(rows), target.max_length // 2))
     prefix = min(_PREFIX, target.max_length - count)
     rows = [each for each in rows if each <= count]

@@ -1,7 +1,7 @@
-"""Dovetail: decoder blocks behind a gate draft a tree from the target's last state, on a device of their own.
+"""Dovetail: decoder blocks after a gate draft a tree from the target's last state, on a device of their own.
 
 target's side (here)                               drafting side (remote_head.py), in a place of lanes.py
-states of a forward, its final norm  ── rows ────► read, behind what it has read before
+states of a forward, its final norm  ── rows ────► read, after what it has read before
 who is drafted for, how many nodes   ── asked ───► levels of the tree, each one pass of the head
 verify, choose what stands           ◄── tokens ──
 """
@@ -68,7 +68,7 @@ class DovetailDrafter(Drafter):
 
     Paper:   arXiv:2412.18934; the tree is EAGLE-2's, arXiv:2406.16858.
     Exact:   trees are point masses, chains carry the q they were drawn from. Device, dtype and place of the head, its
-             faults, and how many nodes are drafted change what is proposed, never the law.
+             faults, and how many nodes are drafted change what is proposed, never the distribution.
     Differs: the number of nodes follows from what a verification takes on this machine (costs.py) and not from a fixed
              16; the drafting side may be a thread or a process of the CPU; it reads a long prompt while the target is
              still reading it; batches; chains, where nothing is apart.
@@ -184,7 +184,7 @@ class DovetailDrafter(Drafter):
             target.max_length,
             device,
             self._dtype,
-            packed=target.fused is not None and device.type == "cpu" and self._dtype != torch.float16,
+            packed=target.native_decoder is not None and device.type == "cpu" and self._dtype != torch.float16,
         )
         if config.place == THREAD and not apart:
             return OnThread(RemoteHead(config, target, head, eager=True), self._staging(device), threads)
@@ -282,7 +282,7 @@ class DovetailDrafter(Drafter):
         """The budget, with what nodes must promise; a request that may only follow its own past has the fixed one."""
         if self.costs is None:
             return replace(budget, stop_rule=None)
-        if budget.own_past:
+        if budget.history_only:
             return replace(budget, max_nodes=min(budget.max_nodes, _FIXED_NODES), stop_rule=None)
         rate = max(self._rate.of(requests), requests / self.costs.at(requests))
         least = tuple(rate * price for price in self.costs.prices(requests, budget.max_nodes))

@@ -36,7 +36,7 @@ class Asked(Context, Protocol):
     """What a process is told of a request."""
 
     @property
-    def own_past(self) -> bool: ...
+    def history_only(self) -> bool: ...
 
     @property
     def params(self) -> SamplingParams: ...
@@ -111,7 +111,7 @@ class InPlace:
 
 
 class OnThread:
-    """The drafting side on a thread beside the engine's, with native threads of its own.
+    """The drafting side on a thread next to the engine's, with native threads of its own.
 
     Attributes:
         timeline: told when the thread was busy; None: nobody wants to know.
@@ -268,7 +268,9 @@ class InProcess:
             self.helper.next_number(),
             tuple(map(packed, parcels)),
             tuple(
-                Newcomer(each.request_id, each.num_prompt, each.params, each.streams.seed, each.stop_ids, each.own_past)
+                Newcomer(
+                    each.request_id, each.num_prompt, each.params, each.streams.seed, each.stop_ids, each.history_only
+                )
                 for each in new
             ),
             tuple((context.request_id, budget) for context, budget in zip(contexts, budgets, strict=True)),

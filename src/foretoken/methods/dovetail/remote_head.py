@@ -93,7 +93,7 @@ class TargetFacts:
 
     @property
     def fused(self) -> Any:
-        """The compiled library, as a fused decoder has it; None where products are the library's."""
+        """The compiled library, as a native decoder has it; None where products are the library's."""
         library = build.library() if self.packed else None
         return None if library is None else _Native(library)
 
@@ -166,7 +166,7 @@ class Newcomer:
     params: SamplingParams
     seed: int
     stop_ids: frozenset[int]
-    own_past: bool
+    history_only: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class _Asked:
     streams: Streams
     laws: LawMaker
     stop_ids: frozenset[int]
-    own_past: bool
+    history_only: bool
     slot: int = -1
     num_in_laws: int = 0
 
@@ -244,7 +244,7 @@ class Answerer:
                 streams,
                 laws,
                 each.stop_ids,
-                each.own_past,
+                each.history_only,
                 num_in_laws=each.num_prompt,
             )
         if not order.questions:

@@ -169,8 +169,8 @@ class DynamicExitDrafter(Drafter):
         self._all = Needs(hidden_layers=HiddenLayers(depths, config.prompt_rows))
         self.needs = self._blind if self._fixed else self._all  # of the next forward
         length = config.draft_length if isinstance(config.draft_length, int) else LONGEST
-        weighed = not isinstance(config.draft_length, int)
-        self.offers = Offers(evidence=(GreedyLaws,), length=length, weighed=weighed, resumes=True)
+        may_skip_drafting = not isinstance(config.draft_length, int)
+        self.offers = Offers(evidence=(GreedyLaws,), length=length, may_skip_drafting=may_skip_drafting, resumes=True)
         head_cost = head_in_layers(target) if config.head_cost is None else config.head_cost
         self._layer_costs = Costs.in_layers(self._layers, head_cost, drafting=len(self._columns) / target.vocab_size)
         in_layers = config.cost == "layers" or self._fixed
@@ -235,8 +235,8 @@ class DynamicExitDrafter(Drafter):
     def _groups(self, growing: Sequence[EarlyExitBuilder]) -> dict[int, list[EarlyExitBuilder]]:
         """Choose for every draft: exit -> its drafts, with the chosen length in their budgets."""
         groups: dict[int, list[EarlyExitBuilder]] = {}
-        own = [draft for draft in growing if draft.budget.own_past and not self._fixed]
-        shared = [draft for draft in growing if not draft.budget.own_past or self._fixed]
+        own = [draft for draft in growing if draft.budget.history_only and not self._fixed]
+        shared = [draft for draft in growing if not draft.budget.history_only or self._fixed]
         plans = []
         if shared:
             plan = self._plan([draft.context for draft in shared])
@@ -260,7 +260,7 @@ class DynamicExitDrafter(Drafter):
             while active:
                 output = self.early_exit.read(active, exit_layer, taps, scored=True, head=self._columns.rows)
                 for row, draft in enumerate(active):
-                    own = draft.budget.own_past
+                    own = draft.budget.history_only
                     self._extend(draft, *self._columns.view(output, row, row + 1, draft.context, top=1, own=own))
                 closing = [draft for draft in active if not draft.frontier and len(draft.unread)]
                 active = [draft for draft in active if draft.frontier]

@@ -224,7 +224,7 @@ def _ids_of(config: EagleConfig, d2t_K: Tensor | None, t2d_V: Tensor | None) -> 
             raise ValueError(f"d2t and t2d are missing, but draft_vocab_size={size} of {whole} tokens")
         return None
     if d2t_K is None or t2d_V is None:
-        raise ValueError(f"{'d2t' if d2t_K is None else 't2d'} is missing beside the other map")
+        raise ValueError(f"{'d2t' if d2t_K is None else 't2d'} is missing next to the other map")
     if d2t_K.shape != (size,) or d2t_K.is_floating_point() or d2t_K.dtype == torch.bool:
         raise ValueError(f"d2t is {list(d2t_K.shape)} of {d2t_K.dtype}: integers, [{size}]")
     if t2d_V.shape != (whole,) or t2d_V.is_floating_point():

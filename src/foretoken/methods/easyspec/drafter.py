@@ -37,12 +37,12 @@ class EasySpecDrafter(ModelDrafter):
     """A draft model, its drafted levels computed by fuzzy groups of layers.
 
     Paper:   EasySpec, arXiv:2502.02493: fuzzy speculation (Algorithm 2), bonus calibration, grouping of section 3.1.1.
-    Exact:   a draft carries the fuzzy law that it was drawn from; nothing is computed again. Lossless under any
-             lossless verifier that knows the kind, as `draft_model`. Which rows are fuzzy depends on where drafts
+    Exact:   a draft carries the fuzzy distribution that it was drawn from; nothing is computed again. Lossless under
+             any lossless verifier that knows the kind, as `draft_model`. Which rows are fuzzy depends on where drafts
              begin, so of a seed `match` alone keeps the text of plain decoding.
     Differs: the groups are computed one after the other in one place, so this is the method's arithmetic and not its
              speed: lab/benchmarks/easyspec.py says what devices would make of it. Calibration reads accepted tokens and
-             root in the pass that reads them anyway. Trees and their law are `draft_model`'s.
+             root in the pass that reads them anyway. Trees and their distribution are `draft_model`'s.
     """
 
     name = "easyspec"
@@ -114,7 +114,7 @@ class EasySpecDrafter(ModelDrafter):
         if not self._fuzzy:
             return super()._forward_drafted(batch)
         plan = DensePlan(self.cache, batch)
-        plan.native = None  # the fused decoder knows layers in their order only
+        plan.native = None  # the native decoder knows layers in their order only
         with fuzzy(anatomy.find(self.model.model), self.groups):
             return self._forward(batch, plan)
 

@@ -37,7 +37,7 @@ class _Request:
 
     Attributes:
         asked: tokens that it had when it was last asked for.
-        turns: number of tokens -> whose turn it is behind them: at ``asked``, and as far as is known beyond.
+        turns: number of tokens -> whose turn it is after them: at ``asked``, and as far as is known beyond.
         yields: whether the last draft ends in the target's turn.
     """
 
@@ -180,7 +180,7 @@ class EntropyAdaptiveDrafter(DraftRunner):
         context, parent = draft.context, draft.frontier[0]
         request = self._requests[context.request_id]
         position = request.asked + len(draft.tokens)
-        # 1. the entropy of the raw law, and what it says of the turn
+        # 1. the entropy of the raw distribution, and what it says of the turn
         found = self.entropy_of(its.output.logits_MV[its.start])
         if math.isnan(found):
             raise RequestError(f"draft model '{self.config.model}' has no entropy: its logits are NaN or infinite")

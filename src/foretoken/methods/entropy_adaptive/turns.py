@@ -35,7 +35,8 @@ class Turns(Evidence):
     """The small model's turn as it hands it over.
 
     Attributes:
-        q_NV: float32 [N, V], the processed law of each token, for the meter; None at temperature 0: it needs none.
+        q_NV: float32 [N, V], the processed distribution of each token, for the meter; None at temperature 0: it needs
+            none.
         yields: the large model writes what follows; if not, the small one goes on, and its last token ends the step.
     """
 

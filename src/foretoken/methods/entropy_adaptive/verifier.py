@@ -24,10 +24,10 @@ class EntropyAdaptiveVerifier(BudgetedVerifier):
     """Let the small model's turn stand as it is; draw with the noise of (seed, position) where it is the target's turn.
 
     Paper:   Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833.
-    Exact:   no. A token of the small model has its law q, at TV(q, p) and KL(q, p) from p, both computed from the two
-             rows; one of the target has p. Whose turn it is follows from entropies of earlier rows and this one, never
-             from the token that is drawn here, so these are the laws given the prefix. At temperature 0 a token costs 1
-             where it is not the target's argmax. Checked by enumeration in
+    Exact:   no. A token of the small model has its distribution q, at TV(q, p) and KL(q, p) from p, both computed from
+             the two rows; one of the target has p. Whose turn it is follows from entropies of earlier rows and this
+             one, never from the token that is drawn here, so these are the distributions given the prefix. At
+             temperature 0 a token costs 1 where it is not the target's argmax. Checked by enumeration in
              tests/unit/methods/entropy_adaptive/test_verifier.py.
     Differs: there is a meter and a budget. A token that the budget does not allow is the target's own: where both agree
              the turn goes on, else the step ends there. There is no guard, as other rules have it: a token with p = 0

@@ -39,7 +39,7 @@ class Config(Common):
         Path | None,
         Option("Annotations: question, correct, wrong, error as [BEGIN, END].", metavar="FILE.jsonl"),
     ] = None
-    tail: Annotated[str, Option("Tokens behind an annotated error: mask (no label) or negative.")] = "mask"
+    tail: Annotated[str, Option("Tokens after an annotated error: mask (no label) or negative.")] = "mask"
     false_accepts: Annotated[
         float, Option("Share of bad tokens that the threshold may let pass, held out.", metavar="F")
     ] = 0.02

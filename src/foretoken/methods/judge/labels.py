@@ -47,14 +47,14 @@ class Labels:
     """Labelled tokens of many questions.
 
     Attributes:
-        hidden_ND: float32, the target's state of the token, behind the final norm.
+        hidden_ND: float32, the target's state of the token, after the final norm.
         fine_N: bool.
         asked_N: bool, the token is not what the target would have said itself: only there a judge's word counts.
         question_N: int64, counted from 0.
         source_N: int64, who says so: index into ``sources``.
         sources: names.
-        law_N3: float32, of the reader's law where the token stands: log p of the token, the same less that of the most
-            probable one, and the entropy. No head is needed for these.
+        law_N3: float32, of the reader's distribution where the token stands: log p of the token, the same less that of
+            the most probable one, and the entropy. No head is needed for these.
     """
 
     hidden_ND: Tensor
@@ -83,7 +83,7 @@ def read_states(target: LanguageModel, questions: Sequence[Marked]) -> Labels:
     """Run the target once over every question.
 
     Args:
-        target: or the draft, for what its law says of the same tokens.
+        target: or the draft, for what its distribution says of the same tokens.
         questions: prompt and tree of each fit the target's context.
     """
     reader = _Reader(target)

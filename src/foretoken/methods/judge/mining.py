@@ -9,8 +9,8 @@ Paper: AutoJudge, arXiv:2504.20039, Algorithm 1: mismatches between draft and ta
 token is not fine if the final answer changes.
 Differs: only questions that the target answers rightly are mined: what a wrong answer survives says nothing about right
 and wrong. What is still right is the question's own to say (data/questions.py): the same number; in words what holds
-the right answer and at most as many words beside it. An answer of more than half as many tokens again as the target's
-own never is. Beside the draft's favourite its next choices are tried;
+the right answer and at most as many words next to it. An answer of more than half as many tokens again as the target's
+own never is. Next to the draft's favourite its next choices are tried;
 they do not stay in the text. End tokens and other special tokens are not tried, since a judge never accepts them on its
 own. Tokens that draft and target agree on are labelled, too (fine). Into every answer ``STRANGERS`` random tokens of
 the vocabulary are put, and labelled bad without being tried: a judge that has only seen a draft's plausible mistakes
@@ -179,7 +179,7 @@ class _Walk:
     Attributes:
         text: the target's answer with the tokens that were found fine in it; without the token that ended it.
         ended: a token ended it.
-        picks: the draft's choices in every place of the text, and behind it; empty if the text is new.
+        picks: the draft's choices in every place of the text, and after it; empty if the text is new.
         place: tokens of the text that are labelled; the next one is to be compared.
         tried: choices of this place that were looked at.
         pick: the draft's token that is tried there; None: the target has not answered yet.
@@ -234,7 +234,7 @@ class _Walk:
         if not self.picks:
             self.picks = picks.of(self.prompt, self.text)
         places = len(self.text) + self.ended  # where the target ends, the draft may go on
-        while self.place < min(places, self.task.max_tokens - 1):  # something is generated behind every trial
+        while self.place < min(places, self.task.max_tokens - 1):  # something is generated after every trial
             said = self.text[self.place] if self.place < len(self.text) else None
             while self.tried < len(self.picks[self.place]):
                 self.pick = self.picks[self.place][self.tried]
@@ -250,7 +250,7 @@ class _Walk:
         return Found(self.task.name, self.prompt, self.right, marked)
 
     def _marked(self, vocabulary: int) -> Marked:
-        """The labels so far, with random tokens beside them."""
+        """The labels so far, with random tokens next to them."""
         kept = self.text[: self.place]
         rng = Random(self.question.prompt)
         beside = [(place, token, (self.task.name, fine)) for place, token, fine in self.beside]
@@ -272,7 +272,7 @@ class _Picks:
 
     @torch.inference_mode()
     def of(self, prompt: Sequence[int], text: Sequence[int]) -> list[list[int]]:
-        """In the place of each token of the text, and behind it: the most probable token, and the next ones with at
+        """In the place of each token of the text, and after it: the most probable token, and the next ones with at
         least ``LEAST``."""
         slot = self._cache.acquire()
         try:

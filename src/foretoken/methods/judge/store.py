@@ -61,7 +61,7 @@ class Store:
             self._open(path, {"target": target, "draft": draft, "rules": RULES, "choices": choices})
 
     def add(self, every: Sequence[Found]) -> None:
-        """Write questions behind the others."""
+        """Write questions after the others."""
         with disk_trouble(self._path), self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(_written(each)) + "\n" for each in every)
 

@@ -7,7 +7,7 @@ others among them, all of them fine and many times as many, it learns to tell th
 pair the area under the ROC curve where it is asked fell from 0.80 to 0.67 (mean of eight splits).
 The threshold is the smallest that accepts at most a given share of the bad tokens of every task, of questions that the
 head was not fitted to, random ones aside. The figures are of a third part of the questions, and of each task apart: a
-figure over all tasks also rewards telling the tasks apart. Beside them stands what is known without a head.
+figure over all tasks also rewards telling the tasks apart. Next to them stands what is known without a head.
 
 Letters: N tokens.
 """
@@ -67,7 +67,7 @@ def run(
         target_name, draft_name: zoo name, folder or hub id; the draft is needed for mining only.
         mining: how to mine labels; None: from the triples alone.
         triples: a file of annotations.
-        tail: what becomes of the tokens behind an annotated error.
+        tail: what becomes of the tokens after an annotated error.
         labels_file: keeps what was mined, question by question; what it holds of these questions is not mined again.
         false_accepts: share of the held-out bad tokens that the threshold may let pass.
         seed: of the split.
@@ -185,8 +185,8 @@ def without_head(labels: Labels, draft_N3: Tensor | None, seed: int = 0) -> dict
         draft_N3: of the same tokens, ``law_N3`` of the model that drafts them; None: there is none.
         seed: of chance.
     Returns:
-        name -> [N]: ``p`` (log p of the token), ``p_over_largest``, ``entropy`` (of the target's law), ``q`` and
-        ``draft_entropy``, which is negative: a draft that is sure; and ``chance``.
+        name -> [N]: ``p`` (log p of the token), ``p_over_largest``, ``entropy`` (of the target's distribution), ``q``
+        and ``draft_entropy``, which is negative: a draft that is sure; and ``chance``.
     """
     p_N, over_N, entropy_N = labels.law_N3.unbind(-1)
     scores = {"p": p_N, "p_over_largest": over_N, "entropy": entropy_N}

@@ -3,13 +3,13 @@
     {"question": "What is 2 + 3?", "correct": "It is 5.", "wrong": "It is 6.", "error": [6, 7]}
 
 ``error`` counts characters of ``wrong``, its end exclusive. In a correct answer every token is fine. In a wrong one the
-tokens before the error are, those that have a character of it are not, and those behind it:
+tokens before the error are, those that have a character of it are not, and those after it:
 
     mask       have no label: they may be right, given the error
     negative   are not fine either, as in AutoJudge's notebook of manual annotation (arXiv:2504.20039)
 
 Paper: arXiv:2501.19309 has about 500 such triples ("TokenCourt", not released) and does not say what it does with the
-tokens behind an error.
+tokens after an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIELDS = ("question", "correct", "wrong", "error")
 
 
 def check_tail(tail: str) -> None:
-    """Refuse another word for what becomes of the tokens behind an error.
+    """Refuse another word for what becomes of the tokens after an error.
 
     Raises:
         ConfigError: names the known ones.

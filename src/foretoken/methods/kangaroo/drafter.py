@@ -204,7 +204,7 @@ class KangarooDrafter(Drafter):
         for (draft, _), start in zip(active, starts, strict=True):
             stop = start + len(draft.frontier)
             seen, first = self._columns.view(
-                output, start, stop, draft.context, top=self._top, own=draft.budget.own_past
+                output, start, stop, draft.context, top=self._top, own=draft.budget.history_only
             )
             if self.config.tree:
                 self._extend_tree(draft, seen, first)

@@ -22,7 +22,7 @@ from foretoken.forward.span import Span
 from foretoken.methods.kangaroo.network import Adapter, rotate
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.native.decoder import FusedDecoder
+from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Block, Layout, Projection
 
 
@@ -36,9 +36,9 @@ class AdapterRunner:
 
     def __init__(self, target: LanguageModel, adapter: Adapter) -> None:
         self._target = target
-        self._native: FusedDecoder | None = None
-        if target.fused is not None:
-            self._native = FusedDecoder(_layout(adapter, target), target.fused.library)
+        self._native: NativeDecoder | None = None
+        if target.native_decoder is not None:
+            self._native = NativeDecoder(_layout(adapter, target), target.native_decoder.library)
         self._adapter = deepcopy(adapter).to(device=target.device, dtype=target.dtype)
 
     @torch.inference_mode()
@@ -84,7 +84,7 @@ def packed_forward(adapter: Adapter, f_TD: Tensor, positions_T: Tensor, plan: Pl
 
 def _layout(adapter: Adapter, target: LanguageModel) -> Layout:
     """Describe adapter and head as a native decoder of one layer without an MLP, whose input is hidden states."""
-    assert target.fused is not None
+    assert target.native_decoder is not None
     config = adapter.config
     block = Block(
         q=Projection(adapter.q_proj.weight),
@@ -107,5 +107,5 @@ def _layout(adapter: Adapter, target: LanguageModel) -> Layout:
         rotary=adapter.rotary_at,
         max_length=target.max_length,
         final_norm_D=adapter.norm_out.weight,
-        head=target.fused.head,
+        head=target.native_decoder.head,
     )

@@ -32,7 +32,7 @@ from foretoken.methods.longspec.native.target_layer import CrossAttentionDecoder
 from foretoken.methods.longspec.network import LongSpec
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.native.decoder import FusedDecoder
+from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Block, Layout, Projection
 from foretoken.native.rotary import RotaryTables
 
@@ -97,8 +97,8 @@ class Runner:
                 pieces = [self._made(ids_R) for ids_R in torch.arange(num_rows, device=target.device).split(_PIECE)]
                 self._table_VO = torch.cat(pieces)
         self._native: CrossAttentionDecoder | None = None
-        if target.fused is not None and config.mlp_width % 32 == 0 and config.width % 32 == 0:
-            self._native = self._described(head, target.fused)
+        if target.native_decoder is not None and config.mlp_width % 32 == 0 and config.width % 32 == 0:
+            self._native = self._described(head, target.native_decoder)
 
     @property
     def prefetches(self) -> bool:
@@ -155,7 +155,7 @@ class Runner:
 
     # ------------------------------------------------------------------ native
 
-    def _described(self, head: LongSpec, fused: FusedDecoder) -> CrossAttentionDecoder:
+    def _described(self, head: LongSpec, fused: NativeDecoder) -> CrossAttentionDecoder:
         """The block as two native layers: self-attention without an MLP, then cross-attention with the MLP."""
         config = head.config
         self_attention = Block(

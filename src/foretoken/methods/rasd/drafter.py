@@ -137,12 +137,12 @@ class RasdDrafter(Outer):
         try:
             drafts = self._inner.propose(contexts, budgets)
         finally:
-            retrieved = retrieving.result()  # also after a failure: it must not run on beside the next question
+            retrieved = retrieving.result()  # also after a failure: it must not run on next to the next question
         requests = []
         for row, (context, budget) in enumerate(zip(contexts, budgets, strict=True)):
             request = self._requests.get(context.request_id)
             if request is None:
-                own = Estimates() if budget.own_past else self._estimates
+                own = Estimates() if budget.history_only else self._estimates
                 request = self._requests[context.request_id] = _Request(own)
             _learn(request, context.tokens)
             request.draft, request.scored, request.features = drafts[row], False, None
@@ -194,7 +194,8 @@ class RasdDrafter(Outer):
     def _retrieve(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> dict[str, list[Draft]]:
         most = self.config.retrieved
         bounded = [
-            Budget(most if each.max_nodes else 0, min(each.max_depth, most), own_past=each.own_past) for each in budgets
+            Budget(most if each.max_nodes else 0, min(each.max_depth, most), history_only=each.history_only)
+            for each in budgets
         ]
         return {name: source.propose(contexts, bounded) for name, source in self._sources.items()}
 

@@ -1,7 +1,7 @@
-"""The law of one emitted token *given the draft*, of any rule that decides node by node.
+"""The distribution of one emitted token *given the draft*, of any rule that decides node by node.
 
-The mixed law at a node has read the drafted tokens, so it means nothing without them. Given them a rule lets a child
-stand with some chance, or draws what is left: both are found by running the rule itself on this node alone, with
+The mixed distribution at a node has read the drafted tokens, so it means nothing without them. Given them a rule lets a
+child stand with some chance, or draws what is left: both are found by running the rule itself on this node alone, with
 streams that follow every branch of its decisions and keep what it would draw from.
 
 Letters: K siblings, V vocabulary.
@@ -53,12 +53,12 @@ class _Branch(Streams):
 
 
 def law_given(rule: Verifier, draft: Draft, logits_V: Tensor) -> Tensor:
-    """float [V]: the law of the token that the rule emits at a node, given its children.
+    """float [V]: the distribution of the token that the rule emits at a node, given its children.
 
     Args:
         rule: decides by bernoulli and categorical, node by node; or promises the same stream: then its token is the
             target's own sample, whatever was drafted.
-        draft: K siblings at the root, with the law that they were drawn from.
+        draft: K siblings at the root, with the distribution that they were drawn from.
         logits_V: the target's processed logits at the node.
     """
     target = Laws(logits_V.expand(1 + len(draft), -1), greedy=False, positions=range(1 + len(draft)))

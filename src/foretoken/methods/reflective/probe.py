@@ -1,4 +1,4 @@
-"""What is put behind a draft so that the target reads it twice, and which of its rows say what.
+"""What is put after a draft so that the target reads it twice, and which of its rows say what.
 
     rows      x_t   d_1   d_2   d_3 │ R_1 … R_r   S_1 … S_s   d_1   d_2        R: the prompt   S: the end of the text
     Z0         1     2     3    (4) │                                          (4): the bonus
@@ -26,7 +26,7 @@ def paths_of(tree: TokenTree) -> list[list[int]]:
 
 
 def with_copies(tree: TokenTree, prompt: Sequence[int], prefix: Sequence[int], *, bonus: bool) -> TokenTree:
-    """The draft's tree with prompt, prefix and copy behind every leaf.
+    """The draft's tree with prompt, prefix and copy after every leaf.
 
     Args:
         tree: N nodes, at least one.
@@ -61,7 +61,7 @@ def reflected(tree: TokenTree, probe_PV: Tensor, num_prompt: int, *, bonus: bool
     copies = [len(path) if bonus else len(path) - 1 for path in paths]
     before, rest = divmod(len(probe_PV) - sum(copies), len(paths))  # r + s
     if rest or before < max(1, num_prompt):
-        raise ValueError(f"{len(probe_PV)} probe rows are not those of {len(paths)} paths behind {num_prompt} tokens")
+        raise ValueError(f"{len(probe_PV)} probe rows are not those of {len(paths)} paths after {num_prompt} tokens")
     found: dict[int, list[int]] = {}
     begin = 0
     for path, count in zip(paths, copies, strict=True):

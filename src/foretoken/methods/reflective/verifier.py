@@ -62,12 +62,12 @@ class ReflectiveVerifier(BudgetedVerifier):
 
     Paper:   "Think Before You Accept", arXiv:2505.18629; withdrawn from ICLR 2026, known to us by its abstract and its
              reviews. Layout in methods/reflective/probe.py.
-    Exact:   no, and there is no law that the output follows: Zr of the row that judges d_i has read d_i. At every node
-             the law e that the rule emits by and the law e* of exact verification, *both given the draft*, are known;
-             the meter charges TV(e, e*) and KL(e, e*). Their mean over drafts is at least TV(E e, p), as E e* = p. At
-             temperature 0 a token costs 1 where it is not the argmax of Z0. Checked by enumeration in
-             tests/unit/methods/reflective/test_verifier.py. With ``alpha=0`` nothing is probed, and the rule is
-             ``rule``, bit for bit.
+    Exact:   no, and there is no distribution that the output follows: Zr of the row that judges d_i has read d_i. At
+             every node the distribution e that the rule emits by and the distribution e* of exact verification, *both
+             given the draft*, are known; the meter charges TV(e, e*) and KL(e, e*). Their mean over drafts is at least
+             TV(E e, p), as E e* = p. At temperature 0 a token costs 1 where it is not the argmax of Z0. Checked by
+             enumeration in tests/unit/methods/reflective/test_verifier.py. With ``alpha=0`` nothing is probed, and the
+             rule is ``rule``, bit for bit.
     Differs: the bonus is verified by Z0, unless ``mix_bonus``. A drafted token that ends the request is judged by Z0,
              unless it is its argmax; so is a mixed argmax that would end it. A token must pass the request's filters by
              Z0 and by the mix; where none does, Z0 decides. There is a budget; a step without room for
@@ -128,7 +128,7 @@ class ReflectiveVerifier(BudgetedVerifier):
 
         Raises:
             ConfigError: it holds one of the target's special tokens, which might begin a new turn, or an id that the
-                target does not have; or a copy behind it would not see the draft.
+                target does not have; or a copy after it would not see the draft.
         """
         found = tuple(config.prompt)
         if isinstance(config.prompt, str):
@@ -154,7 +154,7 @@ class ReflectiveVerifier(BudgetedVerifier):
         self.offers = Offers(probes=self.config.alpha > 0.0)
 
     def probe(self, draft: Draft, context: Context) -> TokenTree | None:
-        """Prompt, prefix and copy behind every path of the draft.
+        """Prompt, prefix and copy after every path of the draft.
 
         Raises:
             RequestError: the draft goes on from inside of the target, where the copy was not begun.
@@ -174,7 +174,7 @@ class ReflectiveVerifier(BudgetedVerifier):
         return with_copies(draft.tree, tuple(config.prompt), prefix, bonus=config.mix_bonus)  # type: ignore[arg-type]
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
-        """Decide one draft by the mixed laws, within what is left of the request's budget.
+        """Decide one draft by the mixed distributions, within what is left of the request's budget.
 
         A node whose charge the budget does not allow is verified by Z0. Charges are known before anything is drawn.
 
@@ -204,7 +204,7 @@ class ReflectiveVerifier(BudgetedVerifier):
         return Verdict(verdict.path, verdict.extra, tuple(account.distortions), tuple(account.divergences))
 
     def mixed(self, draft: Draft, target: Laws) -> dict[int, torch.Tensor]:
-        """The rows that are judged by another law than Z0's: row -> float32 [V], raw."""
+        """The rows that are judged by another distribution than Z0's: row -> float32 [V], raw."""
         assert target.probe_logits_PV is not None
         config = self.config
         second = reflected(draft.tree, target.probe_logits_PV, len(config.prompt), bonus=config.mix_bonus)
@@ -224,7 +224,7 @@ class ReflectiveVerifier(BudgetedVerifier):
     def _affordable(
         self, draft: Draft, target: Laws, mixed: dict[int, torch.Tensor], spent: Spent | None
     ) -> dict[int, torch.Tensor]:
-        """The mixed rows that the budget allows; which they are follows from the laws above them alone."""
+        """The mixed rows that the budget allows; which they are follows from the distributions above them alone."""
         laws, tree = _over(target, mixed), draft.tree
         kept: dict[int, torch.Tensor] = {}
         behind: dict[int, _Spent] = {}
@@ -246,7 +246,7 @@ class ReflectiveVerifier(BudgetedVerifier):
     def _cost(
         self, draft: Draft, target: Laws, laws: Laws, mixed: dict[int, torch.Tensor], node: int, token: int
     ) -> Cost:
-        """What the token costs that is emitted behind a node; above temperature 0 any token there costs the same."""
+        """What the token costs that is emitted after a node; above temperature 0 any token there costs the same."""
         row, children = node + 1, draft.tree.children.get(node, ())
         if target.greedy:
             return (0.0, 0.0) if token == target.best[row] else (1.0, float("inf"))

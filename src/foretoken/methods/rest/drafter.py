@@ -137,7 +137,7 @@ class RestDrafter(Drafter):
             return NO_DRAFT
         lookup = self._lookups.get(context.request_id)
         if lookup is None:
-            rates = self._new_rates() if budget.own_past else self._rates
+            rates = self._new_rates() if budget.history_only else self._rates
             lookup = self._lookups[context.request_id] = _Lookup(rates)
         tokens = context.tokens
         _learn(lookup, tokens)

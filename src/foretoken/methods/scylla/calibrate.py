@@ -9,8 +9,8 @@ are medians over steps of exactly b requests, the widths interleaved, by the mac
 are the processor's, in which others that run at the same time do not count. The recording and the timed runs of every b
 answer the same prompts: some prompts are easier to draft for, so that the rates of different b could not be compared.
 
-Paper: arXiv:2505.07858, the third law. Differs: it fits a formula to where arithmetic intensity meets the machine's
-balance; here that width is reported as well (``k_roof``), because a node that is free to verify need not pay.
+Paper: arXiv:2505.07858, the third distribution. Differs: it fits a formula to where arithmetic intensity meets the
+machine's balance; here that width is reported as well (``k_roof``), because a node that is free to verify need not pay.
 
     FLOPs(b, k) = b k (2 N + 4 layers s d)        bytes(b, k) = w N + b s kv + b k act
     k_roof(b)   = the largest k with FLOPs / bytes <= I_crit = GEMM operations per second / bytes streamed per second
@@ -67,7 +67,7 @@ class Watched(ScyllaDrafter):
         now = self.clock()
         if self._begun is not None and self._begun[0] == len(contexts):
             self.steps.append((len(contexts), now - self._begun[1], self._drafting))
-        limited = [Budget(min(b.max_nodes, self.nodes), b.max_depth, None, b.evidence, b.own_past) for b in budgets]
+        limited = [Budget(min(b.max_nodes, self.nodes), b.max_depth, None, b.evidence, b.history_only) for b in budgets]
         drafts = super().propose(contexts, limited)
         self._begun, self._drafting = (len(contexts), now), self.clock() - now
         return drafts

@@ -79,7 +79,7 @@ class ScyllaDrafter(FeatureDrafter):
         if widths is not None:
             most, alone = widths.at(len(contexts)), widths.at(1)
             budgets = [
-                replace(budget, max_nodes=min(budget.max_nodes, alone if budget.own_past else most))
+                replace(budget, max_nodes=min(budget.max_nodes, alone if budget.history_only else most))
                 for budget in budgets
             ]
         return super().propose(contexts, budgets)

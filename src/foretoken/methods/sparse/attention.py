@@ -1,4 +1,4 @@
-"""Attention over a few blocks of the prefix, chosen by the root row: for verification steps behind a long prefix.
+"""Attention over a few blocks of the prefix, chosen by the root row: for verification steps after a long prefix.
 
     a dense row      |0000000000000000000000000000000000000000|  root n0 n1 …
     a sparse step    |00|      |00|00|            |00|00|00|00|  root n0 n1 …      the same blocks for all rows
@@ -12,7 +12,7 @@ Differs: which blocks: see blocks.py. A layer that is no anchor takes the blocks
          always does. Layers with a sliding window stay dense: they do not look far back.
 
 Prompts are dense, also in the same packed batch: a segment is sparse if it is a root with its draft, and its prefix is
-long enough. The selected blocks and what is behind them make a shorter prefix, over which attention is dense:
+long enough. The selected blocks and what is after them make a shorter prefix, over which attention is dense:
 
     columns of a head   |sink|kept|local|local|rest| root n0 n1 …  ──►  dense attention, prefix = kept + rest
 
@@ -190,7 +190,7 @@ class SparsePrefixTreePlan(SparseAttentionPlan, PrefixTreePlan):
 
 
 def _kept(x_GLD: Tensor, blocks_GK: Tensor, size: int, prefix: int) -> Tensor:
-    """The columns of these blocks, and those behind the last whole block."""
+    """The columns of these blocks, and those after the last whole block."""
     whole = prefix // size * size
     blocks_GNBD = x_GLD[:, :whole].reshape(len(x_GLD), whole // size, size, -1)
     heads_G1 = torch.arange(len(x_GLD), device=x_GLD.device)[:, None]

@@ -3,7 +3,7 @@
     prefix  |sink|    |    |    |    |local|local|rest|  root n0 n1 …      one block: ``size`` columns of one head
              kept   ×   kept  ×    ×   kept  kept  seen   seen, by the tree
 
-Blocks are whole and committed. What lies behind the last whole block (less than one block) and the rows in flight are
+Blocks are whole and committed. What lies after the last whole block (less than one block) and the rows in flight are
 always seen, and never selected: no row in flight can be part of a block.
 
 How a block is scored for the root row, whose queries q0 are (``score``):
@@ -87,7 +87,7 @@ class BlockRule:
         return 0 if count >= every else count
 
     def read(self, prefix: int, keep: int, num_groups: int) -> float:
-        """Share of a committed prefix that a head reads, on average: the kept blocks, and what lies behind the last."""
+        """Share of a committed prefix that a head reads, on average: the kept blocks, and what lies after the last."""
         if not keep:
             return 1.0
         rest = prefix - self.num_blocks(prefix) * self.size

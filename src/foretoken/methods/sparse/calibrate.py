@@ -1,6 +1,6 @@
 """Measure on text what sparse verification has to know of a target: see methods/sparse/calibration.py.
 
-The target reads blocks of text densely, in chunks, over its cache. Beside it stand observers:
+The target reads blocks of text densely, in chunks, over its cache. Next to it stand observers:
 
     MLPs, experts   which gates are shut at each threshold, in one row and in several rows together
     experts         the ratios r_1 .. r_{k-1} of every row; their medians become beta
@@ -256,7 +256,7 @@ class _Seen:
         for row in _ROOTS:
             if row >= q_HTD.shape[1]:
                 continue
-            weights = [  # that the root gives to every block, and those behind it
+            weights = [  # that the root gives to every block, and those after it
                 weights_of_blocks(q_HTD[:, each], keys_GCD[:, : prefix + each + 1], rule.size, count, scaling=scaling)
                 for each in range(row, min(row + _DRAFT, q_HTD.shape[1]))
             ]

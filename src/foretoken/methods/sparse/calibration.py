@@ -4,7 +4,7 @@
     moe         per layer the medians beta_1 .. beta_{k-1} of the ratios of methods/sparse/feed_forward.py
     attention   layers that pick blocks for themselves (anchors), and how much neighbours agree
 
-``foretoken calibrate sparse`` writes it, beside the target's weights by default, where it is found by itself.
+``foretoken calibrate sparse`` writes it, next to the target's weights by default, where it is found by itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sparsity:
         row: share of channels below it in a row.
         union: number of rows -> share of channels below it in all of so many consecutive rows.
         tiles: number of rows -> share of tiles (16 neighbouring channels) that lie wholly in that share: what the
-            fused decoder can skip of the up projection.
+            native decoder can skip of the up projection.
     """
 
     tau: float
@@ -71,7 +71,7 @@ class Anchors:
         jaccard_of_layers: the same of the sets that all heads of a layer share; empty in older files.
         settings: of the selection that was observed (block, budget, ...), as VerificationConfig names them.
         caught: score -> what was kept by it of the attention that goes to free blocks (neither sinks nor locals), by
-            the root that chose ("root"), and by the seven rows behind it ("draft"); empty in older files.
+            the root that chose ("root"), and by the seven rows after it ("draft"); empty in older files.
     """
 
     layers: Sequence[int]
@@ -196,12 +196,12 @@ def sweep(jaccard: Sequence[Sequence[float]], theta: float) -> list[int]:
 
 
 def default_path(target: LanguageModel) -> Path:
-    """Where a target's calibration lies if nobody says otherwise: beside its weights."""
+    """Where a target's calibration lies if nobody says otherwise: next to its weights."""
     return Path(target.source) / FILE
 
 
 def find(target: LanguageModel, path: str | Path | None) -> Calibration | None:
-    """A target's calibration: the file named, else the one beside its weights; None if there is none.
+    """A target's calibration: the file named, else the one next to its weights; None if there is none.
 
     Raises:
         ModelError: the file named is missing, or a file is damaged.
@@ -224,7 +224,7 @@ def needed(target: LanguageModel, path: str | Path | None, what: str) -> Calibra
     found = find(target, path)
     if found is None:
         raise ConfigError(
-            f"{what} needs a calibration of '{target.name}', and none lies beside its weights: {_remedy(target.name)}"
+            f"{what} needs a calibration of '{target.name}', and none lies next to its weights: {_remedy(target.name)}"
         )
     return found
 

@@ -1,18 +1,18 @@
-"""What the dense target does beside a sparse one: it confirms drafts of the sparse target, or repairs the cache.
+"""What the dense target does next to a sparse one: it confirms drafts of the sparse target, or repairs the cache.
 
 The target drafts for itself with sparse attention, and a dense verification confirms:
 
-    inner drafter  ──►  a b c          offered once, behind the root
+    inner drafter  ──►  a b c          offered once, after the root
     sparse target  root a b c  ──►  a b x    the target's choice under the sparse plan: x corrects c
                    x  ──►  y   y  ──►  z     … one row at a time, until there are N tokens
     dense target   root a b x y z …  ──►  any lossless rule
 
-Behind a long prefix a dense step is mostly attention. So N tokens are found by steps that read a part of the prefix,
-and confirmed by one that reads all of it. Rows of sparse steps lie in the target's own cache, behind the committed
+After a long prefix a dense step is mostly attention. So N tokens are found by steps that read a part of the prefix,
+and confirmed by one that reads all of it. Rows of sparse steps lie in the target's own cache, after the committed
 prefix; the dense step writes all of them anew. What is emitted is the dense target's, whatever the sparse one thought.
 
-Without confirmation a row's keys and values are approximate under sparse verification, and what is behind them builds
-on them. :class:`DenseRefresh` computes them again every R tokens, as a chunk behind a prefix that is dense by then: so
+Without confirmation a row's keys and values are approximate under sparse verification, and what is after them builds
+on them. :class:`DenseRefresh` computes them again every R tokens, as a chunk after a prefix that is dense by then: so
 after each refresh the cache is what dense decoding of the same tokens would have left. Tokens that were emitted stay.
 
     prompt: dense │ R tokens: sparse │ R tokens: sparse │ …  root
@@ -50,7 +50,7 @@ class _Chain:
         room: tokens at most.
         offered: proposed by the inner drafter, not looked at yet.
         tokens: chosen by the sparse target.
-        num_read: rows behind the prefix that stand: the root, and all chosen tokens but the last.
+        num_read: rows after the prefix that stand: the root, and all chosen tokens but the last.
     """
 
     context: Context
@@ -155,7 +155,7 @@ class SparseDraft(Drafter):
         self._inner.release(request_id)
 
     def _step(self, chains: Sequence[_Chain]) -> None:
-        """One sparse forward: the last chosen token of every chain, and what was offered behind it."""
+        """One sparse forward: the last chosen token of every chain, and what was offered after it."""
         cache = self._cache
         assert cache is not None
         batch = PackedBatch()

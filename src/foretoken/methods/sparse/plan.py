@@ -41,7 +41,7 @@ class SparseVerification(PlanMaker):
     """Makes the plan of every step from the settings; one for each engine.
 
     Exact: no. The promise of a recipe with it is "approximate", whatever its verifier, and nobody knows how far a step
-           is from the dense target's law: that would take the dense target.
+           is from the dense target's distribution: that would take the dense target.
 
     Args:
         config: what to leave out; something, or a DensePlan does.
@@ -106,12 +106,12 @@ class SparseVerification(PlanMaker):
 
     def _packed(self, target: LanguageModel) -> str:
         """A remark where sparse MLPs or experts cannot save time, whatever they leave out."""
-        if target.fused is not None and self._experts:
+        if target.native_decoder is not None and self._experts:
             return (
                 "verifications with sparse experts are computed layer by layer, and the model's other steps by the "
                 "native decoder, which is faster: on this machine leaving experts out costs time"
             )
-        if target.fused is not None or not any(each.packed for each in self._mlps):
+        if target.native_decoder is not None or not any(each.packed for each in self._mlps):
             return ""
         return (
             "the MLPs' weights are packed for kernels that read all of them, so that leaving channels out saves no time"
@@ -242,7 +242,7 @@ def _sparse_attention(config: VerificationConfig, target: LanguageModel) -> Spar
         )
     if (config.sinks + config.locals + 1) * config.block > target.max_length:
         raise ConfigError(
-            f"{KEY}.block={config.block}: the context of '{target.name}' holds {target.max_length}, so beside "
+            f"{KEY}.block={config.block}: the context of '{target.name}' holds {target.max_length}, so next to "
             f"{config.sinks} sinks and {config.locals} locals there is no block to leave out; set it lower"
         )
     anchors = None

@@ -18,7 +18,9 @@ class Config(Text, Judged):
     draft: Annotated[str, DRAFT]
     feature: Annotated[
         str,
-        Option("drawn: judge a token by state and law; pre: by the state before it, as published; post: after it."),
+        Option(
+            "drawn: judge a token by state and distribution; pre: by the state before it, as published; post: after it."
+        ),
     ] = "drawn"
     examples: Annotated[int, Option("Tokens to judge by, about.", metavar="N", above=0)] = 10_000
     minutes: Annotated[float, Option("Stop collecting after so many minutes.", above=0)] = 5.0
@@ -26,8 +28,8 @@ class Config(Text, Judged):
         float, Option("Draw the draft's tokens at it; 0: its greedy tokens, as published.", least=0)
     ] = 0.0
     ratio: Annotated[float, Option("A token is acceptable where q <= RATIO p.", above=0)] = 1.0
-    steps: Annotated[int, Option("Tokens drafted behind a document.", name="draft-length", metavar="N", least=1)] = 20
-    replies: Annotated[bool, Option("Draft where replies begin, not behind the first 30 % of a document.")] = False
+    steps: Annotated[int, Option("Tokens drafted after a document.", name="draft-length", metavar="N", least=1)] = 20
+    replies: Annotated[bool, Option("Draft where replies begin, not after the first 30 % of a document.")] = False
     soft: Annotated[bool, Option("Train on the chance of acceptance, min(1, p/q), not on yes or no.")] = False
     seed: Annotated[int, Option("Of order, split and sampling.", metavar="N", least=0, most=2**63 - 1)] = 0
 
@@ -72,7 +74,7 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
     """What it learned from, how well it tells, and what it does in the engine."""
     held = record["held_out"][record["feature"]]
     lines = [
-        f"{out}: {record['parameters']} numbers from {record['examples']:,} examples behind {record['documents']:,} "
+        f"{out}: {record['parameters']} numbers from {record['examples']:,} examples after {record['documents']:,} "
         f"documents, {record['acceptable']:.0%} acceptable",
         f"held out: ROC AUC {_text(held['auc'])}, accuracy {held['accuracy']:.3f} of {held['examples']:,} examples",
         "held out, ROC AUC by source, of this head and of numbers that need none (chance: 0.5):",
@@ -103,7 +105,7 @@ COMMAND = Command(
     help="""\
     Train SPRINTER's head: it reads the draft's last hidden state and says whether the target would accept a token.
 
-    Draft and target stay as they are. Tokens are drafted behind the first 30 % of each document, and the head learns
+    Draft and target stay as they are. Tokens are drafted after the first 30 % of each document, and the head learns
     whether the target would certainly accept each of them. Measured on held-out documents: ROC AUC and accuracy. At the
     end the engine drafts for held-out prompts, and measures what the head saves and what it costs.
     """,

@@ -27,9 +27,9 @@ class SuffixFirstDrafter(Outer):
 
     Paper:   Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975: its hybrid with a model's drafts, where a suffix tree
              is taken if its score, the tokens of it that are expected to stand, is above a threshold.
-    Exact:   a copy is a point mass; the other drafter's drafts have the law that it says, and which of the two speaks
-             follows from the past alone. Lossless under any lossless verifier that knows both kinds. With ``coupled``
-             both are coupled to the noise of ``match``.
+    Exact:   a copy is a point mass; the other drafter's drafts have the distribution that it says, and which of the two
+             speaks follows from the past alone. Lossless under any lossless verifier that knows both kinds. With
+             ``coupled`` both are coupled to the noise of ``match``.
     Differs: chains instead of trees, which are as fast on a CPU and fit every rule. The score sums the calibrated
              estimates of ``suffix`` (drafters/suffix.py), not raw frequencies. Where the other drafter has nothing to
              say, the copy is taken whatever it promises. The threshold's default is not what the other drafter has

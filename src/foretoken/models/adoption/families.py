@@ -1,11 +1,12 @@
-"""The families of transformers that the fused decoder knows: where each keeps its parts, and what it does between them.
+"""The families of transformers that the native decoder knows: where each keeps its parts, and what it does between
+them.
 
 A family is a row of this table, and what differs from Llama is all that the row says. Numbers (scales, caps, windows)
 are read from the model at hand. Whoever looks like a family but computes something else is found out when the model is
 tried (trial.py).
 
     norms        llama    x + attention(norm(x))                  before each branch
-                 olmo2    x + norm(attention(x))                  behind it
+                 olmo2    x + norm(attention(x))                  after it
                  gemma2   x + norm(attention(norm(x)))            both
     parallel     cohere   x + attention(norm(x)) + mlp(norm(x))
 """
@@ -71,10 +72,10 @@ class Family:
         attention, mixer, mlp: of a layer; a name that a layer does not have stands for a part that it lacks. An MLP
             without a name is in the layer itself.
         router: of what stands in the MLP's place where that has ``experts``.
-        shared: an MLP beside the experts, of the layer or of what has the experts, and in a layer without experts the
+        shared: an MLP next to the experts, of the layer or of what has the experts, and in a layer without experts the
             MLP; or None.
         alone: of layers that are attention or a mixer or an MLP and no more, the part, whichever it is; or None.
-        attention_norm, attention_end_norm: of a layer, before attention (or the mixer) and behind it; or None.
+        attention_norm, attention_end_norm: of a layer, before attention (or the mixer) and after it; or None.
         mlp_norm, mlp_end_norm: the same of the MLP.
         centred: norms are LayerNorms.
         gain_offset: a norm multiplies by this plus its weight.
@@ -180,10 +181,10 @@ FAMILIES = {
 
 
 class Layer(NamedTuple):
-    """A layer's modules; None where it has no such part. With experts, the MLP is what stands beside them.
+    """A layer's modules; None where it has no such part. With experts, the MLP is what stands next to them.
 
     Attributes:
-        opening: what says how much the MLP beside experts counts.
+        opening: what says how much the MLP next to experts counts.
     """
 
     attention: Any
@@ -199,7 +200,7 @@ class Layer(NamedTuple):
 
     @property
     def norms(self) -> tuple[Any, Any, Any, Any]:
-        """Before attention and behind it, before the MLP and behind it."""
+        """Before attention and after it, before the MLP and after it."""
         return self.norm, self.end_norm, self.mlp_norm, self.mlp_end_norm
 
     @property
@@ -242,7 +243,7 @@ class Layer(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What a layer multiplies by beside its weights (Falcon-H1): what attention reads, its keys, what it adds; what a
+    """What a layer multiplies by next to its weights (Falcon-H1): what attention reads, its keys, what it adds; what a
     mixer adds; what an MLP's gate goes through, and what the MLP adds."""
 
     attention_in: float
@@ -343,7 +344,7 @@ class Parts(NamedTuple):
 
     @property
     def embedding_scale(self) -> float:
-        """What an embedding is multiplied by, in the embedding or behind it."""
+        """What an embedding is multiplied by, in the embedding or after it."""
         own = getattr(self.embedding, "embed_scale", None)
         if own is not None:
             return float(own.to(self.embedding.weight.dtype))

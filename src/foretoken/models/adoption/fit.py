@@ -1,4 +1,4 @@
-"""Which models of transformers the fused decoder fits, and how one of them is taken over and given back.
+"""Which models of transformers the native decoder fits, and how one of them is taken over and given back.
 
 A module is not its weight: an adapter, a quantiser or a hook may compute something else around it. So only plain
 modules are taken, and after packing the whole model is tried against what the library computed before (trial.py).
@@ -19,7 +19,7 @@ from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer
 from foretoken.models.adoption.families import FAMILIES, Layer, Parts, is_plain_embedding, parts_of
 from foretoken.native import build, states
-from foretoken.native.decoder import FusedDecoder
+from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Block, Experts, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.native.packing import TiledLinear, TiledPair, Tiles
 from foretoken.native.quantised import can_join, joined
@@ -32,7 +32,7 @@ _PROJECTED = ("project_in", "project_out")  # of OPT's smallest but one
 
 
 def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
-    """Why the fused decoder cannot run this model; None if it can."""
+    """Why the native decoder cannot run this model; None if it can."""
     config = model.config
     first = next(model.parameters())
     if first.device.type != "cpu":
@@ -93,7 +93,7 @@ def has_experts(model: Any) -> bool:
 
 
 def fits_by_name(model: Any) -> bool:
-    """Whether the fused decoder knows the family, so that a misfit is worth telling."""
+    """Whether the native decoder knows the family, so that a misfit is worth telling."""
     return model.config.model_type in FAMILIES and next(model.parameters()).device.type == "cpu"
 
 
@@ -146,7 +146,7 @@ def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     for module in (experts, router):
         beside = {name for name, _ in module.named_parameters()} - {name for part, name in given if part is module}
         if beside:
-            return f"have '{min(beside)}' beside their weights"
+            return f"have '{min(beside)}' next to their weights"
     weights: list[Any] = [getattr(module, name, None) for module, name in given]
     for weight, (_, name) in zip(weights, given, strict=True):
         if type(weight) is not nn.Parameter or weight.dtype != dtype or weight.device.type != "cpu":
@@ -185,7 +185,7 @@ class Adoption:
         assert library is not None, "misfit says whether there is a compiled decoder"
         self._library = library
         with torch.no_grad():
-            self.decoder = FusedDecoder(_layout(model, self._parts, max_length, mixers), library, self._take)
+            self.decoder = NativeDecoder(_layout(model, self._parts, max_length, mixers), library, self._take)
             self._replace(model, "lm_head", self._linear(model.lm_head, self.decoder.head.packed))
 
     def undo(self) -> None:

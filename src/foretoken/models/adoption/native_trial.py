@@ -1,6 +1,6 @@
 """Takes a model over, and tries it: what is computed afterwards must be what the library computed before.
 
-Two batches are read before and after packing: chains and a tree, with cached rows behind them, at positions from the
+Two batches are read before and after packing: chains and a tree, with cached rows after them, at positions from the
 first to the last that the model serves. A model that a plain look takes for a Llama, but that scales, caps or routes
 somewhere inside, differs here; it gets its own modules back. Windows may be longer than what is read: those that the
 layers announce have to be ours.
@@ -38,7 +38,7 @@ from foretoken.forward.ssm.layout import Mixer, Projected
 from foretoken.forward.ssm.state import Mixing, cache_for
 from foretoken.models.adoption import fit
 from foretoken.models.quantised.rounding import precision_of
-from foretoken.native.decoder import FusedDecoder
+from foretoken.native.decoder import NativeDecoder
 
 # of a row's logits, the standard deviation of their difference over their own: both sides round; in bfloat16, by how
 # much depends on the model
@@ -61,7 +61,7 @@ def adopt(
     max_length: int,
     general: Callable[[PackedBatch, Plan], Tensor],
     mixers: Sequence[Mixer] = (),
-) -> FusedDecoder | None:
+) -> NativeDecoder | None:
     """The native twin of a model, its linear layers packed; None where the general path has to do.
 
     A family that could have been fused but is not says so in a warning; so does any with state-space layers, which the
@@ -76,7 +76,7 @@ def adopt(
     reason = fit.misfit(model, mixers)
     if reason is not None:
         if mixers or fit.fits_by_name(model):
-            log.warning("the fused CPU decoder is not used for this model, the slower general path is: %s", reason)
+            log.warning("the native CPU decoder is not used for this model, the slower general path is: %s", reason)
         return None
     dtype, config = next(model.parameters()).dtype, model.config
     whole, reach = Span(0, config.num_hidden_layers), min(max_length, _FARTHEST)
@@ -104,7 +104,7 @@ def adopt(
     adoption.undo()
     if odd is not None:
         log.warning(
-            "the fused CPU decoder is not used, the slower general path is: layer %d attends to a window of %s, "
+            "the native CPU decoder is not used, the slower general path is: layer %d attends to a window of %s, "
             "not of %d",
             odd,
             announced[odd],
@@ -112,7 +112,7 @@ def adopt(
         )
         return None
     log.warning(
-        "the fused CPU decoder computes other logits than the model's own modules (by %.3g of their spread, "
+        "the native CPU decoder computes other logits than the model's own modules (by %.3g of their spread, "
         "where rounding explains %.3g), so the slower general path is used%s",
         worst,
         allowed,

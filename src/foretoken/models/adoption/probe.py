@@ -149,7 +149,7 @@ def check(
         forward: computes the wanted rows' logits of a batch.
         num_layers: layers of the model.
         max_length: positions that will be served.
-        mixing: layers that have a state-space mixer; they may attend beside it.
+        mixing: layers that have a state-space mixer; they may attend next to it.
         silent: layers that keep nothing of their rows.
     Returns:
         the smallest sliding window of any layer; None if there is none.

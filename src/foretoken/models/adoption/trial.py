@@ -108,7 +108,7 @@ def check_positions(model: Any, max_length: int, device: torch.device) -> None:
     """Refuse a model that counts rows, or what a cache holds, where it should read the given positions.
 
     The same rows are computed twice by the library's own forward, with the same position ids: without a cache, as a
-    packed batch is, and behind a cache that claims to hold everything before them, as the library generates.
+    packed batch is, and after a cache that claims to hold everything before them, as the library generates.
 
     Raises:
         UnsupportedArchitecture: the two differ.
@@ -153,7 +153,7 @@ def read(forward: Forward, reach: int, cache: KVCache | None = None) -> Tensor:
 
     Args:
         forward: computes the wanted rows' logits of a batch.
-        reach: positions to go up to. A native decoder looks back from the position, so a window must not begin behind
+        reach: positions to go up to. A native decoder looks back from the position, so a window must not begin after
             the first position: there it has nothing to see.
         cache: lets a native decoder compute it, in that cache's slots.
     """

@@ -53,10 +53,10 @@ class _Kind:
 
 
 def check_places(file: GGUFFile) -> None:
-    """Every tensor lies right behind the one before it, as in every file that ggml reads.
+    """Every tensor lies right after the one before it, as in every file that ggml reads.
 
     So a kind, a shape or a place that is not the tensor's own is seen, where its bytes would be read as other numbers.
-    Behind a tensor of a kind that is not read, whose size is not known, nothing is checked.
+    After a tensor of a kind that is not read, whose size is not known, nothing is checked.
 
     Raises:
         ModelError: one lies elsewhere, or the file is cut short.
@@ -76,8 +76,7 @@ def check_places(file: GGUFFile) -> None:
         last = f"its last tensor {entry.name!r:.60}"
     if file.anything_from(expected):
         raise ModelError(
-            f"model '{file.path}' is no whole GGUF file: there is something behind {last}, "
-            f"which ends at byte {expected}"
+            f"model '{file.path}' is no whole GGUF file: there is something after {last}, which ends at byte {expected}"
         )
 
 

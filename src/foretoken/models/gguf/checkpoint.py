@@ -25,7 +25,7 @@ class GGUFCheckpoint:
     Args:
         path: of the file.
     Raises:
-        ModelError: it is damaged, or of an architecture or a kind that is not read; see the modules beside this one.
+        ModelError: it is damaged, or of an architecture or a kind that is not read; see the modules next to this one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +35,7 @@ class GGUFCheckpoint:
 
     @cached_property
     def config(self) -> Any:
-        """Of transformers. Its dtype is that of the stored matrices, or float32 where blocks stand beside the rest."""
+        """Of transformers. Its dtype is that of the stored matrices, or float32 where blocks stand next to the rest."""
         config = self._architecture.config
         kinds = {entry.kind for entry in self._file.entries.values() if len(entry.shape) > 1}
         config.dtype = torch.float32

@@ -45,7 +45,7 @@ def settings_of(config: Any) -> Mapping[str, Any] | None:
 
 
 def add_settings(config: Any, source: str, name: str) -> None:
-    """Take what a folder says of its quantisation in a file beside its config, where the config says nothing.
+    """Take what a folder says of its quantisation in a file next to its config, where the config says nothing.
 
     Raises:
         ModelError: that file is damaged.
@@ -152,7 +152,7 @@ class _Tensors:
             try:
                 placed = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
                 if any(not isinstance(each, str) or Path(each).name != each for each in placed):
-                    raise ValueError("its 'weight_map' names something else than files beside it")
+                    raise ValueError("its 'weight_map' names something else than files next to it")
             except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
                 raise ModelError(f"model '{name}': its {_INDEX} cannot be read ({error})") from error
             paths = [_file(source, each) or Path(source, each) for each in placed]

@@ -1,4 +1,4 @@
-"""What every reader of a quantised format has in common; the formats are in the modules beside this one.
+"""What every reader of a quantised format has in common; the formats are in the modules next to this one.
 
 Letters: O outputs, K inputs.
 """

@@ -1,7 +1,7 @@
 """``dtype="int8"`` and ``dtype="int4"``: any checkpoint, rounded when it is loaded.
 
 Every plain linear layer is rounded to the nearest code (weight.py), the head included, and so are routed experts whose
-weights lie in one tensor (experts.py); an embedding that is also the head stays beside it as it is. Norms, biases,
+weights lie in one tensor (experts.py); an embedding that is also the head stays next to it as it is. Norms, biases,
 routers, convolutions and experts of another build keep the checkpoint's dtype; the last are named in a warning. The
 result is a model of its own: what a recipe promises, it promises of this model's plain decoding.
 

@@ -102,7 +102,7 @@ def read_anew(model: LanguageModel, shape: str, tokens: list[int]) -> tuple[Tens
 def test_the_cache_is_what_reading_the_text_anew_makes_of_it(
     shape: str, temperature: float, model: LanguageModel
 ) -> None:
-    """Behind every draft, accepted in part or rejected, in a batch: bit for bit."""
+    """After every draft, accepted in part or rejected, in a batch: bit for bit."""
     kept = Kept(drafter_of(model, shape))
     llm = with_config({"method": kept.drafter, "num_speculative_tokens": 5}, target=model, max_num_seqs=3)
     outputs = run(llm, [tokens_of(seed, 5 + 9 * seed, 100) for seed in range(5)], 24, temperature)
@@ -115,7 +115,7 @@ def test_the_cache_is_what_reading_the_text_anew_makes_of_it(
         count = again[0].shape[1]
         assert count > 20
         for found, expected in zip((keys[:, :count], values[:, :count]), again, strict=True):
-            if model.fused is not None:
+            if model.native_decoder is not None:
                 assert torch.equal(found, expected)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -202,7 +202,7 @@ def test_long_prompts_are_read_while_they_come(shape: str, model: LanguageModel,
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_request_drafts_alike_alone_and_in_company(shape: str, model: LanguageModel) -> None:
     """Seeded, at temperature 1: tokens depend on what is drafted, and company must not change that."""
-    if model.fused is None:
+    if model.native_decoder is None:
         pytest.skip("the library's products round by their number of rows")
     prompts = [tokens_of(seed, 8 + seed, 100) for seed in range(4)]
     config = {"num_speculative_tokens": 4}

@@ -42,7 +42,7 @@ PROMPTS = [tokens_of(seed, 5 + 6 * seed, 100) for seed in range(3)]
 
 
 class Bench:
-    """Targets, and heads beside them that nobody trained.
+    """Targets, and heads next to them that nobody trained.
 
     Args:
         place: a folder for all of it.
@@ -126,7 +126,7 @@ def test_text_is_the_target_s_and_drafts_are_of_kept_tokens_and_those_of_the_req
 
 @pytest.mark.parametrize("shape", ["chain", "eagle2", "layer by layer", "mtp"])
 def test_a_drawn_draft_says_its_law_in_columns(shape: str, bench: Bench) -> None:
-    """It lies over the kept tokens alone, and is what the whole head says there, anew made a law."""
+    """It lies over the kept tokens alone, and is what the whole head says there, anew made a distribution."""
     kept = list(range(0, 100, 3))
     first = []
     for chosen in (kept, None):
@@ -165,7 +165,7 @@ def test_all_tokens_kept_is_the_untrimmed_drafter(shape: str, bench: Bench) -> N
 @pytest.mark.parametrize("shape", ["chain", "eagle2"])
 def test_a_seeded_request_drafts_the_same_alone_and_beside_others(shape: str, bench: Bench) -> None:
     """Others bring context rows of their own, and some fall back to the whole head."""
-    if bench.plain.fused is None:
+    if bench.plain.native_decoder is None:
         pytest.skip("the library's products round by their number of rows")
     llm = bench.llm(shape, range(0, 100, 3), context_rows=4)
     alone = [run(llm, [prompt], temperature=0.9, seed=11)[0] for prompt in PROMPTS]
@@ -185,7 +185,9 @@ def test_where_no_kept_token_may_be_emitted_the_draft_is_empty(shape: str, tempe
 
 
 def test_who_misses_much_gets_the_whole_head(tmp_path: Path, bench: Bench) -> None:
-    """The layer knows the target's law, and half of the tokens are not kept: until that is noticed, and then again."""
+    """The layer knows the target's distribution, and half of the tokens are not kept: until that is noticed, and then
+    again.
+    """
     target = load(str(save_mtp("glm4_moe", tmp_path / "knowing", knowing=True)), device="cpu")
     kept = bench.folder(target, range(0, target.vocab_size, 2), context_rows=0)
     llm = with_config({"method": "mtp", "draft_vocab": kept, "num_speculative_tokens": 3}, target=target)

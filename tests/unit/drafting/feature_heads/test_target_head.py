@@ -15,10 +15,10 @@ from foretoken.forward.cache import KVCache
 from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.models.language_model import LanguageModel
 from foretoken.native import build
-from helpers.fused_models import COMMON
+from helpers.native_models import COMMON
 from helpers.tiny_models import Family, save_model
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 _GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 4.0}
 
@@ -34,8 +34,8 @@ def test_both_paths_score_alike(kind: str, options: dict[str, object], tmp_path:
         return LanguageModel(model, None, name=str(folder), packed=packed)
 
     fused, general = made(packed=True), made(packed=False)
-    assert fused.fused is not None
-    assert general.fused is None
+    assert fused.native_decoder is not None
+    assert general.native_decoder is None
     head = Eagle.random(general)
     features_TW = torch.randn(5, head.config.width, generator=torch.Generator().manual_seed(0))
     found = []

@@ -12,7 +12,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.draft_length.confidence import Confidence, Reaches
 from foretoken.engine.draft_length.controller import Controller, _Regime, _Rule
-from foretoken.engine.draft_length.draft_ledger import Standing
+from foretoken.engine.draft_length.draft_ledger import DraftLedger
 
 MOST = 16
 
@@ -62,7 +62,7 @@ class Endless:
 
     tokens: list[int] = field(default_factory=lambda: [0])
     room: int = 1_000_000
-    standing: Standing = field(default_factory=Standing)
+    ledger: DraftLedger = field(default_factory=DraftLedger)
 
 
 class Run:
@@ -167,7 +167,7 @@ def test_it_recovers_by_probing_when_the_text_becomes_predictable():
 
 
 def test_it_recovers_when_drafting_becomes_cheap():
-    """In its own time: what so dear a drafter has lost is earned back first, by a share of every step."""
+    """In its own time: what so expensive a drafter has lost is earned back first, by a share of every step."""
     run = Run()
     dear, cheap = World(2.0, 1.0, 0.05, (0.8,)), World(0.02, 0.03, 0.05, (0.8,))
     assert run.go(dear, 500)[1] < 1.0

@@ -11,7 +11,7 @@ from foretoken.core.draft import Draft
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.draft_length.controller import Controller
-from foretoken.engine.draft_length.draft_ledger import Standing, Worth
+from foretoken.engine.draft_length.draft_ledger import DraftLedger, Worth
 from foretoken.engine.draft_length.step_costs import Reading, StepCosts
 
 MOST = 16
@@ -25,7 +25,7 @@ class Answer:
     tokens: list[int]
     room: int
     num_prompt: int
-    standing: Standing = field(default_factory=Standing)
+    ledger: DraftLedger = field(default_factory=DraftLedger)
     num_read: int = 0
     stands: float = 0.0
 
@@ -139,7 +139,7 @@ class Batches:
             draft += drafts.node * length
             nodes += length
             accepted += stood
-            gained += stood * each.standing.weight
+            gained += stood * each.ledger.weight
             each.tokens += [0] * (stood + 1)
             each.room -= stood + 1
         verify = self.machine.base + self.machine.row * (len(running) + nodes)
@@ -157,7 +157,7 @@ class Batches:
         return total
 
 
-@pytest.mark.parametrize("machine", [DEAR_ROWS, CHEAP_ROWS], ids=["dear rows", "cheap rows"])
+@pytest.mark.parametrize("machine", [DEAR_ROWS, CHEAP_ROWS], ids=["expensive rows", "cheap rows"])
 @pytest.mark.parametrize(
     "drafts", [BAD_MODEL, DULL_LOOKUP, EARLY_EXIT, MODEL], ids=["bad model", "dull lookup", "early exit", "model"]
 )
@@ -183,7 +183,7 @@ def test_the_luck_of_a_few_drafts_decides_nothing():
 
 
 def test_reading_that_is_cheaper_than_by_arithmetic_is_found_out_in_the_first_trial():
-    """A prompt is read in one pass, which may take a tenth of what its arithmetic says beside a step of one row."""
+    """A prompt is read in one pass, which may take a tenth of what its arithmetic says next to a step of one row."""
     batches = Batches(Machine(0.88, 0.12), Drafts(0.1, 0.002, 0.05, (0.5, 0.6)))
     controller = batches.controller = Controller(0.3)
     batches.serve(1)
@@ -302,9 +302,9 @@ def test_a_rest_goes_on_while_about_as_many_requests_run_and_each_of_their_token
     assert controller.rests(8)
     assert controller.rests(15)
     assert controller.rests(9)
-    before = controller._worth._purse(8)
+    before = controller._worth._budget(8)
     assert not controller.rests(7)
-    assert controller._worth._purse(8) - before == pytest.approx((8 + 15 + 9) / 128)
+    assert controller._worth._budget(8) - before == pytest.approx((8 + 15 + 9) / 128)
 
 
 # ---------------------------------------------------------------------- the books, entry by entry
@@ -352,7 +352,7 @@ def test_the_first_trial_is_of_the_request_that_has_least_to_read_and_of_it_alon
     assert book.step(long, short, middle) == [False, True, False]
     assert book.step(long, short, middle) == [False, True, False]
     read = unread(500)
-    read.standing.num_read = 450
+    read.ledger.num_read = 450
     assert Book(reading=0.1).step(unread(300), unread(100), read) == [False, False, True]
 
 
@@ -366,7 +366,7 @@ def test_a_trial_lasts_sixteen_steps_while_little_is_known():
     request = unread(10)
     for trial in range(15, -1, -1):
         book.step(request, typical=False)
-        assert request.standing.trial == trial
+        assert request.ledger.trial == trial
 
 
 @pytest.mark.parametrize(("tokens", "asked"), [(490, True), (510, False)])
@@ -388,7 +388,7 @@ def test_what_was_lost_is_earned_by_one_128th_of_the_time_before_anything_is_tri
     book.steps(100, request, gained=-0.5)
     again = book.steps(2000, request, gained=-0.5)  # a second one when nothing is owed: one alone is not believed
     assert 1 <= again <= 16
-    debt = -book.worth._purse(1)
+    debt = -book.worth._budget(1)
     needed = (debt + 16 * 0.5) * 128  # what is owed, and what a trial will cost
     assert book.steps(int(0.97 * needed), request, gained=-0.5) == 0
     assert book.steps(int(0.06 * needed), request, gained=-0.5) > 0
@@ -433,7 +433,7 @@ def test_without_hope_is_who_will_be_over_before_another_trial_is_earned():
     book = Book()
     assert not book.worth.hopeless(unread(10, room=1), 1)
     book.steps(100, unread(10), gained=-5.0)
-    missing = 16 * 5.0 - book.worth._purse(1)
+    missing = 16 * 5.0 - book.worth._budget(1)
     assert missing > 16 * 5.0 + 1.0  # something is owed, too
     for steps, hopeless in ((0.98 * 128 * missing, True), (1.02 * 128 * missing, False)):
         assert book.worth.hopeless(unread(10, room=int(steps)), 1) is hopeless
@@ -443,7 +443,7 @@ def test_without_hope_is_who_will_be_over_before_another_trial_is_earned():
     assert book.worth.hopeless(unread(10), 1)
     among = Worth(Reading(0.0))
     among_eight(among, 200, lost=2.0)
-    missing = 16 * 2.0 - among._purse(8)
+    missing = 16 * 2.0 - among._budget(8)
     assert missing > 1.0
     for steps, hopeless in ((0.95 * 16 * missing, True), (1.05 * 16 * missing, False)):
         assert among.hopeless(unread(10, room=int(steps)), 8) is hopeless
@@ -477,7 +477,7 @@ def test_a_request_is_asked_where_what_it_gains_is_more_than_its_reading_costs()
 def test_what_a_drafter_has_read_costs_nothing_again():
     book, request = Book(reading=0.1), unread(400)
     book.steps(30, request, gained=1.0)
-    assert request.standing.num_read == 400
+    assert request.ledger.num_read == 400
     request.room = 30
     request.tokens += [0] * 20
     assert book.step(request) == [True]
@@ -547,7 +547,7 @@ def weights(rooms: list[int], costs: StepCosts, *, answer: int = 1000, queued: b
     requests, worth = [unread(0, room) for room in rooms], Worth(Reading(0.0))
     worth.ended(answer)
     worth.choose(requests, len(requests), costs, queued=queued)
-    return [each.standing.weight for each in requests]
+    return [each.ledger.weight for each in requests]
 
 
 def test_a_token_is_worth_more_to_those_who_will_run_longest():
@@ -589,7 +589,7 @@ def test_the_gain_of_a_step_is_a_request_s():
         costs.measure(4, 0, 4.0)  # a second for each of four requests
     worth, requests = Worth(Reading(0.0)), [unread(0) for _ in range(4)]
     for request in requests:
-        request.standing.trial = 10
+        request.ledger.trial = 10
     for _ in range(2):
         assert worth.choose(requests, 4, costs) == [True] * 4
         worth.measure(4, costs, nodes=2, accepted=8, draft=1.0, total=4.0, typical=True)

@@ -1,4 +1,4 @@
-"""Drafter and target at the same time: the paper's rounds, nothing left behind, and words where it cannot be."""
+"""Drafter and target at the same time: the paper's rounds, nothing left, and words where it cannot be."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_what_is_thrown_away_is_counted_apart() -> None:
             assert metrics.num_steps < 12
             assert metrics.num_discarded_tokens == 0
         else:
-            # a guess is tested in every step but the last, whose token needs none; behind it up to three are in vain
+            # a guess is tested in every step but the last, whose token needs none; after it up to three are in vain
             assert metrics.num_draft_tokens == metrics.num_steps - 2 == 28
             assert metrics.drafted_at == [28]
             assert metrics.num_discarded_tokens == 25 * 3 + 2 + 1

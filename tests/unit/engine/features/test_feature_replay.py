@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foretoken.engine.features.feature_replay import ShownRows
+from foretoken.engine.features.feature_replay import FeatureReplay
 
 ROWS_RD = torch.arange(24.0).reshape(8, 3)
 
@@ -14,15 +14,15 @@ def piece(begin: int, end: int, depths: tuple[int, ...] = (1, 4)) -> dict[int, T
     return {depth: ROWS_RD[begin:end] + 100 * depth for depth in depths}
 
 
-def filled() -> ShownRows:
+def filled() -> FeatureReplay:
     """Slot 2 has six rows, in three pieces."""
-    shown = ShownRows()
+    shown = FeatureReplay()
     for begin, end in ((0, 2), (2, 5), (5, 6)):
         shown.add(2, begin, piece(begin, end))
     return shown
 
 
-def rows_of(shown: ShownRows, slot: int, depth: int) -> Tensor:
+def rows_of(shown: FeatureReplay, slot: int, depth: int) -> Tensor:
     """All rows, as long as each piece begins where the last one ends."""
     found = list[Tensor]()
     for begin, each in shown.pieces(slot):

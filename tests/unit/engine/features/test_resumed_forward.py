@@ -127,13 +127,13 @@ def step(model: LanguageModel, cache: KVCache, shallow: EarlyExit, texts: list[T
                 ours, theirs = values, fresh[shown.start :]
             else:
                 ours, theirs = values[[0, *(node + 1 for node in path)]], fresh
-            compare([ours], [theirs], exact=model.fused is not None)
+            compare([ours], [theirs], exact=model.native_decoder is not None)
         if verifying:  # what is kept is of the wanted rows, in order
             fresh = fresh_rows(model, past, model.num_layers)[1][segment.prefix :]
             kept = [next(wanted) for row in batch.wanted if segment.start <= row < segment.start + segment.num_rows]
             ours = kept if text.unread else [kept[0], *(kept[node + 1] for node in path)]
             if ours:
-                compare(ours, list(fresh[len(fresh) - len(ours) :]), exact=model.fused is not None)
+                compare(ours, list(fresh[len(fresh) - len(ours) :]), exact=model.native_decoder is not None)
         # commit, or forget everything
         if text.unread:
             cache.commit(text.slot, range(segment.num_rows))
@@ -169,7 +169,7 @@ def test_any_history_leaves_the_cache_of_a_fresh_forward(model: LanguageModel, d
             assert length == len(text.tokens) - (0 if text.unread else 1)
             if length:
                 expected, _ = fresh_rows(model, text.tokens[:length])
-                compare(committed(cache, text.slot), expected, exact=model.fused is not None)
+                compare(committed(cache, text.slot), expected, exact=model.native_decoder is not None)
             if len(texts) > 1 and data.draw(st.integers(0, 5), label="leaves") == 0:
                 cache.release(text.slot)
                 texts.remove(text)
@@ -254,5 +254,5 @@ def test_growth_keeps_the_rows_of_a_draft_under_way(model: LanguageModel) -> Non
     resumed_forward(model, cache, batch, [draft], DensePlan(cache, batch), HiddenLayers(()))
     cache.commit(0, range(3))
     expected, _ = fresh_rows(model, [5, 3, 4])
-    compare(committed(cache, 0), expected, exact=model.fused is not None)
+    compare(committed(cache, 0), expected, exact=model.native_decoder is not None)
     assert all(torch.isfinite(each).all() for each in committed(cache, 0))

@@ -1,4 +1,6 @@
-"""Structured output: texts that are what they have to be, and the law of plain decoding under the same constraint."""
+"""Structured output: texts that are what they have to be, and the distribution of plain decoding under the same
+constraint.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ def test_seeded_streams_are_the_same_where_that_is_promised(plain: LLM) -> None:
 
 
 def enumerated(llm: LLM, prompt: str) -> dict[str, float]:
-    """The law of CHOICES under the constraint, token by token, from the model's own log-probabilities."""
+    """The distribution of CHOICES under the constraint, token by token, from the model's own log-probabilities."""
     tokenizer, law = llm.tokenizer, Counter[str]()
     (request,) = llm.new_requests(prompt, SamplingParams(structured_outputs={"choice": CHOICES}))
     constraint = request.laws.constraint
@@ -135,7 +137,7 @@ def logprob_of(llm: LLM, tokens: list[int], token: int) -> float:
 
 @pytest.mark.parametrize("config", METHODS[2:5], ids=lambda config: f"{config['method']}{config.get('tree', '')}")
 def test_the_law_is_the_targets_under_the_constraint(plain: LLM, config: dict[str, Any]) -> None:
-    prompt, count = "My pet is a ", 600  # its law is far from even
+    prompt, count = "My pet is a ", 600  # its distribution is far from even
     law = enumerated(plain, prompt)
     llm = with_config(config, max_num_seqs=60)
     params = SamplingParams(temperature=1.0, structured_outputs={"choice": CHOICES}, n=count)
@@ -148,7 +150,7 @@ def test_the_law_is_the_targets_under_the_constraint(plain: LLM, config: dict[st
     if expected[-1] < 1:
         observed, expected = observed[:-1], [each * sum(observed[:-1]) / sum(expected[:-1]) for each in expected[:-1]]
     assert chisquare(observed, [each * sum(observed) / sum(expected) for each in expected]).pvalue > 1e-4
-    tilted = [each**0.65 for each in expected]  # a law that is a little flatter is told from it
+    tilted = [each**0.65 for each in expected]  # a distribution that is a little flatter is told from it
     assert chisquare(observed, [each * sum(observed) / sum(tilted) for each in tilted]).pvalue < 1e-4
 
 
@@ -237,7 +239,7 @@ def test_a_grammar_may_end_in_the_models_own_end(llm: LLM, plain: LLM, ending: s
 
 
 def test_an_end_within_a_grammar_does_not_end_half_a_text(plain: LLM) -> None:
-    """Where an end is permitted and the text is not whole behind it, other tokens are chosen."""
+    """Where an end is permitted and the text is not whole after it, other tokens are chosen."""
     constraint = Grammars(target()).constraint(
         StructuredOutputs(grammar='start: "Yes" ("!" | <[5]> "No" | <[2]>)'), frozenset(target().end_ids)
     )
@@ -347,7 +349,7 @@ def test_space_before_an_answer_that_may_be_reasoned_is_bounded(plain: LLM) -> N
 
 
 def given_up() -> str:
-    """A grammar that compiles, and whose parser has more items than llguidance follows behind "(b"."""
+    """A grammar that compiles, and whose parser has more items than llguidance follows after "(b"."""
     many = range(2100)
     ways = "\n".join(f'w{place}: "c" /[0-9]+/' for place in many)
     return 'start: "a" "(" "b" wide\nwide: ' + " | ".join(f"w{place}" for place in many) + "\n" + ways

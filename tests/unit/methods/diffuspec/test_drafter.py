@@ -1,4 +1,6 @@
-"""Drafts from lattices that a test writes: the law of a drawn path, where drafts stop, trees, and bad options."""
+"""Drafts from lattices that a test writes: the distribution of a drawn path, where drafts stop, trees, and bad
+options.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def head(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A block network with a trigram model beside it."""
+    """A block network with a trigram model next to it."""
     folder = tmp_path_factory.mktemp("head")
     BlockNetwork.untrained(model, folder, slots=SLOTS, norm_heads=True)
     texts = [[(7 * i * i + seed) % VOCAB_SIZE for i in range(200)] for seed in range(20)]
@@ -89,7 +91,7 @@ def only(drafter: DiffuSpecDrafter, context: Any, nodes: int = 16, depth: int = 
 
 
 class Below:
-    """Stops before a node of less than some chance, or behind some number of nodes."""
+    """Stops before a node of less than some chance, or after some number of nodes."""
 
     def __init__(self, least: float = 0.0, most: int = 99) -> None:
         self.least, self.most = least, most
@@ -185,7 +187,7 @@ def test_where_no_scored_token_may_be_emitted_there_is_no_draft(model: LanguageM
 
 @pytest.mark.parametrize("balance", [1.0, 0.5, 0.0])
 def test_what_is_drawn_has_the_law_that_it_carries(model: LanguageModel, head: Path, balance: float) -> None:
-    """The second token's law depends on the first one, through the trigram; each row sums to one."""
+    """The second token's distribution depends on the first one, through the trigram; each row sums to one."""
     raw = logits()
     raw[0, 60] = -torch.inf
     drafter = drafter_of(model, head, raw, balance=balance)

@@ -16,7 +16,7 @@ def test_the_trace_of_a_scripted_sequence() -> None:
         trace.append((rule.generated, rule.accepted, rule.current))
     assert trace == [
         (5.0, 5.0, 8),  # floor(5) + 3
-        (7.5, 2.5, 7),  # acceptance fell behind
+        (7.5, 2.5, 7),  # acceptance fell after
         (5.75, 3.25, 5),
         (4.875, 3.625, 4),
         (6.4375, 5.8125, 6),

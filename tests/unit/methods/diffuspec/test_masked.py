@@ -51,7 +51,7 @@ def rename_for_llada(key: str) -> str:
 
 
 def copying(folder: Path, *, behind: bool) -> None:
-    """Weights by which a row's best token is 10 more than that of its own place, or of the place behind it."""
+    """Weights by which a row's best token is 10 more than that of its own place, or of the place after it."""
     weights = load_file(folder / "model.safetensors")
     for name, value in weights.items():
         if "o_proj" in name or "down_proj" in name:
@@ -61,7 +61,7 @@ def copying(folder: Path, *, behind: bool) -> None:
         torch.nn.functional.normalize(torch.randn(table.shape, generator=torch.Generator().manual_seed(0)), dim=1)
     )
     weights["model.norm.weight"].fill_(1.0)
-    step = 11 if behind else 10  # texts count upwards: the token behind is one more
+    step = 11 if behind else 10  # texts count upwards: the token after is one more
     weights["lm_head.weight"] = table.roll(step, 0).clone()
     save_file(weights, folder / "model.safetensors")
 
@@ -128,7 +128,7 @@ def logits_of(lattices: MaskedLattices, contexts: Sequence[Any]) -> list[Tensor]
 
 @pytest.mark.parametrize("layout", ["dream", "llada"])
 def test_the_row_of_a_slot_is_the_one_that_its_layout_says(layout: str, folder: Path, target: LanguageModel) -> None:
-    """Each row copies what is known at its place (Dream: makes of it what stands behind). The text counts upwards."""
+    """Each row copies what is known at its place (Dream: makes of it what stands after). The text counts upwards."""
     lattices = MaskedLattices(str(folder / f"{layout}-copies"), target, slots=3, top=1)
     found = lattices.lattices([context_of([20, 21, 22, 23])])[0]
     assert found is not None

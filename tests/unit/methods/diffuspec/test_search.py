@@ -16,7 +16,7 @@ PAST = (1, 2)
 
 
 def grams(u: int, v: int, tokens: Sequence[int]) -> list[float]:
-    """Some law of three tokens."""
+    """Some distribution of three tokens."""
     return [-0.1 - ((u * 7 + v * 3 + token * 5) % 11) / 3 for token in tokens]
 
 

@@ -35,7 +35,7 @@ def on_one_thread() -> Iterator[None]:
 
 
 def slots(pair: TablePair, count: int) -> Tensor:
-    """A lattice: the law of each slot does not know what stands before it in the draft."""
+    """A lattice: the distribution of each slot does not know what stands before it in the draft."""
     return torch.stack([pair.q((0,) * slot) for slot in range(count)])
 
 
@@ -59,7 +59,7 @@ def rule_of(budget: float | None = None) -> DiffuSpecVerifier:
 
 
 def emitted(rule: Any, draft: Draft, laws: Laws) -> tuple[dict[Past, Tensor], dict[Past, set[tuple[float, float]]]]:
-    """The law of each emitted token behind those before it, as weights, and what the meter charges there."""
+    """The distribution of each emitted token after those before it, as weights, and what the meter charges there."""
     mass: dict[Past, Tensor] = defaultdict(lambda: torch.zeros(V, dtype=torch.float64))
     charges: dict[Past, set[tuple[float, float]]] = defaultdict(set)
     for weight, verdict in verdicts(rule, draft, laws):
@@ -102,7 +102,7 @@ def test_what_the_searched_token_gains_is_the_closed_form() -> None:
 
 
 def test_the_same_arithmetic_on_drawn_tokens_has_the_law_of_the_target() -> None:
-    """The control: over tokens drawn from the slot's law the mean is p, which is why the rule looks exact."""
+    """The control: over tokens drawn from the slot's distribution the mean is p, which is why the rule looks exact."""
     for seed, style in enumerate(STYLES):
         pair = TablePair(V, seed, style)
         q_V, e_V = slots(pair, 1)[0], torch.zeros(V, dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_at_temperature_0_it_is_the_walk_along_the_argmax() -> None:
 
 def test_drafts_without_the_laws_of_their_slots_are_refused() -> None:
     pair = TablePair(V, 0)
-    with pytest.raises(ValueError, match="without the laws of its slots: use method='diffuspec'"):
+    with pytest.raises(ValueError, match="without the distributions of its slots: use method='diffuspec'"):
         rule_of().verify(Draft(TokenTree((1,))), laws_of(pair, (1,)), Streams(0))
     drawn = Draft(TokenTree((1,)), Sampled(slots(pair, 1), (0,)), evidence=draft_of(pair, (1,)).evidence)
     with pytest.raises(ValueError, match="not valid for drafts of kind Sampled"):

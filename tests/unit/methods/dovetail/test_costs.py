@@ -53,12 +53,12 @@ def test_times_between_measured_rows_lie_on_the_hull() -> None:
 
 
 def test_the_draft_ends_at_the_elbow() -> None:
-    """Every node stands with chance 0.06: at 200 tokens a second that pays for rows 2 to 8, and for none behind."""
+    """Every node stands with chance 0.06: at 200 tokens a second that pays for rows 2 to 8, and for none after."""
     assert taken(ELBOW, 200.0, [0.06] * 31) == 7
     assert taken(ELBOW, 200.0, [0.5] * 31) == 31
     assert taken(ELBOW, 200.0, [0.01] * 31) == 0
     assert taken(ELBOW, 200.0, [0.9, 0.5, 0.3, 0.2, 0.1, 0.08, 0.07, 0.06, 0.05]) == 7
-    assert taken(ELBOW, 400.0, [0.06] * 31) == 3  # a faster engine has dearer seconds
+    assert taken(ELBOW, 400.0, [0.06] * 31) == 3  # a faster engine has more expensive seconds
 
 
 def test_a_straight_line_prices_the_elbow_wrongly() -> None:

@@ -34,7 +34,7 @@ from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.watching import Watch, fresh_rows
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_drafter
 
-EXACT = target().fused is not None
+EXACT = target().native_decoder is not None
 
 
 def drafter_of(**options: Any) -> DynamicExitDrafter:
@@ -213,7 +213,7 @@ def test_what_a_step_costs() -> None:
 
 
 def test_the_head_is_counted_before_the_weights_are_packed() -> None:
-    """8,192 x 384 beside layers of 1.57 M; once packed, a layer's modules own nothing but its norms."""
+    """8,192 x 384 next to layers of 1.57 M; once packed, a layer's modules own nothing but its norms."""
     assert head_in_layers(target()) == pytest.approx(2.0, abs=0.01)
     measured = Costs.measured(target())
     assert measured.plain == 1.0 < measured.step(1, 12)
@@ -229,7 +229,7 @@ def test_the_ends_of_the_scale() -> None:
     assert best_exit(unknown, exits, in_layers(8, 0.0))[1] == 0
     only_5 = [statistics_of([None, None, None, None, 0.99, None, None, None])]
     assert best_exit(only_5, exits, in_layers(8, 0.0))[0] == 5
-    # a dear head makes cheap layers less of a gain
+    # a expensive head makes cheap layers less of a gain
     shallow = [statistics_of([0.55, 0.9, *[0.95] * 6])]
     assert best_exit(shallow, exits, in_layers(8, 0.0))[0] < best_exit(shallow, exits, in_layers(8, 40.0))[0]
 

@@ -130,7 +130,9 @@ def test_the_first_pair_by_hand(shape: str, tiny: Path) -> None:
 
 
 def test_positions_count_only_by_their_distance(tiny: Path) -> None:
-    """EAGLE's positions in other engines begin at 1: the same law. Depths moved by one: another law."""
+    """EAGLE's positions in other engines begin at 1: the same distribution. Depths moved by one: another
+    distribution.
+    """
     model = load(str(tiny), device="cpu")
     head = Eagle.random(model, draft_vocab_size=40)
     run, g_TW, found = Runner(model, head), torch.randn(5, 64, generator=torch.Generator().manual_seed(1)), []
@@ -415,7 +417,7 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     ),
     "a missing tensor": (retensor(norm__weight=gone), ModelError, "the tensor norm.weight is missing"),
     "one tensor more": (retensor(extra=lambda each: torch.zeros(3)), ModelError, "the tensor extra is not of such"),
-    "one map only": (retensor(t2d=gone), ModelError, "t2d is missing beside the other map"),
+    "one map only": (retensor(t2d=gone), ModelError, "t2d is missing next to the other map"),
     "no maps": (retensor(d2t=gone, t2d=gone), ModelError, "d2t and t2d are missing"),
     "a map of floats": (retensor(d2t=lambda each: each.float()), ModelError, "d2t is [512] of torch.float32"),
     "a short map": (retensor(t2d=lambda each: each[:100]), ModelError, "t2d is [100]"),

@@ -98,7 +98,7 @@ def test_the_loss_by_hand(own_head, folder):
             for i in range(11 - 1 - step):
                 row = i + 1 + step
                 if row % 4 == 2 or (i + 1) % 4 == 2:
-                    continue  # no law to learn, or none that a draft would begin with
+                    continue  # no distribution to learn, or none that a draft would begin with
                 read_W = head(states[b, : i + 1], tokens_BT[b, 1 : i + 2 + step], table)[-1]
                 log_q = (read_W @ head.lm_head_of(target.model).T).log_softmax(-1)
                 losses.append(-(p_BTK[b, row] * log_q).sum())

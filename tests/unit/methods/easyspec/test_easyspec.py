@@ -128,7 +128,7 @@ def test_a_group_computes_the_algorithm(size: int) -> None:
     torch.testing.assert_close(logits(groups), by_hand(groups), rtol=1e-4, atol=1e-4)
     if size > 1:
         assert (logits(groups) - logits(None)).abs().max() > 0.1  # fuzzy it is
-        # an MLP reads the attentions up to its own layer's, and not those behind it
+        # an MLP reads the attentions up to its own layer's, and not those after it
         assert (logits(groups) - by_hand(groups, mlps_see_all=True)).abs().max() > 0.1
 
 
@@ -213,7 +213,7 @@ def test_the_text_is_that_of_plain_decoding(tree: str, executor: str) -> None:
 
 @pytest.mark.parametrize("tree", ["chain", "coupled"])
 def test_fuzzy_drafts_that_are_handed_over_late_change_nothing(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written ahead beside the target; calibration then reads pending tokens, and what was refused is read again."""
+    """Written ahead next to the target; calibration then reads pending tokens, and what was refused is read again."""
     params = SamplingParams(max_tokens=24, temperature=1.0, seed=7, ignore_eos=True)
     expected = ids(with_config(None, target=model(0)).generate(TEXTS, params))
     llm = recipe(tree=tree, verifier="match", parallel=3, executor="pearl")
@@ -273,7 +273,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 class Recomputed(EasySpecDrafter):
-    """Planted: drawn by the fuzzy groups, and declared with the law of the layers in their order."""
+    """Planted: drawn by the fuzzy groups, and declared with the distribution of the layers in their order."""
 
     def _finish(self, draft: RunnerBuilder) -> Draft:
         found = super()._finish(draft)
@@ -291,7 +291,9 @@ class Recomputed(EasySpecDrafter):
 
 @pytest.mark.parametrize("planted", [False, True])
 def test_a_draft_declares_the_fuzzy_law_that_it_was_drawn_from(planted: bool) -> None:
-    """Every draw enumerated: with the law of the exact layers in its place the texts have another law."""
+    """Every draw enumerated: with the distribution of the exact layers in its place the texts have another
+    distribution.
+    """
     made = Recomputed if planted else EasySpecDrafter
     method = made(made.Config(model=str(model().source), tree="chain", parallel=3), model(0))
     llm = with_config({"method": method, "num_speculative_tokens": "auto"}, target=model(0))

@@ -76,7 +76,7 @@ def test_a_model_that_takes_turns_with_itself_is_that_model(params):
 
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
 def test_company_room_and_the_length_of_drafts_change_nothing(name):
-    """Alone, together, in small steps beside prompts that want every row, and with turns cut into pieces."""
+    """Alone, together, in small steps next to prompts that want every row, and with turns cut into pieces."""
     params = PARAMS[name]
     expected = [ids(adaptive(2.5, dwell=3).generate(prompt, params))[0] for prompt in PROMPTS]
     assert len({tuple(each) for each in expected} - set(map(tuple, ids(base().generate(PROMPTS, params))))) > 0
@@ -121,8 +121,8 @@ def rows(model, tokens):
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
 @pytest.mark.parametrize("redo", [True, False])
 def test_text_turns_and_meter_are_those_of_the_plain_algorithm(name, redo):
-    """The whole method again from the specification: one token at a time, every law read from scratch by both models,
-    who writes, what is emitted, and TV summed over the small model's tokens."""
+    """The whole method again from the specification: one token at a time, every distribution read from scratch by both
+    models, who writes, what is emitted, and TV summed over the small model's tokens."""
     params, small = PARAMS[name], _load_once(SMALL, dtype="float32", device="cpu")
     llm = adaptive(2.0, dwell=3, window=3, redo=redo, max_draft=7)
     for prompt in PROMPTS[:3]:
@@ -192,7 +192,7 @@ def test_a_model_that_was_silent_goes_on_as_if_it_had_read_along(gap, large_firs
 
 
 def test_over_many_seeds_the_small_models_first_token_has_the_law_q():
-    """Goodness of fit over seeds, and the target's law as the one that must not fit."""
+    """Goodness of fit over seeds, and the target's distribution as the one that must not fit."""
     prompt, count = PROMPTS[1], 200  # where both have a choice, and not the same
     llm = adaptive(1e9, max_num_seqs=64, max_rows_per_step=1024)
     params = [SamplingParams(max_tokens=1, temperature=1.0, seed=seed) for seed in range(count)]
@@ -322,7 +322,7 @@ def test_turns_without_room_are_refused_before_anything_runs():
 
 
 def test_any_two_models_of_one_vocabulary_up_to_the_end_of_the_context(tmp_path):
-    """On the library's path, too: the limits hold there, and where nothing fits behind."""
+    """On the library's path, too: the limits hold there, and where nothing fits after."""
     large = load(str(save_model("gpt2", tmp_path / "large", seed=1)), dtype="float32", device="cpu")
     small = load(str(save_model("llama", tmp_path / "small", seed=2)), dtype="float32", device="cpu")
     params = SamplingParams(max_tokens=60, temperature=1.0, seed=4, ignore_eos=True)

@@ -1,4 +1,6 @@
-"""The rule `entropy_adaptive` on random tables, by enumeration: the law, the meter, budgets, and a biased twin."""
+"""The rule `entropy_adaptive` on random tables, by enumeration: the distribution, the meter, budgets, and a biased
+twin.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def steps(pair, rule, length, *, yields, monkeypatch):
 
 
 def emitted_law(pair, rule, length, **options):
-    """Law of the first emitted tokens: prefix -> law of the next one, and the meter's charges there."""
+    """Law of the first emitted tokens: prefix -> distribution of the next one, and the meter's charges there."""
     mass, charges = defaultdict(lambda: torch.zeros(V, dtype=torch.float64)), defaultdict(set)
     for weight, verdict, tokens in steps(pair, rule, length, **options):
         out = (*(tokens[node] for node in verdict.path), verdict.extra)

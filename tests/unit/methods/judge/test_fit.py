@@ -37,7 +37,7 @@ def labels(count: int = 1200, *, bad: float = 0.3, seed: int = 0, noise: float =
     """Tokens that two of twelve dimensions tell apart, on scales that differ by a million, five to a question.
 
     Args:
-        shared: what the tokens of a question have in common beside, and their labels with it.
+        shared: what the tokens of a question have in common next to, and their labels with it.
     """
     generator = torch.Generator().manual_seed(seed)
     x_ND = torch.randn(count, WIDTH, generator=generator)

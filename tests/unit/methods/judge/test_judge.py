@@ -44,7 +44,7 @@ DISPUTED = (  # target and draft disagree about the best token of each
 RUNS = (
     "import os\nimport json\n",
     "The professor explained",
-    "When we consider the laws of nature",
+    "When we consider the distributions of nature",
 )  # of several in a row
 DRAFT = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 5}
 
@@ -137,7 +137,7 @@ def test_budgets_hold_on_every_prefix_of_every_request(temperature: float) -> No
 
 
 class Fixed(Stub):
-    """Proposes the same tokens behind the first token of every request, then nothing."""
+    """Proposes the same tokens after the first token of every request, then nothing."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens

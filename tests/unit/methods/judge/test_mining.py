@@ -32,7 +32,7 @@ WORDS = ["<pad>", END, "Q", "the", "sum", "total", "minus", "is", "it", "7", "8"
 
 
 def target_says(text: tuple[str, ...]) -> list[str]:
-    """How the planted target goes on: "sum" and "total" are the same to it, after "minus" it reckons otherwise."""
+    """How the planted target goes on: "sum" and "total" are the same to it, after "minus" it computes otherwise."""
     if text and text[-1] == "so":
         return ["9", END]
     if not text:
@@ -153,7 +153,7 @@ def test_a_draft_s_next_choices_are_tried_and_do_not_stay_in_the_text(monkeypatc
         ("the", "sum", True),
         ("the sum", "it", True),  # the favourite: the text has it now
         ("the sum it", "7", True),
-        ("the", "total", True),  # as fine, beside the text
+        ("the", "total", True),  # as fine, next to the text
         ("the", "minus", False),
     ]
 
@@ -258,7 +258,7 @@ def test_no_time_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- the real pair
 
 
-@pytest.mark.parametrize("family", ["llama", "exaone4"])  # the fused decoder and the library's layers
+@pytest.mark.parametrize("family", ["llama", "exaone4"])  # the native decoder and the library's layers
 def test_a_draft_s_picks_are_its_own_choices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str) -> None:
     save_model(family, tmp_path)
     prompt, text = [5, 9, 40, 41], [30, 31, 12, 60, 61]

@@ -76,7 +76,7 @@ def judge(pair: TablePair, says: Says, guarded: tuple[int, ...] = (), **options:
 
 
 def case(pair: TablePair, kind: str, tokens: Context, **options: Any) -> tuple[Draft, Laws]:
-    """A chain and the laws behind it; states are shown as the engine does."""
+    """A chain and the distributions after it; states are shown as the engine does."""
     texts = [tokens[:k] for k in range(len(tokens) + 1)]
     law = PointMass()
     if kind == "sampled" and tokens:
@@ -108,7 +108,7 @@ def text_of(draft: Draft, verdict: Verdict) -> Context:
 def joint_law(
     pair: TablePair, rule: JudgeVerifier, kind: str, depth: int, length: int = 2, **options: Any
 ) -> torch.Tensor:
-    """The law of the first tokens: one step, then plain sampling from the target."""
+    """The distribution of the first tokens: one step, then plain sampling from the target."""
     joint = torch.zeros((pair.vocab_size,) * length, dtype=torch.float64)
     for weight, draft, verdict in outcomes(pair, rule, kind, depth, **options):
         text = text_of(draft, verdict)[:length]
@@ -117,7 +117,9 @@ def joint_law(
 
 
 def one_token(pair: TablePair, says: Says, q: list[float]) -> list[float]:
-    """The law of one token in plain Python: what stands by the test or by the judge, and the residual of the rest."""
+    """The distribution of one token in plain Python: what stands by the test or by the judge, and the residual of the
+    rest.
+    """
     p = pair.p(()).tolist()
     stands = []
     for x, (a, b) in enumerate(zip(p, q, strict=True)):
@@ -170,7 +172,7 @@ def test_the_law_of_one_token_is_the_closed_form(style: str, kind: str) -> None:
             q_V[pair.guesses(())[0]] = 1.0
         assert found.tolist() == pytest.approx(one_token(pair, coin, q_V.tolist()), abs=1e-9)
         largest = max(largest, total_variation(found, pair.p(())))
-    assert largest > 0.01 or style == "equal"  # where the laws are equal nothing is refused
+    assert largest > 0.01 or style == "equal"  # where the distributions are equal nothing is refused
 
 
 # ---------------------------------------------------------------------- the meter
@@ -211,7 +213,7 @@ def test_in_the_mean_the_meter_bounds_the_distance_of_whole_texts(kind: str) -> 
 
 @pytest.mark.statistical
 def test_drawn_tokens_follow_the_closed_form_and_no_other() -> None:
-    """With real random streams; the control is the law of a judge that was not the one asked."""
+    """With real random streams; the control is the distribution of a judge that was not the one asked."""
     pairs = (TablePair(5, seed, "flat") for seed in range(10))
     pair = max(pairs, key=lambda each: torch.tensor(one_token(each, coin, each.q(()).tolist())).dist(each.p(())))
     rule, generator = judge(pair, coin), torch.Generator().manual_seed(0)
@@ -329,7 +331,7 @@ def test_a_run_is_broken_by_what_the_exact_test_accepts() -> None:
     lengths = [0.0] * 4
     for chance, verdict in verdicts(rule, Draft(TokenTree((0, 0, 0)), Sampled(q_KV, (0, 1, 2))), laws):
         lengths[len(verdict.path)] += chance
-    # a token falls where its own test fails behind one that was spared
+    # a token falls where its own test fails after one that was spared
     second_falls, third_falls = 0.9 * 0.9, 0.1 * 0.9 * 0.9
     assert lengths == pytest.approx([0.0, second_falls, third_falls, 1 - second_falls - third_falls], abs=1e-12)
 

@@ -1,4 +1,4 @@
-"""What a ring holds and what is drafted: in batches, after refusals, cancelled, asked twice, behind long prompts."""
+"""What a ring holds and what is drafted: in batches, after refusals, cancelled, asked twice, after long prompts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(llm: LLM, prompts: Sequence[Sequence[int]], count: int, temperature: flo
 
 
 def check_rings(drafter: LongSpecDrafter) -> list[int]:
-    """Have every ring compared, behind each draft, with one that is filled from the text alone; counts them."""
+    """Have every ring compared, after each draft, with one that is filled from the text alone; counts them."""
     checked: list[int] = []
     propose = drafter.propose
 
@@ -73,7 +73,7 @@ def check_rings(drafter: LongSpecDrafter) -> list[int]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @every_shape
 def test_the_ring_is_what_the_text_makes_of_it(shape: str, temperature: float, model: LanguageModel) -> None:
-    """Behind every draft, accepted in part or rejected, in a batch whose requests come and go: bit for bit."""
+    """After every draft, accepted in part or rejected, in a batch whose requests come and go: bit for bit."""
     drafter = drafter_of(model, shape)
     checked = check_rings(drafter)
     llm = with_config({"method": drafter, "num_speculative_tokens": 5}, target=model, max_num_seqs=3)
@@ -87,7 +87,7 @@ def test_the_ring_is_what_the_text_makes_of_it(shape: str, temperature: float, m
 
 @every_shape
 def test_long_texts_are_those_of_plain_decoding(shape: str, model: LanguageModel) -> None:
-    """Prompts many windows long, read in chunks beside others that decode."""
+    """Prompts many windows long, read in chunks next to others that decode."""
     prompts = [tokens_of(seed, length, 100) for seed, length in enumerate((700, 90, 1500, 3))]
     options = {"target": model, "max_num_seqs": 2, "max_rows_per_step": 200}
     plain = run(with_config(None, **options), prompts, 20)
@@ -151,7 +151,7 @@ def test_a_neighbour_s_fault_and_a_cancelled_request_leave_the_others_as_they_ar
 @every_shape
 def test_a_request_drafts_alike_alone_and_in_company(shape: str, model: LanguageModel) -> None:
     """Seeded, at temperature 1: tokens depend on what is drafted, and company must not change that."""
-    if model.fused is None:
+    if model.native_decoder is None:
         pytest.skip("the library's products round by their number of rows")
     prompts = [tokens_of(seed, 8 + 7 * seed, 100) for seed in range(4)]
     config = {"num_speculative_tokens": 4}
@@ -200,7 +200,7 @@ def test_a_head_beside_the_weights_is_found_and_a_folder_is_taken(model: Languag
 def test_a_head_drafts_for_what_was_grown_from_its_target(
     family: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found without an option, the same drafts, at the cost that they have beside the original."""
+    """Found without an option, the same drafts, at the cost that they have next to the original."""
     build.library()  # the native decoder comes from the user's own cache
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 128}

@@ -201,7 +201,7 @@ def test_it_sees_the_keys_before_the_root_and_no_others(model: LanguageModel, he
             slot = drafting.request.slot
             keys[slot, :, place] += 3.0
             values[slot, :, place] += 3.0
-            if place == PROMPT - 1:  # the root's own place, and all behind it
+            if place == PROMPT - 1:  # the root's own place, and all after it
                 keys[slot, :, place:], values[slot, :, place:] = 7.0, 7.0
         drafting.draft()
         found.append(torch.stack(drafting.logits))
@@ -225,8 +225,8 @@ def test_every_level_reads_all_keys_before_the_root(shape: str, model: LanguageM
 
 def test_a_chain_at_once_is_its_levels_one_by_one(model: LanguageModel, head: Path, monkeypatch: Any) -> None:
     """To the bit, and to rounding what the network's own arithmetic gives."""
-    if model.fused is None:
-        pytest.skip("several levels are one call beside a fused target")
+    if model.native_decoder is None:
+        pytest.skip("several levels are one call next to a fused target")
     once, apart, written_out = (Drafting(model, head) for _ in range(3))
     calls = once.count_calls(), apart.count_calls()
     drafts = [once.draft()]
@@ -371,8 +371,8 @@ def test_nothing_is_drafted_where_the_head_was_never_trained(model: LanguageMode
 
 
 def test_what_is_read_of_the_target_s_cache_is_checked(model: LanguageModel, head: Path) -> None:
-    if model.fused is None:
-        pytest.skip("native code is beside a fused target")
+    if model.native_decoder is None:
+        pytest.skip("native code is next to a fused target")
     drafting = Drafting(model, head)
     native, ring = drafting.drafter._runner._native, drafting.drafter.ring
     assert native is not None
@@ -391,7 +391,7 @@ def test_what_is_read_of_the_target_s_cache_is_checked(model: LanguageModel, hea
     other = LongSpec.load(head)
     other.config = replace(other.config, layer=9)
     with pytest.raises(ValueError, match="layer=9: 0 to 2"):
-        drafting.drafter._runner._described(other, model.fused)
+        drafting.drafter._runner._described(other, model.native_decoder)
 
 
 def test_a_prompt_of_one_token_sees_no_keys(model: LanguageModel, head: Path) -> None:

@@ -77,7 +77,9 @@ def test_a_target_that_is_rounded_when_it_is_loaded(name: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_layer_knows_stands(name: str, tmp_path: Path) -> None:
-    """The law is that of the last token alone: all drafts stand. Planted: token and feature swapped, and few do."""
+    """The distribution is that of the last token alone: all drafts stand. Planted: token and feature swapped, and few
+    do.
+    """
     folder = save_mtp(name, tmp_path, knowing=True)
     knowing = load(str(folder), device="cpu")
     config = {"method": "mtp", "num_speculative_tokens": 3}

@@ -110,7 +110,7 @@ def test_it_computes_what_the_library_s_layer_does(folder: Path) -> None:
             found.append(output.logits_MV)
         assert following.shape == (1, WIDTH)
         torch.testing.assert_close(torch.cat(found), expected, rtol=1e-4, atol=1e-4)
-    assert float((expected[3] - expected[7]).abs().max()) > 0.1  # not the same law everywhere
+    assert float((expected[3] - expected[7]).abs().max()) > 0.1  # not the same distribution everywhere
 
 
 @pytest.mark.parametrize("norm_output", [True, False])

@@ -183,7 +183,7 @@ def test_stored_features_teach_the_same(folder: Path) -> None:
 
 
 def test_training_begins_where_the_feature_is_handed_on(folder: Path, tmp_path: Path) -> None:
-    """Almost the target's own law of the token that it has just read: what drafts are learnt from."""
+    """Almost the target's own distribution of the token that it has just read: what drafts are learnt from."""
     write_relaid(str(folder / "target"), tmp_path / "glm")
     frozen = FrozenTarget(load_as_is(str(tmp_path / "glm"), device="cpu").model, ())
     torch.manual_seed(0)

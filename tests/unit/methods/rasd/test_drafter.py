@@ -1,4 +1,6 @@
-"""RasdDrafter over tiny models and the bundled pair: exact law and stream, the draft's cache, sources, bad input."""
+"""RasdDrafter over tiny models and the bundled pair: exact distribution and stream, the draft's cache, sources, bad
+input.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ def drafter_of(llm) -> RasdDrafter:
     return found
 
 
-# ---------------------------------------------------------------- the law
+# ---------------------------------------------------------------- the distribution
 
 
 def law_of(llm):
@@ -133,7 +135,7 @@ def test_a_seed_has_one_stream_whatever_was_retrieved(pair, store, coupled):
 
 
 def test_retrieved_tokens_beside_a_draft_of_nothing_keep_the_stream(pair, store):
-    """A draft model may have nothing to say; a draft of nothing has no law of its own."""
+    """A draft model may have nothing to say; a draft of nothing has no distribution of its own."""
     llm = recipe(pair, store)
     inner = drafter_of(llm)._inner
     inner.propose = lambda contexts, budgets: [NO_DRAFT] * len(contexts)
@@ -323,8 +325,8 @@ def test_bad_options_are_refused(options, says):
     ("options", "says"),
     [
         ({"drafter": "suffx"}, "did you mean 'suffix'"),
-        ({"drafter": "sprinter"}, "draws from a law of its own"),
-        ({"drafter": "kangaroo"}, "begins inside the target|draws from a law of its own"),
+        ({"drafter": "sprinter"}, "draws from a distribution of its own"),
+        ({"drafter": "kangaroo"}, "begins inside the target|draws from a distribution of its own"),
         ({"drafter": "ngram", "head": "x"}, "drafter 'ngram' has no such option"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The layout of a probe: what stands behind a draft, and which of its rows judges which token."""
+"""The layout of a probe: what stands after a draft, and which of its rows judges which token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_drafted_token_is_judged_by_the_row_before_its_copy(prefix, count,
     found = of(reflected(tree, rows(num_probes), len(PROMPT), bonus=bonus))
     assert set(found) == set(range(count + bonus))
     for row, probe in found.items():
-        # the token behind the row that judges d_(row + 1) is that token's copy, or there is none behind it
+        # the token after the row that judges d_(row + 1) is that token's copy, or there is none after it
         behind = count + int(probe) + 1
         assert (probed.tokens[behind] == tree.tokens[row]) if behind < len(probed) else row == count - 1 + bonus
         before = probed.tokens[count + int(probe)]
@@ -57,7 +57,7 @@ def test_every_path_of_a_tree_has_a_copy_of_its_own_that_sees_no_other():
                 : len(seen)
             ]
         )
-    # row 0 is judged by all three copies; row 1, behind node 0, by those of its two paths
+    # row 0 is judged by all three copies; row 1, after node 0, by those of its two paths
     assert of(reflected(tree, rows(8), 1, bonus=False)) == pytest.approx({0: (1 + 3 + 6) / 3, 1: (4 + 7) / 2})
 
 

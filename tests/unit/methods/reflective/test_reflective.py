@@ -35,7 +35,7 @@ def reflective(alpha=0.5, *, settings=None, **options):
 
 
 def noted(llm, monkeypatch):
-    """Every draft that is verified with a probe: tokens before, draft, laws."""
+    """Every draft that is verified with a probe: tokens before, draft, distributions."""
     rule, found = llm.recipe.verifier, []
     probe, verify = rule.probe, rule.verify_within
     asked = {}
@@ -90,7 +90,7 @@ def read(tokens, wanted):
 
 
 def test_both_readings_are_a_plain_forward_over_the_same_tokens(monkeypatch):
-    """Z0 as without a suffix and Zr as over the concatenated text: to the bit, on the fused decoder."""
+    """Z0 as without a suffix and Zr as over the concatenated text: to the bit, on the native decoder."""
     llm = reflective(0.5)
     found = noted(llm, monkeypatch)
     llm.generate(PROMPTS[0], GREEDY)
@@ -99,7 +99,7 @@ def test_both_readings_are_a_plain_forward_over_the_same_tokens(monkeypatch):
         k = len(draft)
         whole = read([*tokens, *probed.tokens], 1 + len(probed))
         alone = read([*tokens, *draft.tree.tokens], 1 + k)
-        same = torch.equal if target().fused is not None else lambda a, b: torch.allclose(a, b, atol=1e-3)
+        same = torch.equal if target().native_decoder is not None else lambda a, b: torch.allclose(a, b, atol=1e-3)
         assert same(laws.raw_MV, alone)
         assert same(laws.raw_MV, whole[: 1 + k])
         assert same(laws.probe_logits_PV, whole[1 + k :])
@@ -168,7 +168,7 @@ class Fickle(ReflectiveVerifier):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("tree", ["chain", "topk"])
 def test_committed_keys_and_values_are_those_of_a_fresh_read_whatever_stands_fails_or_is_cancelled(seed, tree):
-    """To the bit on the fused decoder, after every step, in slots that failed or cancelled requests had before."""
+    """To the bit on the native decoder, after every step, in slots that failed or cancelled requests had before."""
     rule = Fickle(ReflectiveVerifier.Config(alpha=0.5, prompt=(60, 61), prefix=3))
     rule.random = random.Random(seed)
     options = {"tree": "topk", "num_drafts": 2} if tree == "topk" else {}
@@ -184,7 +184,7 @@ def test_committed_keys_and_values_are_those_of_a_fresh_read_whatever_stands_fai
             fresh = fresh_cache(list(request.tokens)[:length])
             for kept, read_again in ((engine.cache.keys, fresh.keys), (engine.cache.values, fresh.values)):
                 for ours, theirs in zip(kept, read_again, strict=True):
-                    same = torch.equal if target().fused is not None else partial(torch.allclose, atol=1e-4)
+                    same = torch.equal if target().native_decoder is not None else partial(torch.allclose, atol=1e-4)
                     assert same(ours[request.slot, :, :length], theirs[0, :, :length])
             if rule.random.random() < 0.05:
                 engine.cancel(request)
@@ -210,7 +210,7 @@ def fresh_cache(tokens):
 def test_company_changes_nothing(params):
     expected = [ids(reflective().generate(prompt, params))[0] for prompt in PROMPTS]
     assert ids(reflective().generate(PROMPTS, params)) == expected
-    if params is SAMPLED:  # a seed holds beside prompts that take every row
+    if params is SAMPLED:  # a seed holds next to prompts that take every row
         long = (prompt_ids(PROMPTS[1]) * 40)[:300]
         crowd = reflective().generate([*PROMPTS, long], [*[params] * len(PROMPTS), GREEDY])
         assert ids(crowd)[: len(PROMPTS)] == expected

@@ -72,7 +72,7 @@ def drafts(pair, kind):
 
 
 def by_place(rule, draft, target):
-    """Walked path -> law of the token that is emitted behind it, and the charges seen there."""
+    """Walked path -> distribution of the token that is emitted after it, and the charges seen there."""
     mass, charges = defaultdict(lambda: torch.zeros(V, dtype=torch.float64)), defaultdict(set)
     for weight, verdict in verdicts(rule, draft, target):
         out = [*(draft.tree.tokens[node] for node in verdict.path), verdict.extra]
@@ -105,5 +105,5 @@ def test_the_charge_is_the_enumerated_distance_at_every_place_of_a_tree(kind, na
         charged += weight * min(charges[()])[0]
     assert (deepest > 0.01) == bonus or name == "typical"
     assert charged > 0.01
-    if kind is not PointMass:  # whose drafts have no law here
+    if kind is not PointMass:  # whose drafts have no distribution here
         assert charged >= total_variation(mean_V, pair.p(())) - 1e-6

@@ -1,4 +1,6 @@
-"""The rule `reflective` on random tables: fusion, the law given a draft, the meter by enumeration, budgets, guards."""
+"""The rule `reflective` on random tables: fusion, the distribution given a draft, the meter by enumeration, budgets,
+guards.
+"""
 
 from __future__ import annotations
 
@@ -132,8 +134,8 @@ def test_the_law_given_a_draft_is_that_of_all_its_verdicts(name):
 @pytest.mark.parametrize("style", ["flat", "peaked", "zeros", "equal"])
 @pytest.mark.parametrize("name", ["recursive", "ratio", "typical"])
 def test_the_meter_is_the_distance_given_the_draft_and_never_flatters(style, name):
-    """Per draft: TV and KL between the enumerated laws of this rule and of exact verification. In the mean over drafts:
-    at least the distance of the emitted law from p."""
+    """Per draft: TV and KL between the enumerated distributions of this rule and of exact verification. In the mean
+    over drafts: at least the distance of the emitted distribution from p."""
     pair, verifier = TablePair(V, 2, style), rule(0.6, rule=name)
     mean_V, charged = torch.zeros(V, dtype=torch.float64), 0.0
     for weight, tokens in chains(pair, 2):

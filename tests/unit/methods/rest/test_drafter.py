@@ -42,9 +42,9 @@ def made(tmp_path):
     return make
 
 
-def draft_of(drafter, text, request_id=0, nodes=8, depth=8, stop_rule=None, own_past=False):
+def draft_of(drafter, text, request_id=0, nodes=8, depth=8, stop_rule=None, history_only=False):
     context = SimpleNamespace(tokens=ids(text), request_id=request_id, num_prompt=0)
-    [draft] = drafter.propose([context], [Budget(nodes, depth, stop_rule, own_past=own_past)])
+    [draft] = drafter.propose([context], [Budget(nodes, depth, stop_rule, history_only=history_only)])
     return draft
 
 
@@ -116,11 +116,11 @@ def test_tokens_that_were_not_drafted_teach_as_well(made):
 
 def test_a_seeded_request_learns_from_itself_alone(made):
     drafter = made("the cat sat on a mat")
-    expected = draft_of(drafter, "the cat", 0, own_past=True).confidence
+    expected = draft_of(drafter, "the cat", 0, history_only=True).confidence
     for request_id in range(1, 40):
         draft_of(drafter, "the cat", request_id)
         draft_of(drafter, "the cat ran", request_id)
-    assert draft_of(drafter, "the cat", 99, own_past=True).confidence == expected
+    assert draft_of(drafter, "the cat", 99, history_only=True).confidence == expected
 
 
 def test_a_released_request_is_forgotten(made):

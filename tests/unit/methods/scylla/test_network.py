@@ -76,7 +76,7 @@ def test_the_first_pair_by_hand(model: LanguageModel) -> None:
 
 
 def test_every_layer_counts(model: LanguageModel) -> None:
-    """Planted: the second layer left out is another law."""
+    """Planted: the second layer left out is another distribution."""
     head = Scylla.random(model, layers=2)
     less = Scylla.random(model, layers=1)
     less.load_state_dict({name: each for name, each in head.state_dict().items() if "layers.1" not in name})
@@ -113,7 +113,7 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "no ids": (retensor(draft_ids=gone), ModelError, "draft_ids is missing"),
     "ids that fall": (retensor(draft_ids=lambda each: each.flip(0)), ModelError, "draft_ids: increasing tokens"),
     "ids that lead away": (retensor(draft_ids=lambda each: each + 9000), ModelError, "draft_ids: increasing"),
-    "the id behind the last": (
+    "the id after the last": (
         retensor(draft_ids=lambda each: torch.cat([each[:-1], torch.tensor([101])])),
         ModelError,
         "draft_ids: increasing tokens below 101",

@@ -25,11 +25,11 @@ CHAIN = TokenTree((1, 2, 3))
 
 
 class Case:
-    """A cache with prefixes, and a batch behind them.
+    """A cache with prefixes, and a batch after them.
 
     Args:
         shape: query heads, key heads, key width, value width.
-        requests: committed rows, and then a draft behind a root, or a chunk's length.
+        requests: committed rows, and then a draft after a root, or a chunk's length.
     """
 
     def __init__(

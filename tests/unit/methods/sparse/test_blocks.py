@@ -157,7 +157,7 @@ SLOTS, LENGTH = 4, 60
 
 
 def write(cache: KVCache, slot: int, count: int, generator: torch.Generator) -> None:
-    """Random rows behind the committed prefix, as attention writes them."""
+    """Random rows after the committed prefix, as attention writes them."""
     cache.reserve(slot, count)
     begin = cache.lengths[slot]
     for layer in range(LAYERS):

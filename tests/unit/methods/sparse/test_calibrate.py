@@ -174,9 +174,9 @@ def test_a_threshold_is_swept_over_what_the_file_says_of_such_sets(dense):
 
 
 def test_what_a_choice_catches_by_hand():
-    """One head, six blocks of 16, one of them kept beside the last; the root's key stands in the second block."""
+    """One head, six blocks of 16, one of them kept next to the last; the root's key stands in the second block."""
     q_HTD, keys_GCD = torch.zeros(1, 2, 4), torch.zeros(1, 98, 4)
-    q_HTD[0, :, 0] = torch.tensor([1.0, -1.0])  # the row behind the root asks for the opposite
+    q_HTD[0, :, 0] = torch.tensor([1.0, -1.0])  # the row after the root asks for the opposite
     keys_GCD[0, 20, 0] = 6.0
     keys_GCD[0, 40:48, 0] = -2.0
     seen = calibrating._Seen(1, BlockRule(budget=0.34, dense_below=0, size=16, sinks=0, locals=1))

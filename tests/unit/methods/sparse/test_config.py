@@ -126,7 +126,7 @@ def test_unknown_options_of_a_method_still_are():
         ({"verification.moe": 1}, "'zoo:base' has no routed experts"),
         (
             {"verification.attention": "global", "verification.dense_below": 256, "verification.reuse": "calibrated"},
-            "needs a calibration of 'zoo:base', and none lies beside.*foretoken calibrate sparse --model zoo:base",
+            "needs a calibration of 'zoo:base', and none lies next to.*foretoken calibrate sparse --model zoo:base",
         ),
         ({**FFN, "verifier": "typical", "max_distortion": 0.1}, "max_distortion=0.1 cannot be kept with sparse"),
     ],
@@ -163,7 +163,7 @@ def test_a_sparse_recipe_promises_nothing_and_says_that_its_distance_is_not_know
 
 
 def test_the_share_of_the_prefix_that_was_read_is_told():
-    """Three blocks of 16 are kept whatever the budget is, and what lies behind the last whole block."""
+    """Three blocks of 16 are kept whatever the budget is, and what lies after the last whole block."""
     attention = {"attention": "per_head", "block": 16, "budget": 0.01, "dense_below": 0}
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     (output,) = with_config({"method": "none", "verification": attention}).generate(PROMPTS[2] * 5, params)

@@ -281,7 +281,9 @@ def test_budgets_hold(temperature: float) -> None:
 
 
 def test_tokens_that_the_filters_exclude_never_stand() -> None:
-    """With one token left of each law whatever stands is the target's favourite, however much the head approves."""
+    """With one token left of each distribution whatever stands is the target's favourite, however much the head
+    approves.
+    """
     llm = sprinter("pre", ALWAYS, max_draft=6)
     outputs = llm.generate(PROMPTS, plan(1.0, top_k=1))
     assert ids(outputs) == [greedy(prompt, LENGTH) for prompt in PROMPTS]
@@ -446,7 +448,9 @@ def test_a_head_of_another_width(tmp_path: Path) -> None:
 
 
 def test_the_confidence_stop_says_what_q_says() -> None:
-    """At a temperature: v is q(y) of the processed law; a draft ends with the first token below the threshold."""
+    """At a temperature: v is q(y) of the processed distribution; a draft ends with the first token below the
+    threshold.
+    """
     llm = with_config({"method": "sprinter", "model": "zoo:draft", "stop": "confidence", "threshold": 0.4})
     found = noted(llm)
     ids(llm.generate(PROMPTS, plan(1.0, top_k=20)))

@@ -140,7 +140,7 @@ def test_a_fit_finds_what_there_is_and_is_of_its_seed() -> None:
 
 
 def test_where_the_facts_say_all_a_noisy_state_does_no_harm() -> None:
-    """A few hundred examples, a hundred numbers of noise: the penalty keeps what the law says."""
+    """A few hundred examples, a hundred numbers of noise: the penalty keeps what the distribution says."""
     generator = torch.Generator().manual_seed(0)
     facts_N3, noise_ND = torch.randn(400, 3, generator=generator), torch.randn(400, 100, generator=generator)
     y_N = (facts_N3[:, 0] + 0.7 * torch.randn(400, generator=generator) > 0).float()

@@ -103,7 +103,7 @@ def emitted(draft: Draft, verdict: Verdict) -> Context:
 
 
 def joint_law(pair: TablePair, head: Head, cap: int, length: int = 2, **options: object) -> torch.Tensor:
-    """The law of the first tokens: one step, then plain sampling from the target."""
+    """The distribution of the first tokens: one step, then plain sampling from the target."""
     joint = torch.zeros((pair.vocab_size,) * length, dtype=torch.float64)
     for weight, draft, verdict in outcomes(pair, head, cap, **options):  # type: ignore[arg-type]
         text = emitted(draft, verdict)[:length]
@@ -199,7 +199,7 @@ def test_a_judge_that_sees_the_token_adds_up_the_excess_that_it_lets_pass() -> N
 
 @pytest.mark.parametrize("style", STYLES)
 def test_what_is_charged_for_a_token_is_the_distance_of_its_law(style: str) -> None:
-    """Given the past: every token's law is enumerated on its own, and compared with the meter."""
+    """Given the past: every token's distribution is enumerated on its own, and compared with the meter."""
     for seed in range(4):
         pair = TablePair(4, seed, style)
         e_V = joint_law(pair, always, 2, length=1)
@@ -349,7 +349,9 @@ def known_drafts(pair: TablePair, head: Head, cap: int) -> Iterator[tuple[float,
 
 
 def laws_in_a_step(pair: TablePair, head: Head, cap: int, rule: Verifier) -> dict[Context, tuple[torch.Tensor, float]]:
-    """Of every prefix that one step may emit: the law of the token after it in the step, and what it is charged."""
+    """Of every prefix that one step may emit: the distribution of the token after it in the step, and what it is
+    charged.
+    """
     masses: dict[Context, torch.Tensor] = {}
     charges: dict[Context, set[float]] = {}
     for weight, draft in known_drafts(pair, head, cap):
@@ -377,7 +379,7 @@ def test_a_judge_whose_word_on_every_token_is_known_is_charged_exactly(head: Hea
 
 @pytest.mark.parametrize("budget", [0.0, 0.02, 0.1])
 def test_a_budget_bounds_the_total_variation_of_every_prefix(budget: float) -> None:
-    """Not the charges alone: the true distance, of the law of each token from the target's."""
+    """Not the charges alone: the true distance, of the distribution of each token from the target's."""
     rule = SprinterVerifier(SprinterVerifier.Config(max_distortion=budget))
     used = 0.0
     for seed, style in itertools.product(range(12), ("flat", "peaked")):

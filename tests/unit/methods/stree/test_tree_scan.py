@@ -117,7 +117,7 @@ def test_the_native_decoder_is_the_page(
     causal: bool, close: bool, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page takes the place of the recurrence in the library's layers, which are compared with native code."""
-    if model.fused is None:
+    if model.native_decoder is None:
         pytest.skip("there is no compiled decoder on this machine")
     native = verified(model)
     monkeypatch.setattr(scan, "walk", lambda *arguments: by_the_page(*arguments, causal=causal))

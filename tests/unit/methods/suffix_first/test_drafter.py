@@ -1,4 +1,6 @@
-"""SuffixFirstDrafter over tiny models and the bundled pair: who drafts, exact law and stream, heads, bad input."""
+"""SuffixFirstDrafter over tiny models and the bundled pair: who drafts, exact distribution and stream, heads, bad
+input.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,7 @@ def test_both_speak_in_one_text_and_are_counted_apart():
     assert accepted["draft_model"] > 5
 
 
-# ---------------------------------------------------------------- the law
+# ---------------------------------------------------------------- the distribution
 
 
 def law_of(llm):
@@ -119,7 +121,7 @@ def test_texts_have_the_target_s_law(pair, options):
 
 
 def test_a_copy_that_is_said_to_be_drawn_is_seen(pair):
-    """Planted: a copy with a law that it was not drawn from stands too often."""
+    """Planted: a copy with a distribution that it was not drawn from stands too often."""
     llm = recipe(pair)
     drafter, size = drafter_of(llm), pair[0].vocab_size
     propose = drafter.propose
@@ -245,7 +247,7 @@ def test_bad_options_are_refused(options, says):
     ("options", "says"),
     [
         ({"drafter": "draft_modl"}, "did you mean 'draft_model'"),
-        ({"drafter": "kangaroo"}, "begins inside the target|draws from a law of its own"),
+        ({"drafter": "kangaroo"}, "begins inside the target|draws from a distribution of its own"),
         ({"drafter": "ngram", "head": "x"}, "drafter 'ngram' has no such option"),
     ],
 )

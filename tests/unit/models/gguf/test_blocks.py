@@ -58,7 +58,7 @@ def test_a_block_is_what_ggml_says(name: str, tmp_path: Path) -> None:
     assert torch.equal(found.dense(), expected)
     assert torch.equal(dense(file, entry), expected)
     assert (found.group, found.bits, found.name) == (*KINDS[name], "blk.0.ffn_up.weight")
-    # files mix kinds, and the fused decoder packs queries, keys and values as one
+    # files mix kinds, and the native decoder packs queries, keys and values as one
     assert can_join([found, rounded(torch.ones(4, 256), 4, 32)])
 
 

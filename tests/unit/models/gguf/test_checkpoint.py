@@ -113,11 +113,11 @@ def test_a_processor_computes_float16_in_bfloat16(
     path = gguf_files.rewrite(saved, tmp_path / "x.gguf", kind="F16")
     model = load(path, device="cpu")
     assert model.dtype == torch.bfloat16
-    assert (model.fused is None) == (build.library() is None)
+    assert (model.native_decoder is None) == (build.library() is None)
     assert f"model '{path}' is stored in float16 and computed in bfloat16, which rounds its weights" in caplog.text
     caplog.clear()
     assert load(path, device="cpu", dtype="float16").dtype == torch.float16
-    assert "the fused CPU decoder is not used for this model, the slower general path is: its dtype" in caplog.text
+    assert "the native CPU decoder is not used for this model, the slower general path is: its dtype" in caplog.text
 
 
 def test_ends_of_turns_count(saved: Path, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_header_that_is_damaged(saved: Path, tmp_path: Path) -> None:
         (4, struct.pack("<I", 1), "of version 1; versions 2 and 3"),
         (4, struct.pack(">I", 3), "big-endian"),
         (8, struct.pack("<Q", 2**60), "has 0 dimensions"),
-        (8, struct.pack("<Q", 0), "there is something behind its header"),
+        (8, struct.pack("<Q", 0), "there is something after its header"),
         (16, struct.pack("<Q", 2**60), "in the middle of its header"),
         (24, struct.pack("<Q", 2**60), "in the middle of its header"),
     ):
@@ -379,7 +379,7 @@ def test_tensors_that_lie_elsewhere(saved: Path, tmp_path: Path) -> None:
         (places.offset[UP], struct.pack("<Q", 2**60), f"its tensor '{UP}' begins at byte 1152"),
         (places.kind[UP], struct.pack("<I", 2), r"begins at byte \d+, and those before it end at"),
         (places.kind[NORM], struct.pack("<I", 1), r"begins at byte \d+, and those before it end at"),
-        (places.kind[last], struct.pack("<I", 2), f"there is something behind its last tensor '{last}'"),
+        (places.kind[last], struct.pack("<I", 2), f"there is something after its last tensor '{last}'"),
         (places.shape[UP], struct.pack("<Q", 32), r"begins at byte \d+, and those before it end at"),
         (places.shape[UP], struct.pack("<Q", 0), rf"its tensor '{UP}' has the shape \[96, 0\]"),
         (places.shape[UP], struct.pack("<Q", 2**60), f"is cut short: its tensor '{UP}' ends at byte"),

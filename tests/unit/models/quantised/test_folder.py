@@ -99,7 +99,7 @@ def test_a_layer_computes_with_its_columns_in_their_order(plain: Path, tmp_path:
     assert (layer(x) - expected).norm() / expected.norm() < 0.02  # activations of 8 bits
     in_order = QuantisedLinear(replace(layer.quantised, order_K=None))
     assert (in_order(x) - expected).norm() / expected.norm() > 0.5
-    assert (load(tmp_path / "q", device="cpu", dtype="float32").fused is None) == (build.library() is None)
+    assert (load(tmp_path / "q", device="cpu", dtype="float32").native_decoder is None) == (build.library() is None)
 
 
 @pytest.mark.parametrize(("stored", "dtype"), [(torch.float16, torch.float32), (torch.bfloat16, torch.bfloat16)])
@@ -261,7 +261,7 @@ def test_a_bias_that_the_model_does_not_have(value: float, folder: Path) -> None
 
 
 def test_a_folder_as_auto_gptq_writes_it(plain: Path, folder: Path) -> None:
-    """Settings beside the config, weights under a name of their own, tables that older libraries stored."""
+    """Settings next to the config, weights under a name of their own, tables that older libraries stored."""
     expected = load_as_is(folder, device="cpu").model.state_dict()
     config = json.loads((folder / "config.json").read_text())
     settings = config.pop("quantization_config")
@@ -287,7 +287,7 @@ INDICES: dict[str, tuple[Any, str]] = {
     "no files": ({"weight_map": 3}, "model.safetensors.index.json cannot be read"),
     "a number": (3, "model.safetensors.index.json cannot be read"),
     "a file that is a list": ({"weight_map": {"a": ["b"]}}, "model.safetensors.index.json cannot be read"),
-    "a file elsewhere": ({"weight_map": {"a": "../b"}}, "'weight_map' names something else than files beside it"),
+    "a file elsewhere": ({"weight_map": {"a": "../b"}}, "'weight_map' names something else than files next to it"),
     "a file that is not there": ({"weight_map": {"a": "b"}}, "its file b is missing"),
     "a tensor twice": ({"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}, "' is in two of its files"),
 }

@@ -1,4 +1,5 @@
-"""What the formulas of this package are given: laws of target and draft, refused in plain words if they are none.
+"""What the formulas of this package are given: distributions of target and draft, refused in plain words if they are
+none.
 
 Letters: B positions, V vocabulary.
 """
@@ -14,14 +15,14 @@ _SUM_TOLERANCE = 1e-4  # a float32 softmax over 150 000 tokens is within 1e-5
 
 
 def check_laws(p_BV: Tensor, q_BV: Tensor) -> tuple[Tensor, Tensor]:
-    """Both laws as float64 [B, V] on the CPU, every row divided by its sum.
+    """Both distributions as float64 [B, V] on the CPU, every row divided by its sum.
 
     Args:
-        p_BV: the target's processed laws, [B, V] or [V], any float dtype.
+        p_BV: the target's processed distributions, [B, V] or [V], any float dtype.
         q_BV: the draft's, same shape.
     Raises:
-        ConfigError: not a float tensor, shapes differ, no vocabulary, or a row that is not a probability law (a value
-            that is not finite or negative, no mass at all, or a sum off by more than 1e-4).
+        ConfigError: not a float tensor, shapes differ, no vocabulary, or a row that is not a probability distribution
+            (a value that is not finite or negative, no mass at all, or a sum off by more than 1e-4).
     """
     laws = []
     for name, law in (("p", p_BV), ("q", q_BV)):
@@ -29,7 +30,9 @@ def check_laws(p_BV: Tensor, q_BV: Tensor) -> tuple[Tensor, Tensor]:
             kind = law.dtype if isinstance(law, Tensor) else type(law).__name__
             raise ConfigError(f"{name} is {kind}: give probabilities as a float tensor, [B, V] or [V]")
         if law.dim() not in (1, 2) or law.shape[-1] == 0:
-            raise ConfigError(f"{name} has shape {list(law.shape)}: give one law a row, [B, V] or [V], V at least 1")
+            raise ConfigError(
+                f"{name} has shape {list(law.shape)}: give one distribution a row, [B, V] or [V], V at least 1"
+            )
         laws.append(law)
     if laws[0].shape != laws[1].shape:
         raise ConfigError(
@@ -71,7 +74,7 @@ def _law(name: str, law_BV: Tensor) -> Tensor:
         raise ConfigError(f"{name}[{row}, {token}]={float(law_BV[row, token]):g} is negative: give probabilities")
     for row, total in enumerate(sum_B.tolist()):
         if total == 0.0:
-            raise ConfigError(f"{name}[{row}] has no token of positive probability: a law needs support")
+            raise ConfigError(f"{name}[{row}] has no token of positive probability: a distribution needs support")
         if abs(total - 1.0) > _SUM_TOLERANCE:
             raise ConfigError(
                 f"{name}[{row}] sums to {total:.6g}, not to 1: normalise it (a softmax in float32 or float64)"

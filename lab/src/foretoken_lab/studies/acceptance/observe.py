@@ -1,8 +1,10 @@
-"""Laws of a target and a draft model at real positions: on text that the target wrote itself, under its own sampling.
+"""Distributions of a target and a draft model at real positions: on text that the target wrote itself, under its own
+sampling.
 
 The target samples an answer to every prompt by plain decoding. Then both models read prompt and answer once, and their
-logits at a few positions of the answer become laws by the engine's own function (core/laws.py), with the temperature
-and top_p under which the answer was sampled. These are the p and q that a verifier meets at the root of a draft.
+logits at a few positions of the answer become distributions by the engine's own function (core/laws.py), with the
+temperature and top_p under which the answer was sampled. These are the p and q that a verifier meets at the root of a
+draft.
 
 Letters: M rows, V the target's vocabulary.
 """
@@ -32,12 +34,12 @@ _ROWS = 128  # rows of a forward: its logits are rows * vocabulary numbers
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The laws at some positions of one answer.
+    """The distributions at some positions of one answer.
 
     Attributes:
         prompt: index of the prompt.
         positions: index of the decided token in the answer, M integers, ascending.
-        p_MV: the target's processed laws, float32.
+        p_MV: the target's processed distributions, float32.
         q_MV: the draft's, over the target's vocabulary.
     """
 
@@ -73,9 +75,9 @@ def observe(
     *,
     progress: Callable[[], None] | None = None,
 ) -> Iterator[Observed]:
-    """Sample an answer to every prompt and give the laws at seeded random positions of it.
+    """Sample an answer to every prompt and give the distributions at seeded random positions of it.
 
-    One prompt's laws are in memory at a time.
+    One prompt's distributions are in memory at a time.
 
     Args:
         llm: the target, without a method.
@@ -110,7 +112,7 @@ def observe(
 def _laws(
     model: LanguageModel, tokens: Sequence[int], rows: Sequence[int], params: SamplingParams, size: int
 ) -> Tensor:
-    """float32 [M, V] on the CPU: the processed laws after the given tokens, in one dense reading."""
+    """float32 [M, V] on the CPU: the processed distributions after the given tokens, in one dense reading."""
     maker = LawMaker(params, (), size, device=model.device)
     cache = model.new_cache(1)
     slot = cache.acquire()

@@ -1,7 +1,7 @@
 """The best acceptance rate that any rule can have at a position with n drafts: the optimum of the transport problem.
 
-A rule couples the draft tuple with the emitted token; the target's law p and the law of the tuple are given. The dual
-of that linear program is a choice of tokens:
+A rule couples the draft tuple with the emitted token; the target's distribution p and the distribution of the tuple are
+given. The dual of that linear program is a choice of tokens:
 
     alpha* = 1 + min over sets H of  P(H) - Q(H),    P(H) = sum of p over H,  Q(H) = Pr(every draft is in H),
 
@@ -44,16 +44,17 @@ def optimal_acceptance(p_BV: Tensor, q_BV: Tensor, num_drafts: int, scheme: str)
     """The acceptance rate of the best rule for a drafting scheme, at every position.
 
     Args:
-        p_BV: the target's processed laws, [B, V] or [V], any float dtype; rows are computed in float64 on the CPU.
-        q_BV: the draft's processed laws, same shape.
+        p_BV: the target's processed distributions, [B, V] or [V], any float dtype; rows are computed in float64 on the
+            CPU.
+        q_BV: the draft's processed distributions, same shape.
         num_drafts: n, from 1 to V. Where fewer tokens have q > 0, a draft without repeats has only that many.
         scheme: "iid" (independent draws), "without_replacement" (successive draws), "greedy" (the n - 1 most probable
             tokens and one draw from the others), "topk" (the n most probable tokens), "hub" (SpecHub's pair, n = 2: its
-            unordered pairs have the law of greedy's). Ties among the most probable go to the lower token id.
+            unordered pairs have the distribution of greedy's). Ties among the most probable go to the lower token id.
     Returns:
         float64 [B], or a scalar for [V], in [0, 1]; on the CPU.
     Raises:
-        ConfigError: rows that are no probability laws, shapes that differ, n out of range, an unknown scheme.
+        ConfigError: rows that are no probability distributions, shapes that differ, n out of range, an unknown scheme.
     """
     check_scheme(scheme, num_drafts)
     single = isinstance(p_BV, Tensor) and p_BV.dim() == 1

@@ -9,8 +9,8 @@ when the first token outside H arrives, at rate lam = 1 - q(H):
 With t = e^u the integrand decays at both ends like an exponential of an exponential and is analytic in a strip, where
 the trapezoidal rule converges exponentially: a step of 0.35 is exact to about 1e-11.
 
-F needs the law of a sum of independent coins. For the heaviest tokens it is built coin by coin. For the others, of
-which there may be 150 000, it follows from power sums of their rates: with w = e^(qt) - 1,
+F needs the distribution of a sum of independent coins. For the heaviest tokens it is built coin by coin. For the
+others, of which there may be 150 000, it follows from power sums of their rates: with w = e^(qt) - 1,
 
     prod (e^(-qt) + z (1 - e^(-qt))) = e^(-t sum q) prod (1 + z w) = e^(-t sum q) sum_c z^c e_c(w),
 

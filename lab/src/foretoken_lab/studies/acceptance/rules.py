@@ -1,4 +1,5 @@
-"""What each verification rule accepts of n drafts at a position, given the target's law p and the draft's law q.
+"""What each verification rule accepts of n drafts at a position, given the target's distribution p and the draft's
+distribution q.
 
 A rule is the pair of how the drafts come about (the scheme) and what is done with them. All values are exact in float64
 but two, a sum over draft tuples without a closed form: `recursive` and `naive` on draws without replacement. They list
@@ -50,7 +51,7 @@ class Rule:
     Attributes:
         name: as the engine's verifiers are called where it has one.
         scheme: how the drafts come about.
-        acceptance: (p_BV, q_BV, n, sampling) -> [B]; laws are float64 and sum to 1.
+        acceptance: (p_BV, q_BV, n, sampling) -> [B]; distributions are float64 and sum to 1.
         num_drafts: the only n that the rule is for; None for any.
         sampled: when n > 1 and prefixes are many, the value is an average over sampled ones.
     """
@@ -79,8 +80,8 @@ def rule_acceptance(
     """The acceptance rate of one rule at every position.
 
     Args:
-        p_BV: the target's processed laws, [B, V] or [V], any float dtype.
-        q_BV: the draft's processed laws, same shape.
+        p_BV: the target's processed distributions, [B, V] or [V], any float dtype.
+        q_BV: the draft's processed distributions, same shape.
         num_drafts: n, from 1 to V.
         rule: its name in RULES.
         scheme: how the drafts come about, as in :func:`foretoken_lab.studies.acceptance.optimal.optimal_acceptance`.
@@ -89,8 +90,8 @@ def rule_acceptance(
     Returns:
         float64 [B], or a scalar for [V], in [0, 1]; on the CPU.
     Raises:
-        ConfigError: rows that are no probability laws, n out of range, an unknown rule or scheme, or a rule that is
-            not exact for drafts of this scheme; the message says why.
+        ConfigError: rows that are no probability distributions, n out of range, an unknown rule or scheme, or a rule
+            that is not exact for drafts of this scheme; the message says why.
     """
     check_scheme(scheme, num_drafts)
     chosen = find(rule, scheme)
@@ -298,7 +299,7 @@ RULES: tuple[Rule, ...] = (
 
 _NEEDS = {
     "ratio": "tests one draft against the q that it alone was drawn from",
-    "naive": "needs drafts whose law is known apart from the target's sample",
+    "naive": "needs drafts whose distribution is known apart from the target's sample",
     "recursive": "takes every draft for a draw from q without its elders, or for a point mass",
     "kseq": "accepts every draft against the same q, so that drafts have to be independent draws",
     "spechub": "is made for the pairs of its own sampler, two drafts of which one is the most probable token",

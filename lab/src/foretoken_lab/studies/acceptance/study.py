@@ -106,7 +106,7 @@ def study(
     Args:
         observed: positions of one sampling setting; consumed prompt by prompt.
         num_drafts: the values of n.
-        temperature, top_p: of the laws, to be named in the result.
+        temperature, top_p: of the distributions, to be named in the result.
         num_samples: of the rules without a closed form.
         seed: of their sampling.
     Returns:

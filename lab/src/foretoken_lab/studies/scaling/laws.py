@@ -1,8 +1,9 @@
-"""Fitting y = a log(x / unit) + b, with the base and the unit beside the coefficients, and saying how far to trust it.
+"""Fitting y = a log(x / unit) + b, with the base and the unit next to the coefficients, and saying how far to trust it.
 
-Paper: arXiv:2505.07858, the laws of data and depth, and the throughput that grows with log2 of the batch. Differs: the
-paper's coefficients contradict the base that it writes, so none of them is used; every fit stores its own, its
-residuals, what it becomes when any one point is left out, and what it says of the largest point without having seen it.
+Paper: arXiv:2505.07858, the distributions of data and depth, and the throughput that grows with log2 of the batch.
+Differs: the paper's coefficients contradict the base that it writes, so none of them is used; every fit stores its own,
+its residuals, what it becomes when any one point is left out, and what it says of the largest point without having seen
+it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ LAWS = {law.name: law for law in (DATA, CAPACITY, BATCH)}
 
 @dataclass(frozen=True)
 class Fit:
-    """One law over measured points.
+    """One distribution over measured points.
 
     Attributes:
         law: its name.
@@ -58,8 +59,8 @@ class Fit:
         xs, ys, residuals: the points, and what is left of each, y - fitted.
         without_one: (least, most) of a and of b over all fits without one point.
         curvature: what a quadratic term in the logarithm has for a coefficient.
-        saturates: that term bends the law down, and takes away more than half of the residual sum.
-        knee: x where the bent law stops growing, if it saturates; a bend that comes to no number is rounding.
+        saturates: that term bends the distribution down, and takes away more than half of the residual sum.
+        knee: x where the bent distribution stops growing, if it saturates; a bend that comes to no number is rounding.
         held_out: the largest x: measured, predicted from the others, and the difference.
     """
 
@@ -86,7 +87,7 @@ class Fit:
         if not min(self.xs) <= x <= max(self.xs):
             warning = f"{x:g} lies outside of what was measured, {min(self.xs):g} to {max(self.xs):g}"
         if self.saturates:
-            warning = (warning + "; " if warning else "") + f"the law saturates near {self.knee:g}"
+            warning = (warning + "; " if warning else "") + f"the distribution saturates near {self.knee:g}"
         return self.a * math.log(x / self.unit) / math.log(self.base) + self.b, warning
 
     def fields(self) -> dict[str, Any]:
@@ -104,10 +105,10 @@ def fit_log(law: Law, xs: Sequence[float], ys: Sequence[float]) -> Fit:
     """
     if len(xs) != len(ys) or len(set(xs)) != len(xs) or len(xs) < LEAST_POINTS:
         raise ValueError(
-            f"the law '{law.name}' needs {LEAST_POINTS} different points at least, there are {len(set(xs))}"
+            f"the distribution '{law.name}' needs {LEAST_POINTS} different points at least, there are {len(set(xs))}"
         )
     if not all(x > 0 and math.isfinite(x) and math.isfinite(y) for x, y in zip(xs, ys, strict=True)):
-        raise ValueError(f"the law '{law.name}': every point needs a positive x and a finite y")
+        raise ValueError(f"the distribution '{law.name}': every point needs a positive x and a finite y")
     points = sorted(zip((float(x) for x in xs), (float(y) for y in ys), strict=True))
     logs, values = [law.log(x) for x, _ in points], [y for _, y in points]
     a, b = _line(logs, values)
@@ -153,7 +154,7 @@ def contradictions(stored: Mapping[str, Any]) -> list[str]:
     if law is None:
         return [f"law={stored.get('law')!r}"]
     found = [
-        f"{name}={stored.get(name)!r}, but this law has {getattr(law, name):g}"
+        f"{name}={stored.get(name)!r}, but this distribution has {getattr(law, name):g}"
         for name in ("base", "unit")
         if not _close(stored.get(name), getattr(law, name))
     ]

@@ -1,4 +1,4 @@
-"""The laws in pictures: points, fit, band of all fits without one point; and predicted against measured speed.
+"""The distributions in pictures: points, fit, band of all fits without one point; and predicted against measured speed.
 
 Needs matplotlib (extra ``report``).
 """
@@ -44,7 +44,7 @@ def _law(axis: Any, fit: Fit) -> None:
     low, high = min(fit.xs), max(fit.xs)
     grid = [low * (high / low) ** (step / (_SAMPLES - 1)) for step in range(_SAMPLES)]
     axis.plot(grid, [fit.at(x)[0] for x in grid], color=COLOURS[0], label=f"R² {fit.r2:.2f}" if fit.r2 else "fit")
-    if len(fit.xs) > 4:  # without one point there are still as many as a law wants
+    if len(fit.xs) > 4:  # without one point there are still as many as a distribution wants
         law = LAWS[fit.law]
         others = [
             fit_log(law, [*fit.xs[:i], *fit.xs[i + 1 :]], [*fit.ys[:i], *fit.ys[i + 1 :]]) for i in range(len(fit.xs))

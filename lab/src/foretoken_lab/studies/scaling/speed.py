@@ -1,4 +1,4 @@
-"""A model of speed beside the laws of acceptance: tokens per second = b A / (t_draft + t_verify).
+"""A model of speed next to the distributions of acceptance: tokens per second = b A / (t_draft + t_verify).
 
     t_draft(b, k, D) = s + p D      least squares over D, for each b and k
     t_verify(b, k)                  what is left of a step: the median over D

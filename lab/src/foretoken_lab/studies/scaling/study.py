@@ -1,4 +1,4 @@
-"""From raw points to laws: which points a law is fitted to, and why one is not."""
+"""From raw points to distributions: which points a distribution is fitted to, and why one is not."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Study:
 
     Attributes:
         points: raw.
-        fits: by the law's name.
-        left_out: laws that were not fitted, with the reason.
-        speed: the model beside them.
+        fits: by the distribution's name.
+        left_out: distributions that were not fitted, with the reason.
+        speed: the model next to them.
     """
 
     points: tuple[Point, ...]
@@ -38,11 +38,11 @@ class Study:
 
 
 def study(points: Sequence[Point], layers: int, tokens: int) -> Study:
-    """Fit the three laws, each with the others held fixed.
+    """Fit the three distributions, each with the others held fixed.
 
     Args:
-        layers: D of the data law.
-        tokens: T of the capacity law and of everything that was timed.
+        layers: D of the data distribution.
+        tokens: T of the capacity distribution and of everything that was timed.
     """
     by_tokens = [(float(point.trained), point.accepted[point.most]) for point in points if point.layers == layers]
     by_layers = [(float(point.layers), point.accepted[point.most]) for point in points if point.tokens == tokens]

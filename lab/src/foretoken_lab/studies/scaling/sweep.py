@@ -1,7 +1,7 @@
 """The sweep: heads of Scylla by tokens and by layers, each trained, tried and timed; it goes on where it was stopped.
 
-    tokens      T1 .. Tn    at D1, the first number of layers                the data law
-    layers      D1 .. Dm    at Tn, the most tokens                           the capacity law
+    tokens      T1 .. Tn    at D1, the first number of layers                the data distribution
+    layers      D1 .. Dm    at Tn, the most tokens                           the capacity distribution
     batches     b1 .. bl    with every head of Tn tokens                     throughput, and the speed model
 
 Every head is trained anew from its first token: a schedule that falls to zero cannot be read off in its middle.
@@ -61,7 +61,7 @@ class Sweep:
     threads: int
 
     def heads(self) -> list[tuple[int, int]]:
-        """(D, T) of every head, the dear ones last."""
+        """(D, T) of every head, the expensive ones last."""
         wanted = {(self.layers[0], tokens) for tokens in self.tokens}
         wanted |= {(layers, self.tokens[-1]) for layers in self.layers}
         return sorted(wanted, key=lambda each: (each[1], each[0]))
@@ -90,7 +90,7 @@ def run(
         report: of the training loops.
         say: told of every head.
     Returns:
-        all points, the dear ones last.
+        all points, the expensive ones last.
     Raises:
         ForetokenError: another sweep lies in the folder, or a training stopped; what was reached is kept.
     """

@@ -18,7 +18,7 @@ _UNITS = {"accuracy": "points of accuracy", "rougeL": "points of ROUGE-L", "nll"
 
 
 def advice(study: Tradeoff) -> str:
-    """The choice among lossy points, beside exact verification."""
+    """The choice among lossy points, next to exact verification."""
     lossy = [row for row in study.rows if row.point.lossy]
     exact, plain = study.exact, study.row(PLAIN)
     sentences = [] if exact is None or plain is None else [_on_exact(exact, plain)]

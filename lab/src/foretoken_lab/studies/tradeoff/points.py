@@ -1,4 +1,4 @@
-"""The points of a trade-off: every rule at every value of its knob, beside what they are compared with.
+"""The points of a trade-off: every rule at every value of its knob, next to what they are compared with.
 
 A rule's values go from strict to loose. One knob of a rule varies; its other options may be fixed. A rule may have a
 drafter of its own; its knob, and other options, may then be the drafter's. A rule may enter once more with other
@@ -19,7 +19,7 @@ from foretoken.core.needs import Knob
 PLAIN, DRAFT, EXACT = "plain", "draft", "exact"
 BUDGET = "max_distortion"
 LENGTH = "num_speculative_tokens"
-# tokens of a draft at which exact verification is measured, beside the length that it chooses itself: rules with a
+# tokens of a draft at which exact verification is measured, next to the length that it chooses itself: rules with a
 # drafter of their own draft 20, and what a longer draft gains is not the rule's merit
 EXACT_LENGTHS = (4, 8, 20)
 

@@ -33,7 +33,7 @@ def pair(seed, size, spread=1.5, rows=6):
 
 
 def draws(q, n, distinct):
-    """Every draft tuple with its probability and the law that each of its tokens was drawn from."""
+    """Every draft tuple with its probability and the distribution that each of its tokens was drawn from."""
     support = [i for i in range(len(q)) if q[i] > 0]
     n = min(n, len(support)) if distinct else n
     for x in itertools.permutations(support, n) if distinct else itertools.product(support, repeat=n):

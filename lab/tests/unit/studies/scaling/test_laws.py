@@ -1,4 +1,6 @@
-"""Fits of laws that are known: recovered, with their units and bases; and what must not be believed is said."""
+"""Fits of distributions that are known: recovered, with their units and bases; and what must not be believed is
+said.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def test_a_law_that_bends_has_a_knee():
 
 
 def test_a_bend_that_is_rounding_is_no_knee():
-    """Eight digits of a straight law: the knee of what they bend would be no number."""
+    """Eight digits of a straight distribution: the knee of what they bend would be no number."""
     fit = fit_log(DATA, [2**18, 2**22, 2**23, 2**25], [4.39027067, 4.61207777, 4.66752955, 4.77843309])
     assert fit.curvature < 0
     assert not fit.saturates
@@ -81,8 +83,8 @@ def test_a_stored_fit_can_be_recomputed_and_a_wrong_base_is_seen():
     """Planted: the paper's slip, natural-log coefficients under another base, and other damage."""
     stored = json.loads(json.dumps(fit_log(DATA, TOKENS, [0.3 * DATA.log(x) + 4 for x in TOKENS]).fields()))
     assert contradictions(stored) == []
-    assert contradictions({**stored, "base": 10.0}) == ["base=10.0, but this law has 2.71828"]
-    assert contradictions({**stored, "unit": 1.0}) == ["unit=1.0, but this law has 1e+09"]
+    assert contradictions({**stored, "base": 10.0}) == ["base=10.0, but this distribution has 2.71828"]
+    assert contradictions({**stored, "unit": 1.0}) == ["unit=1.0, but this distribution has 1e+09"]
     (message,) = contradictions({**stored, "a": stored["a"] * math.log(10)})
     said = re.fullmatch(r"a=(\S+), but the points give (\S+)", message)
     assert said

@@ -20,7 +20,7 @@ TOKENS, LAYERS, BATCHES, NODES = (1000, 2000, 4000, 8000), (1, 2, 3, 4), (1, 2, 
 
 
 def accepted(layers, trained, nodes):
-    """The laws that are planted."""
+    """The distributions that are planted."""
     return 0.3 * math.log(trained / 1e9) + 0.7 * math.log(layers) + 6 + 0.1 * nodes
 
 

@@ -1,4 +1,4 @@
-/* Passes over pairs of a feature and the token behind it (drafting/feature_heads/): what enters the first layer is made of
+/* Passes over pairs of a feature and the token after it (drafting/feature_heads/): what enters the first layer is made of
  * both, and in a chain each row's best token, or one that is drawn, and its own output are the pair that its next pass reads.
  * Or over tokens alone (far.py).
  *
@@ -16,7 +16,7 @@ typedef struct {
     const float *token_norm; /* gain of the norm of an embedding, or NULL */
     Matrix token;            /* from it to its part */
     Matrix feature;          /* what enters is this of the feature, and the token's part; none: the feature itself enters, and
-                                the part is added beside it to queries, keys and values */
+                                the part is added next to it to queries, keys and values */
     const float *bias;       /* of what enters, or NULL */
     const float *before;     /* gain of the norm of a feature that enters as it is, or NULL */
     const float *behind;     /* gain of the norm through which a row's output becomes a feature, or NULL */
@@ -26,7 +26,7 @@ typedef struct {
 
 /* Up to `passes` of them. The first is a forward as any other; of the others every row is one draft. */
 typedef struct {
-    const Call *first;     /* taps the last depth at the wanted rows; its results have room for all passes, one behind the other,
+    const Call *first;     /* taps the last depth at the wanted rows; its results have room for all passes, one after the other,
                               each of num_wanted rows; of several, the wanted row of each segment is its last one */
     const float *features; /* [num_rows][width] */
     float *entering;       /* [num_rows][width]: room */
@@ -40,7 +40,7 @@ typedef struct {
     const double *least;   /* [num_wanted][2]: what the first node, and what a later one, must promise */
     const int32_t *free;   /* [num_wanted]: nodes that need not */
     double *reach;         /* [num_wanted]: 1 each; of the draft so far */
-    const double *temperature; /* [num_wanted]: of the law that tokens are drawn from; 0: the best one is taken */
+    const double *temperature; /* [num_wanted]: of the distribution that tokens are drawn from; 0: the best one is taken */
     const double *uniforms;    /* [num_wanted][passes][2]: what each draft's tokens are drawn by */
     float *weights;            /* [logits_stride]: room; NULL: nothing is drawn */
     Segment *segments;     /* [num_wanted]: room */
@@ -97,7 +97,7 @@ static int parts_of_tokens(Team *team, const Model *m, const Entry *e, const int
     return product_of_rows(team, m, &e->token, elements, rows, e->columns, threads, 0, out);
 }
 
-/* What enters the first layer of these pairs, and what is added beside it; returns 0 if there was no memory. */
+/* What enters the first layer of these pairs, and what is added next to it; returns 0 if there was no memory. */
 static int enter_pairs(Team *team, const Model *m, const Entry *e, float *entering, float *parts, uint32_t *elements,
                        const float *features, Call *call) {
     const long W = m->width, rows = call->num_rows, units = m->bf16 ? W / 2 : W;
@@ -122,7 +122,7 @@ static int enter_pairs(Team *team, const Model *m, const Entry *e, float *enteri
 
 enum { DRAW_BLOCK = 1024 }; /* of core/randomness.py: beyond two of them the block is drawn first, and then what is in it */
 
-/* The first of some weights behind which the running sum exceeds this share of it. */
+/* The first of some weights after which the running sum exceeds this share of it. */
 static long inverted(const float *weights, long count, double share) {
     double total = 0, upto = 0;
     for (long i = 0; i < count; i++) total += weights[i];

@@ -145,11 +145,11 @@ class OpenChain:
             raise MemoryError(f"there is no memory for a forward of {self._call.native.num_rows} rows")
 
     def passes(self, vocab_size: int, following_MW: Tensor) -> list[Pass]:
-        """What was made: the first pass and those behind it; there may be fewer than were planned.
+        """What was made: the first pass and those after it; there may be fewer than were planned.
 
         Args:
             vocab_size: of the head that was read.
-            following_MW: of all passes, one behind the other.
+            following_MW: of all passes, one after the other.
         """
         if self.native.passes == 1:
             return [Pass(self._call.ranked(vocab_size, {}), following_MW, self._drafts, ())]

@@ -29,7 +29,7 @@ from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.span import Span
 from foretoken.native import checks, structs, team
 from foretoken.native.declared import Header, function
-from foretoken.native.decoder import FusedDecoder
+from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Head, Layout, Projection
 from foretoken.native.packing import described
 
@@ -103,7 +103,7 @@ class GrownTree(NamedTuple):
     odd: bool
 
 
-class PairDecoder(FusedDecoder):
+class PairDecoder(NativeDecoder):
     """A decoder over pairs.
 
     Args:
@@ -164,7 +164,7 @@ class PairDecoder(FusedDecoder):
             ids_C: int32, the tokens that the head's columns stand for; None: column i is token i.
             prefetch: for each segment, whose last row is the one that is wanted; there is room for all its passes.
         Returns:
-            the first pass and those that were made behind it; there may be fewer than were planned.
+            the first pass and those that were made after it; there may be fewer than were planned.
         Raises:
             InputError: a token is not in the embedding.
             ValueError: something does not fit this decoder; see checks.py.
@@ -201,7 +201,7 @@ class PairDecoder(FusedDecoder):
         head: Head | None = None,
         ids_C: Tensor | None = None,
     ) -> list[GrownTree]:
-        """Read pairs, and grow a tree behind the last one of every segment: EAGLE-2's, all levels in one native call.
+        """Read pairs, and grow a tree after the last one of every segment: EAGLE-2's, all levels in one native call.
 
         Args:
             batch, cache, features_TW, head, ids_C: as for :meth:`passes`.

@@ -33,7 +33,7 @@ typedef struct {
     double reach; /* the probability of its path */
     float share;
     int32_t token, parent, depth;
-    int32_t tail; /* where it was read behind the prefix */
+    int32_t tail; /* where it was read after the prefix */
     int32_t at;   /* its row in the forward that read it; at the end, its place among those that are given */
 } TreeNode;
 
@@ -42,7 +42,7 @@ typedef struct {
     TreeNode *nodes;
     int32_t *best, *level, *open;   /* the best of all, and of this level, most probable first; what is read next, eldest first */
     long count, held, ranked, going; /* of each of the four */
-    long tail;                       /* rows behind the prefix */
+    long tail;                       /* rows after the prefix */
 } Grown;
 
 /* Everything that all drafts together are written into. */
@@ -64,7 +64,7 @@ static int room_for_forest(const Trees *t, Forest *f) {
     const long D = t->first->num_segments, rows = D * t->width;
     long nodes = 0, numbers = 0, seen = 0;
     for (long i = 0; i < D; i++) {
-        const long levels = t->drafts[i].deepest - 1; /* behind the first */
+        const long levels = t->drafts[i].deepest - 1; /* after the first */
         nodes += t->first->top * (1 + levels * t->width);
         numbers += t->drafts[i].most + 2 * t->width;
         seen += t->width * levels * t->width;
@@ -86,7 +86,7 @@ static int room_for_forest(const Trees *t, Forest *f) {
     return 1;
 }
 
-/* Put a node among the `most` best, behind those that are as good, which are older; returns how many there are. */
+/* Put a node among the `most` best, after those that are as good, which are older; returns how many there are. */
 static long ranked_in(const TreeNode *nodes, int32_t *best, long held, long most, long node) {
     const double reach = nodes[node].reach;
     if (held == most && !(reach > nodes[best[held - 1]].reach)) return held;
@@ -109,7 +109,7 @@ static void ascending(int32_t *numbers, long count) {
 static void record_children(const Trees *t, const Model *m, const Call *call, long row, long parent, Growth *given, Grown *draft) {
     const float *shares = call->top_shares + row * call->top, *logits = call->logits + row * m->logits_stride;
     TreeNode *nodes = draft->nodes;
-    if (!(shares[0] == shares[0])) { /* or there is no law although all of them are numbers: then it has no children */
+    if (!(shares[0] == shares[0])) { /* or there is no distribution although all of them are numbers: then it has no children */
         for (long v = 0; v < m->vocab; v++) given->odd |= !(logits[v] == logits[v]);
         return;
     }
@@ -142,7 +142,7 @@ static void open_level(const Growth *given, Grown *draft, long num_tokens) {
     draft->ranked = 0;
 }
 
-/* Pack what a draft reads next behind `rows` rows: tokens, positions, who sees whom, and the features of its parents. */
+/* Pack what a draft reads next after `rows` rows: tokens, positions, who sees whom, and the features of its parents. */
 static Segment packed_level(const Trees *t, const Forest *f, const Call *call, long number, long rows, long width, uint8_t *seen) {
     Grown *draft = f->drafts + number;
     TreeNode *nodes = draft->nodes;

@@ -53,7 +53,7 @@ class Question:
     params: SamplingParams
     seed: int
     stop_ids: frozenset[int]
-    own_past: bool
+    history_only: bool
     budget: Budget
     past: OwnPastRule | None
     hurried: bool
@@ -80,7 +80,7 @@ class _Told:
     streams: Streams
     laws: LawMaker
     stop_ids: frozenset[int]
-    own_past: bool
+    history_only: bool
     slot: int = -1
 
 
@@ -142,7 +142,7 @@ class Helper:
             streams,
             laws,
             question.stop_ids,
-            question.own_past,
+            question.history_only,
         )
 
     def _budget(self, question: Question) -> Budget:

@@ -23,8 +23,8 @@ class RemoteDrafter(Drafter):
 
     The helper is killed when it does not answer in time, and started once more; until the new one is ready, and for
     good after the second loss, drafts ahead are written in this process. The step in which it is lost has no guess.
-    Every helper draws numbers of its own, and so does this process: after a loss the law stays, the text of a seed need
-    not.
+    Every helper draws numbers of its own, and so does this process: after a loss the distribution stays, the text of a
+    seed need not.
 
     Args:
         inner: of this process.
@@ -130,8 +130,8 @@ def _question(context: AssumedContext, budget: Budget) -> Question:
         context.params,
         context.streams.seed,
         context.stop_ids,
-        context.own_past,
+        context.history_only,
         replace(budget, stop_rule=None),
         rule.past if isinstance(rule, OverlapRule) else None,
-        not context.own_past,
+        not context.history_only,
     )

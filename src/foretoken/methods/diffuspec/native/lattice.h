@@ -1,4 +1,4 @@
-/* A block of masks behind a text, filled in one pass (methods/diffuspec/network.py has the same, piece by piece).
+/* A block of masks after a text, filled in one pass (methods/diffuspec/network.py has the same, piece by piece).
  *
  *     states of fresh rows ── norm, each depth ── context product ── keys (normed, rotated), values ── cache
  *     root, last state ── enter product ── + mask of each slot ── layers ── head                       decoder.c

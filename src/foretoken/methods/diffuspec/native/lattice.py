@@ -1,4 +1,4 @@
-"""A fused decoder over blocks of masks: what stands before them is read, and all slots are filled, in one native call.
+"""A native decoder over blocks of masks: what stands before them is read, and all slots are filled, in one native call.
 
 Letters: T rows that are read, A requests, k slots, F width of a row's states, W width, L layers, G key/value heads.
 """
@@ -23,7 +23,7 @@ from foretoken.forward.span import Span
 from foretoken.native import checks, structs, team
 from foretoken.native.call import Ranked
 from foretoken.native.declared import Header, function
-from foretoken.native.decoder import FusedDecoder
+from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Layout, Projection
 from foretoken.native.packing import described
 
@@ -77,7 +77,7 @@ class Block(NamedTuple):
     wanted: int
 
 
-class LatticeDecoder(FusedDecoder):
+class LatticeDecoder(NativeDecoder):
     """The layers of a block network.
 
     Args:
@@ -122,7 +122,7 @@ class LatticeDecoder(FusedDecoder):
     def fill(
         self, cache: KVCache, states_TF: Tensor, blocks: Sequence[Block], *, top: int
     ) -> tuple[Ranked, list[Tensor]]:
-        """Read rows, commit them, and fill the blocks behind them.
+        """Read rows, commit them, and fill the blocks after them.
 
         Args:
             cache: of the context rows.
@@ -195,5 +195,5 @@ class LatticeDecoder(FusedDecoder):
         handle = own.handle(self.library)  # held while the call runs
         run = function(self.library, "foretoken_fill", *[structs.P] * 4)
         if run(handle.address, ctypes.addressof(model), ctypes.addressof(self._filler), ctypes.addressof(fill)):
-            raise MemoryError(f"there is no memory for {len(blocks)} blocks behind {read} rows")
+            raise MemoryError(f"there is no memory for {len(blocks)} blocks after {read} rows")
         return call.ranked(self.head.vocab_size, {}), [each.clone() for each in lasts]

@@ -1,4 +1,4 @@
-/* Paths through a lattice of laws: methods/diffuspec/search.py says what they are, and has the same in Python.
+/* Paths through a lattice of distributions: methods/diffuspec/search.py says what they are, and has the same in Python.
  *
  *     pruned    of each slot the fewest best tokens that have `mass`
  *     scored    balance * log of the lattice + (1 - balance) * log of a trigram model
@@ -27,7 +27,7 @@ typedef struct {
     int64_t slots, top;  /* MOST_SLOTS slots at most */
     const int32_t *ids;  /* [slots][top], best first */
     const float *shares; /* [slots][top] */
-    const int32_t *ends; /* [num_ends]: tokens behind which nothing follows */
+    const int32_t *ends; /* [num_ends]: tokens after which nothing follows */
     int64_t num_ends, most;
     double mass, balance;
     const Grams *grams; /* NULL: the lattice decides alone */
@@ -101,7 +101,7 @@ static double own_of(const Order *order, long low, long end, int32_t token) {
     return 0;
 }
 
-/* The share of the score that each candidate of a slot adds behind u and v. */
+/* The share of the score that each candidate of a slot adds after u and v. */
 static void gains_of(const Search *s, int64_t u, int64_t v, const Slot *slot, double *gains) {
     const Grams *g = s->grams;
     if (!g || s->balance == 1.0) {
@@ -200,7 +200,7 @@ static int before_step(const Search *s, const Step *a, const Step *b) {
     return before_path(path_a, a->depth, path_b, b->depth);
 }
 
-/* The steps behind a node wait in a heap; returns how many wait. */
+/* The steps after a node wait in a heap; returns how many wait. */
 static long wait_behind(const Search *s, const Slot *slots, double *gains, Step *heap, long held, int32_t node, long depth, double score) {
     if (depth >= s->slots || (node >= 0 && ends_text(s, s->tokens[node]))) return held;
     const int32_t above = node >= 0 ? s->parents[node] : -1;

@@ -109,7 +109,7 @@ def found(
     Args:
         ids, shares: of the ranked tokens of each slot, slot by slot, best first; in the trigram model's vocabulary.
         past: the last two tokens of the text.
-        ends: tokens behind which nothing follows.
+        ends: tokens after which nothing follows.
         nodes: at most.
     Raises:
         ValueError: there are more slots than native code has room for.

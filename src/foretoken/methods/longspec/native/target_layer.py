@@ -25,7 +25,7 @@ from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.span import Span
 from foretoken.native import checks, structs, team
-from foretoken.native.decoder import FusedDecoder
+from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Head, Layout
 
 
@@ -41,7 +41,7 @@ class TargetPrefix(NamedTuple):
     length: int
 
 
-class CrossAttentionDecoder(FusedDecoder):
+class CrossAttentionDecoder(NativeDecoder):
     """A decoder one of whose layers reads another decoder's keys.
 
     Args:
@@ -50,7 +50,7 @@ class CrossAttentionDecoder(FusedDecoder):
         layer: of the owner.
     """
 
-    def __init__(self, layout: Layout, owner: FusedDecoder, layer: int) -> None:
+    def __init__(self, layout: Layout, owner: NativeDecoder, layer: int) -> None:
         super().__init__(layout, owner.library)
         check_owner(self.sizes, owner.sizes, layer)
         self._owner, self._layer = owner, layer

@@ -1,4 +1,4 @@
-"""A lane in a second process: the same text, whatever happens to that process, and none is left behind."""
+"""A lane in a second process: the same text, whatever happens to that process, and none is left."""
 
 from __future__ import annotations
 

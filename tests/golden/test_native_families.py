@@ -1,4 +1,4 @@
-"""What a family does beside the common anatomy is computed; whoever forgets it is found out when a model is tried."""
+"""What a family does next to the common anatomy is computed; whoever forgets it is found out when a model is tried."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.fused_models import error, make, plain, text, twins
 from tests.helpers.golden import Session
+from tests.helpers.native_models import error, make, plain, text, twins
 
 from foretoken import LLM, SamplingParams
 from foretoken import testing as stubs
@@ -27,7 +27,7 @@ from helpers.tiny_models import VOCAB_SIZE, load_eager, save_model
 from helpers.variants import Case, cases
 from helpers.zoo_llms import PROMPTS, ids, with_config
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 Change = Callable[[Layout], Layout]
 
@@ -60,8 +60,8 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("gemma2", "no cap of scores", of_all(score_cap=0.0)),
     ("gemma2", "no cap of logits", of_all(logit_cap=0.0)),
     ("gemma2", "windows of other layers", windows_of_others),
-    ("gemma2", "no norm behind attention", of_blocks(attention_end_norm_D=None)),
-    ("gemma2", "no norm behind the MLP", of_blocks(mlp_end_norm_D=None)),
+    ("gemma2", "no norm after attention", of_blocks(attention_end_norm_D=None)),
+    ("gemma2", "no norm after the MLP", of_blocks(mlp_end_norm_D=None)),
     ("gemma3", "gain without its offset", without_offset),
     ("gemma3", "embeddings as they are", of_all(embedding_scale=1.0)),
     ("gemma3", "one rotary for all", of_blocks(rotary=1)),
@@ -86,7 +86,7 @@ def test_what_is_forgotten_is_found_out(
     twin, reference = twins(family, torch.float32)
     with caplog.at_level(logging.WARNING):
         model = LanguageModel(twin, None, name=family)
-    assert model.fused is None
+    assert model.native_decoder is None
     windows = fault == "windows of other layers"
     assert ("attends to a window" if windows else "other logits than the model's own modules") in caplog.text
     tokens = text(30)
@@ -148,7 +148,7 @@ def test_greedy_text_is_the_library_s(name: str, tmp_path: Path) -> None:
             )
         expected.append(output[0, len(prompt) :].tolist())
     target = load(tmp_path, device="cpu")
-    assert target.fused is not None
+    assert target.native_decoder is not None
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     for method in (None, "ngram", stubs.Random(VOCAB_SIZE, tree=True)):
         config = None if method is None else {"method": method, "num_speculative_tokens": 6}
@@ -159,7 +159,7 @@ def test_greedy_text_is_the_library_s(name: str, tmp_path: Path) -> None:
 @cache
 def small_gemma(dtype: str, folder: Path) -> LanguageModel:
     found = load(save_model("gemma3_text", folder), dtype=dtype, device="cpu")
-    assert found.fused is not None
+    assert found.native_decoder is not None
     return found
 
 

@@ -1,4 +1,4 @@
-"""State-space layers in the fused decoder: a row's bits are its own past's, in bfloat16, too, in whatever company."""
+"""State-space layers in the native decoder: a row's bits are its own past's, in bfloat16, too, in whatever company."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT = tokens_of(1, 90, VOCAB_SIZE)
 def model(name: str) -> LanguageModel:
     place = str(save_model(name, shelf() / f"states_{name}")) if name in STATE_SPACE else f"zoo:{name}"
     found = load(place, dtype="bfloat16", device="cpu")
-    if found.fused is None:
+    if found.native_decoder is None:
         pytest.skip("there is no compiled decoder on this machine")
     return found
 
@@ -53,7 +53,7 @@ def read(target: LanguageModel, sizes: Sequence[int], threads: int = 1) -> tuple
 
 
 def test_grouping_and_threads_change_no_bit(target: LanguageModel) -> None:
-    """Short chunks are absorbed by the next forward, long ones (more than 16 rows) have a state beside the base."""
+    """Short chunks are absorbed by the next forward, long ones (more than 16 rows) have a state next to the base."""
     alone, _ = read(target, [1] * 90)
     for sizes in ([90], [7] * 12 + [6], [64, 26], [16, 17, 1, 40, 16]):
         for threads in (1, 2):
@@ -61,7 +61,7 @@ def test_grouping_and_threads_change_no_bit(target: LanguageModel) -> None:
 
 
 def test_a_tree_s_row_is_its_own_path(target: LanguageModel) -> None:
-    """Whole, and level by level behind its own tail; then its branch is committed and gone on from."""
+    """Whole, and level by level after its own tail; then its branch is committed and gone on from."""
     tree = TokenTree(tokens_of(2, len(PARENTS), VOCAB_SIZE), PARENTS)
     session = read(target, [50])[1]
     root = TEXT[50]

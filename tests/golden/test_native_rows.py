@@ -1,4 +1,4 @@
-"""What a row of the fused decoder reads: its own window of its own path, and nothing behind itself."""
+"""What a row of the native decoder reads: its own window of its own path, and nothing after itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import fused_models
-from tests.helpers.fused_models import error, make, plain, text
+from tests.helpers import native_models
 from tests.helpers.golden import BRANCH, PARENTS, Session, paths, reference_rows
+from tests.helpers.native_models import error, make, plain, text
 
 from foretoken.core.tree import TokenTree
 from foretoken.forward.batch import PackedBatch
@@ -17,14 +17,14 @@ from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
 from foretoken.native import build
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
-# a spine of eight, with a twig at every node: drafts reach further behind the prefix than a short window is long
+# a spine of eight, with a twig at every node: drafts reach further after the prefix than a short window is long
 DEEP = (-1, 0, 1, 2, 3, 4, 5, 6, -1, 0, 1, 2, 3, 4, 5, 6)
 
 
 def windowed(window: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    monkeypatch.setitem(fused_models.FAMILIES, "windowed", ("mistral", {"sliding_window": window}))
+    monkeypatch.setitem(native_models.FAMILIES, "windowed", ("mistral", {"sliding_window": window}))
     return make("windowed", torch.float32)
 
 
@@ -98,11 +98,11 @@ def test_a_damaged_row_does_not_reach_the_rows_before_it(family: str, dtype: tor
     "family", ["llama", "gemma2", "stablelm, parallel, heads normed", "mixtral", "llama, no groups"]
 )
 def test_rows_that_nobody_reads_in_the_end_change_nothing(family: str, dtype: torch.dtype | str) -> None:
-    """What is left out behind the last layer's attention is missed by nobody: not by other rows, taps or the cache."""
+    """What is left out after the last layer's attention is missed by nobody: not by other rows, taps or the cache."""
     model, _ = make(family, dtype)
     layers = model.num_layers
     prompt, tree = text(70), TokenTree(text(len(PARENTS), 2), PARENTS)
-    few = [0, 13, 14, 69, 72, 75]  # of a prompt's rows, and of a tree's behind it
+    few = [0, 13, 14, 69, 72, 75]  # of a prompt's rows, and of a tree's after it
 
     def read(wanted: list[int], taps: tuple[int, ...], tap_rows: list[int]) -> list[Any]:
         session = Session(model)
@@ -156,7 +156,7 @@ def test_rows_on_the_edge_of_a_tile(
     kind: str, options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Single rows are the measure of chunks and of trees that begin in one tile and end in the next, bit for bit."""
-    monkeypatch.setitem(fused_models.FAMILIES, "long", (kind, {**options, "max_position_embeddings": 320}))
+    monkeypatch.setitem(native_models.FAMILIES, "long", (kind, {**options, "max_position_embeddings": 320}))
     model, reference = make("long", dtype)
     tokens = text(TILE + 30)
     one = Session(model)

@@ -1,4 +1,4 @@
-"""Mixtures of experts in the fused decoder: who goes through which expert is a row's own affair, bit for bit."""
+"""Mixtures of experts in the native decoder: who goes through which expert is a row's own affair, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.fused_models import error, make, plain, text, twins
 from tests.helpers.golden import PARENTS, LayerPlan, Session
+from tests.helpers.native_models import error, make, plain, text, twins
 from torch import nn
 
 from foretoken import LLM, SamplingParams
@@ -31,7 +31,7 @@ from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, load_eager, save_model
 from helpers.zoo_llms import PROMPTS, ids
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 MANY = "qwen3_moe, many experts"  # 8 of 40
 BETWEEN = "qwen3_moe, dense layers between"
@@ -112,7 +112,7 @@ def test_a_router_that_is_no_number_shows_in_the_logits() -> None:
     for family in ("mixtral", "olmoe"):
         model, _ = make(family, torch.float32)
         session = Session(model)
-        fused = model.fused
+        fused = model.native_decoder
         assert fused is not None
         experts = fused._model.layers[1].experts.contents
         router = next(each for each in fused._keep if getattr(each, "data_ptr", int)() == experts.router.tiles)
@@ -176,7 +176,7 @@ FAULTS: dict[str, tuple[str, Change]] = {
     "shares over all experts": ("qwen3_moe", lambda x: replace(x, normed=False)),
     "shares over the chosen ones": (BETWEEN, lambda x: replace(x, normed=True)),
     "the router of others": ("granitemoe", lambda x: replace(x, router_ED=x.router_ED.roll(1, dims=0))),
-    "an MLP beside them that counts whole": ("qwen2_moe", lambda x: replace(x, opening_D=None)),
+    "an MLP next to them that counts whole": ("qwen2_moe", lambda x: replace(x, opening_D=None)),
 }
 SEEN_THROUGH_ROUNDING = ("an expert fewer", "the router of others")  # of these wide weights
 
@@ -202,7 +202,7 @@ def test_what_is_mistaken_is_found_out(
     twin, reference = twins(family, dtype)
     with caplog.at_level(logging.WARNING):
         model = LanguageModel(twin, None, name=family)
-    assert model.fused is None
+    assert model.native_decoder is None
     assert "other logits than the model's own modules" in caplog.text
     if dtype == torch.float32:
         tokens = text(20)
@@ -226,7 +226,7 @@ def a_weight_of_another_dtype(model: Any) -> None:
     ("change", "reason"),
     [
         (a_hook, "'model.layers.1.mlp.experts' (MixtralExperts) has a hook"),
-        (a_bias_of_the_router, "the experts of layer 2 have 'e_score_correction_bias' beside their weights"),
+        (a_bias_of_the_router, "the experts of layer 2 have 'e_score_correction_bias' next to their weights"),
         (a_weight_of_another_dtype, "the experts of layer 0 have no plain 'gate_up_proj' of torch.float32"),
     ],
     ids=["hook", "bias", "dtype"],
@@ -249,7 +249,7 @@ def test_other_mixtures_take_the_general_path(
     kind: str, options: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert load(save_model(kind, tmp_path, **options), device="cpu").fused is None
+        assert load(save_model(kind, tmp_path, **options), device="cpu").native_decoder is None
     assert reason in caplog.text
 
 
@@ -279,7 +279,7 @@ def test_greedy_text_is_the_library_s(name: str, tmp_path: Path) -> None:
             )
         expected.append(output[0, len(prompt) :].tolist())
     target = load(tmp_path, device="cpu")
-    assert target.fused is not None
+    assert target.native_decoder is not None
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     for method in (None, "ngram", stubs.Random(VOCAB_SIZE, tree=True)):
         config = None if method is None else {"method": method, "num_speculative_tokens": 6}
@@ -290,7 +290,7 @@ def test_greedy_text_is_the_library_s(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_a_trained_mixture_says_the_same_with_and_without_drafts(dtype: str) -> None:
     target = load("zoo:moe", dtype=dtype, device="cpu")
-    assert target.fused is not None
+    assert target.native_decoder is not None
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     expected = ids(LLM.from_target(target, max_num_seqs=2).generate(PROMPTS[:2], params))
     for method in ("ngram", stubs.Random(target.vocab_size, tree=True)):

@@ -1,4 +1,4 @@
-"""The fused CPU decoder against the library, and its own promise: a row's result depends on nothing but its past."""
+"""The native CPU decoder against the library, and its own promise: a row's result depends on nothing but its past."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.fused_models import COMMON, FAMILIES, error, make, plain, text
 from tests.helpers.golden import BRANCH, PARENTS, LayerPlan, Session
+from tests.helpers.native_models import COMMON, FAMILIES, error, make, plain, text
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.core.tree import TokenTree
@@ -19,7 +19,7 @@ from foretoken.models.adoption import fit
 from foretoken.models.language_model import LanguageModel
 from foretoken.native import build
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 UNCOMMON = ("smollm3", "phi3", "granite", "olmo2", "gemma2", "gemma3", "glm4", "gpt_neox", "phi", "cohere", "nemotron")
 PARALLEL = "stablelm, parallel, heads normed"
@@ -154,7 +154,7 @@ def test_the_library_modules_still_work_over_the_packed_weights(dtype: torch.dty
 def test_nan_weights_give_nan_logits() -> None:
     """The engine finds a broken model by its NaN logits, so they must come through."""
     model, _ = make("llama", torch.bfloat16)
-    kept = model.fused
+    kept = model.native_decoder
     assert kept is not None
     with torch.no_grad():
         model.model.model.embed_tokens.weight[5] = torch.nan
@@ -176,7 +176,7 @@ def test_other_anatomies_take_the_general_path(change: dict[str, Any], reason: s
     config = AutoConfig.for_model("llama", **{**COMMON, **change})
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME).eval()
     assert reason in (fit.misfit(model) or "")
-    assert LanguageModel(model, None, name="other").fused is None
+    assert LanguageModel(model, None, name="other").native_decoder is None
 
 
 def test_a_new_cache_where_an_old_one_lay_gets_buffers_of_its_own() -> None:
@@ -204,7 +204,7 @@ def test_a_new_cache_where_an_old_one_lay_gets_buffers_of_its_own() -> None:
 
 @pytest.mark.parametrize("first", [0, 3, 15, 16, 37, 95, 96, 99])
 def test_of_tied_tokens_the_first_is_the_best(first: int) -> None:
-    """A row of the head twice and its negative twice: in one vector, in others, and behind the last whole one."""
+    """A row of the head twice and its negative twice: in one vector, in others, and after the last whole one."""
     opposite = (first + 50) % 100
     reference = make("llama", torch.float32)[1]
     head = torch.zeros_like(reference.lm_head.weight)
@@ -214,7 +214,7 @@ def test_of_tied_tokens_the_first_is_the_best(first: int) -> None:
     twin = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention.NAME).eval()
     twin.load_state_dict({**reference.state_dict(), "lm_head.weight": head})
     model = LanguageModel(twin, None, name="tied")
-    assert model.fused is not None
+    assert model.native_decoder is not None
     session = Session(model)
     batch = PackedBatch()
     batch.add_chunk(session.cache.acquire(), 0, text(20), wanted=20)

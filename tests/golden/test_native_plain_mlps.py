@@ -1,4 +1,4 @@
-"""LayerNorms, parallel residuals, MLPs without a gate, biases, MLPs beside experts: checkpoints served natively.
+"""LayerNorms, parallel residuals, MLPs without a gate, biases, MLPs next to experts: checkpoints served natively.
 
 Text is the library's ``generate``; with drafts, in company and in other dtypes it is that of plain decoding. What is
 forgotten of such a family is found out when the model is tried.
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.fused_models import error, make, plain, text, twins
 from tests.helpers.golden import LayerPlan, Session
+from tests.helpers.native_models import error, make, plain, text, twins
 
 from foretoken import LLM, SamplingParams
 from foretoken import testing as stubs
@@ -32,7 +32,7 @@ from helpers.tiny_models import VOCAB_SIZE, load_eager, save_model
 from helpers.variants import cases
 from helpers.zoo_llms import PROMPTS, ids, with_config
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 SERVED: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
@@ -75,7 +75,7 @@ def test_greedy_text_is_the_library_s(name: str, tmp_path: Path) -> None:
     asked = [{"prompt_token_ids": each} for each in prompts]
     for dtype in ("float32", "int8"):
         target = load(tmp_path, dtype=dtype, device="cpu")
-        assert target.fused is not None
+        assert target.native_decoder is not None
         for method in (None, "ngram", stubs.Random(VOCAB_SIZE, tree=True)):
             found = generated(target, method, asked)
             if dtype == "float32":
@@ -89,7 +89,7 @@ def test_greedy_text_is_the_library_s(name: str, tmp_path: Path) -> None:
 @cache
 def small(name: str, dtype: str, folder: Path) -> LanguageModel:
     found = load(save_model(name, folder), dtype=dtype, device="cpu")
-    assert found.fused is not None
+    assert found.native_decoder is not None
     return found
 
 
@@ -127,8 +127,8 @@ def one_gain_for_all_heads(layout: Layout) -> Layout:
 
 
 FAULTS: list[tuple[str, str, Change]] = [
-    ("gpt_neox", "one branch behind the other", of_blocks(parallel=False)),
-    ("gpt_neox, one after the other", "branches beside each other", of_blocks(parallel=True)),
+    ("gpt_neox", "one branch after the other", of_blocks(parallel=False)),
+    ("gpt_neox, one after the other", "branches next to each other", of_blocks(parallel=True)),
     ("gpt_neox", "norms that add nothing", of_blocks(mlp_shift_D=None)),
     ("phi", "a last norm that adds nothing", lambda layout: replace(layout, final_shift_D=None)),
     ("phi", "a head without its bias", lambda layout: replace(layout, head=layout.head._replace(bias_O=None))),
@@ -155,7 +155,7 @@ def test_what_is_forgotten_is_found_out(
     monkeypatch.setattr(fit, "_layout", lambda *given: change(right(*given)))
     twin, _ = twins(family, torch.float32)
     with caplog.at_level(logging.WARNING):
-        assert LanguageModel(twin, None, name=family).fused is None, fault
+        assert LanguageModel(twin, None, name=family).native_decoder is None, fault
     assert "other logits than the model's own modules" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Random models of the families that the fused decoder knows, each beside the library's own eager twin."""
+"""Random models of the families that the native decoder knows, each next to the library's own eager twin."""
 
 from __future__ import annotations
 
@@ -181,10 +181,10 @@ def twins(family: str, kind_of_weights: torch.dtype | str) -> tuple[Any, Any]:
 
 
 def make(family: str, kind_of_weights: torch.dtype | str, *, kv_cache_dtype: str = "auto") -> tuple[LanguageModel, Any]:
-    """The same behind the fused decoder."""
+    """The same after the native decoder."""
     twin, reference = twins(family, kind_of_weights)
     model = LanguageModel(twin, None, name=family, kv_cache_dtype=kv_cache_dtype)
-    assert model.fused is not None, fit.misfit(twin)
+    assert model.native_decoder is not None, fit.misfit(twin)
     return model, reference
 
 

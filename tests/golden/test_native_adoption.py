@@ -1,4 +1,4 @@
-"""Which models the fused decoder takes over: plain ones, and only if they compute the same afterwards."""
+"""Which models the native decoder takes over: plain ones, and only if they compute the same afterwards."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.fused_models import COMMON, error, plain, text
 from tests.helpers.golden import Session
+from tests.helpers.native_models import COMMON, error, plain, text
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -24,7 +24,7 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.quantised.rounding import round_weights
 from foretoken.native import build
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the fused path is off")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 
 def llama(**options: Any) -> Any:
@@ -130,7 +130,7 @@ def test_what_differs_after_packing_is_given_back_its_modules(
     before = copy.deepcopy(model.state_dict())
     with caplog.at_level(logging.WARNING):
         loaded = LanguageModel(model, None, name="odd")
-    assert loaded.fused is None
+    assert loaded.native_decoder is None
     assert "computes other logits than the model's own modules" in caplog.text
     assert torch.equal(before["model.embed_tokens.weight"], model.model.embed_tokens.weight)
 
@@ -154,7 +154,7 @@ def test_a_model_in_which_roundings_grow_is_taken_all_the_same(dtype: str, seed:
         round_weights(model, dtype, "wide")
     else:
         model = wide(3, 1.0, seed).to(torch.bfloat16)
-    assert LanguageModel(model, None, name="wide").fused is not None
+    assert LanguageModel(model, None, name="wide").native_decoder is not None
 
 
 @pytest.mark.parametrize("change", [{"activation": "gelu_tanh"}, {"scaling": 1.5 * 32**-0.5}])
@@ -166,7 +166,7 @@ def test_a_slip_is_seen_behind_activations_of_8_bits(
     monkeypatch.setattr(fit, "_layout", lambda *arguments: replace(layout(*arguments), **change))
     model = wide(6, 0.1, 0).to(torch.bfloat16)
     round_weights(model, "int8", "wide")
-    assert LanguageModel(model, None, name="wide").fused is None
+    assert LanguageModel(model, None, name="wide").native_decoder is None
     assert "computes other logits than the model's own modules" in caplog.text
 
 
@@ -177,7 +177,7 @@ def test_a_shift_that_all_logits_have_in_common_is_no_difference(caplog: pytest.
         model.lm_head.weight[:, 5] = 100.0
     round_weights(model, "int8", "shifted")
     with caplog.at_level(logging.WARNING):
-        assert LanguageModel(model, None, name="shifted").fused is not None, caplog.text
+        assert LanguageModel(model, None, name="shifted").native_decoder is not None, caplog.text
     ours_MV = torch.randn(12, 101)
     shifts_M1 = torch.arange(12.0)[:, None]
     assert native_trial.difference(ours_MV + shifts_M1, ours_MV) < 1e-4
@@ -229,7 +229,7 @@ def test_projections_that_are_quantised_in_several_ways() -> None:
             setattr(attention, name, plain if scheme is None else QuantisedLinear(rounded(weight_OK, *scheme)))
         expected = {name: getattr(attention, name).weight for name in dense}
         loaded = LanguageModel(model.eval(), None, name="mixed")
-        assert (loaded.fused is not None) == fits
+        assert (loaded.native_decoder is not None) == fits
         for name, weight_OK in expected.items():
             assert torch.equal(getattr(attention, name).weight, weight_OK)
 
@@ -259,7 +259,7 @@ def test_columns_in_an_order_of_their_own() -> None:
             assert torch.equal(packed(given.bfloat16()), layer(given.bfloat16()))
         adoption.undo()
         loaded = LanguageModel(model, None, name="ordered")
-        assert loaded.fused is not None
+        assert loaded.native_decoder is not None
 
 
 def model_of_library(model: Any) -> Any:
@@ -274,7 +274,7 @@ def model_of_library(model: Any) -> Any:
 def test_a_model_of_few_positions_is_tried_too(positions: int) -> None:
     model = llama()
     loaded = LanguageModel(model, None, name="short", max_length=positions)
-    assert loaded.fused is not None
+    assert loaded.native_decoder is not None
     session = Session(loaded)
     session.chunk(session.cache.acquire(), text(positions))
 
@@ -288,7 +288,7 @@ def test_a_context_that_nobody_fills_takes_no_room(monkeypatch: pytest.MonkeyPat
         return read(forward, cache, min(reach, 256), vocab)
 
     monkeypatch.setattr(native_trial, "read", seen)
-    assert LanguageModel(llama(max_position_embeddings=10**9), None, name="long").fused is not None
+    assert LanguageModel(llama(max_position_embeddings=10**9), None, name="long").native_decoder is not None
     assert set(reaches) == {2**18}
 
 
@@ -297,7 +297,7 @@ def test_damaged_weights_do_not_count_against_the_decoder() -> None:
     model = llama()
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[3] = torch.nan
-    assert LanguageModel(model, None, name="damaged").fused is not None
+    assert LanguageModel(model, None, name="damaged").native_decoder is not None
 
 
 def test_packed_modules_give_their_weight_back() -> None:
