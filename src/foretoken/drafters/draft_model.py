@@ -148,7 +148,7 @@ class ModelDrafter(DraftRunner):
             if PointMass in verifier.laws and not several:
                 return "chain"
             if Coupled in verifier.laws:
-                return "topk"  # a rule that does not look at the distribution accepts most where the draft is most probable
+                return "topk"  # a rule that ignores the distribution accepts most where the draft is most probable
             if self.num_drafts == 1 and Sampled in verifier.laws:
                 return "chain"
             return next((tree for tree in _PREFERRED if _LAW_OF[tree] in verifier.laws), "chain")
