@@ -6,6 +6,7 @@ import ctypes
 import functools
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the library is imported; tests of the hub unset it
@@ -29,6 +30,10 @@ def _num_threads() -> int:
 
 
 torch.set_num_threads(_num_threads())
+
+# a background shell starts programs with SIGINT ignored, and so would be every process that a test interrupts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # a change must not fail, or pass, by the luck of its draw; --hypothesis-profile=default looks for new examples
 settings.register_profile("same", derandomize=True, deadline=None)

@@ -1,7 +1,7 @@
 """Is this the distribution that the tree was drawn by? What can be seen of a lie at little cost, seen before it biases
 output.
 
-A verifier believes the draft. Whether its tokens were *drawn* as it says cannot be told from one draft; whether q is a
+A verifier believes the draft. One draft does not show whether its tokens were *drawn* as it says; but whether q is a
 distribution at all, and whether the distribution could have made these siblings, can.
 
 Letters: N draft nodes, K rows of q, V vocabulary, C columns where q has some tokens only.

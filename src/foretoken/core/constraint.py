@@ -1,4 +1,4 @@
-"""What a text may be: one more filter of the processed distribution, asked at every node that a rule looks at."""
+"""Constraints on a text: one more filter of the processed distribution, applied at every node that a rule reads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 class Constraint(Protocol):
     """Which tokens may follow, for one request: a grammar, a schema, an automaton.
 
-    A path is what is hypothetically emitted after the committed output: tokens of a draft. It is part of the
+    A path holds tokens of a draft, hypothetically emitted after the committed output. It is part of the
     distribution and not of the draft, so that every lossless rule stays lossless: the target's distribution under the
     constraint is what is kept.
     """
 
     @abstractmethod
     def allowed(self, path: Sequence[int]) -> Tensor | None:
-        """bool [V]: which tokens may follow the path. None: the path itself cannot be; nobody will get there."""
+        """bool [V]: which tokens may follow the path. None: the path itself is forbidden, so it is never reached."""
 
     @abstractmethod
     def possible(self, path: Sequence[int]) -> bool:

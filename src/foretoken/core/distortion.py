@@ -2,7 +2,7 @@
 
 Every step visits the nodes of a path, and every visited node emits one token. Let p be the target's distribution there
 (after the sampling filters; one-hot at temperature 0) and e the distribution by which the rule emits: for a draft token
-with distribution q, chance a(x) of standing and distribution r of what is drawn after a refusal,
+with distribution q, chance a(x) of standing and distribution r of the token drawn after a rejection,
 
     e(x) = q(x) a(x) + (1 - sum q a) r(x)
 
@@ -17,11 +17,11 @@ Charged:   three rules cannot know e. `judge`, and `sprinter` with a head that r
            know what their heads would say of tokens that were not drafted (:func:`price_of`); `reflective` knows e
            given the draft only. Their charges are estimates whose mean over drafts is TV(e, p), or more. A budget
            limits the charges, and TV(e, p) only in this mean.
-Estimated: what they say about whole texts. The path along which they are summed is one draw from the emitted
+Estimated: the distance of whole texts. The path along which they are summed is one draw from the emitted
            distribution E, and E[sum KL] = KL(E, P), E[sum TV] >= TV(E, P) for the distributions of whole texts; a mean
            over prompts estimates these.
 Checked:   tests/unit/verifiers/test_lossy.py by enumeration; tests/statistical/test_meter.py on the real pair.
-Condition: e is the distribution given the prefix *and* what the prefix does not tell: where the last step ended, and
+Condition: e is the distribution given the prefix *and* facts outside of the prefix: where the last step ended, and
            for point masses the draft, so that q is one-hot, and a token that stands for certain has e = 1 there. Where
            the prefix leaves that open, the distribution given the prefix alone is a mixture, and nearer to p (both
            numbers are convex): in the mean the meter never flatters, and "=" above becomes ">=".
@@ -58,7 +58,7 @@ class Account:
     """The distortion of one verdict while it grows, and whether the request's budget allows the next token.
 
     A budget is a bound on the mean distortion per token, of every prefix of the output: after n tokens the sum is at
-    most n times the budget. What is asked is known before anything is drawn, so keeping to a budget biases nothing.
+    most n times the budget. Every charge is known before anything is drawn, so keeping to a budget biases nothing.
 
     Args:
         spent: the request before this verdict; None: nothing was emitted.
@@ -103,7 +103,7 @@ def price_of(p: float, q: float) -> tuple[float, float]:
 
     ((1 - p/q)+, (log q/p)+): of a rule that lets some tokens stand and tests the others the mean over the draw is
     sum (q - p)+ over the former, which is TV(e, p); the mean of the second is at least KL(e, p). So a rule that cannot
-    say what it would have done with the tokens that were not drawn is metered without bias.
+    know its decision about tokens that were not drawn is metered without bias.
     """
     excess = q / p
     return max(0.0, 1.0 - 1.0 / excess), max(0.0, math.log(excess))
@@ -114,6 +114,6 @@ def emitted(stands_V: Tensor, rest_V: Tensor) -> Tensor:
 
     Args:
         stands_V: mass of each token that leaves through a draft token that stands; sums to 1 at most.
-        rest_V: the distribution (sums to 1) of what is drawn otherwise.
+        rest_V: the distribution (sums to 1) of the token drawn otherwise.
     """
     return stands_V + (1.0 - stands_V.sum()).clamp(min=0.0) * rest_V

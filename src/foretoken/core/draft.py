@@ -9,7 +9,7 @@ type:
   and past, hence a point mass, but not independent of that noise.
 * :class:`Sampled`: siblings are independent draws from q (with replacement; repeats are possible and count).
 * :class:`WithoutReplacement`: siblings are successive draws from q, each without the tokens drawn before it.
-* :class:`TopThenSampled`: siblings are the most probable tokens of q, then one draw from what is left of q.
+* :class:`TopThenSampled`: siblings are the most probable tokens of q, then one draw from the rest of q.
 * :class:`HubPair`: two siblings, of which one is always the most probable token of q.
 
 How many siblings a node gets must be decided before any of them is drawn: the number is part of the distribution.
@@ -40,7 +40,7 @@ class Coupled(PointMass):
     """Tokens drawn from q by the noise of (seed, position), the same that `match` uses on the target.
 
     For `match` any draft is right, and this one agrees with the target's sample far more often than an independent
-    draw. A rule whose decisions look ahead (`block`) would be biased: noise of later positions is used again.
+    draw. A rule that decides by later positions (`block`) would be biased: noise of later positions is used again.
     """
 
 
@@ -118,8 +118,8 @@ class Evidence:
     A draft carries at most one piece, of the kind that the recipe's verifier decides by (core/needs.py).
 
     Attributes:
-        title: what it is called in messages.
-        greedy_only: the evidence is asked for, and needed, at temperature 0 only.
+        title: its name in messages.
+        greedy_only: the evidence is requested, and needed, at temperature 0 only.
     """
 
     __slots__ = ()
@@ -134,7 +134,7 @@ class Approvals(Evidence):
     The rule `sprinter` lets a node stand on its word; every other rule tests all of them.
 
     Attributes:
-        approved: one answer per node; None where the head was not asked.
+        approved: one answer per node; None where the head gave none.
         saw_token: whether an answer looked at the node's token. If not, it depends on the past alone, and a token that
             stands without a test has the distribution q.
         others_NV: bool [N, V], where an answer looked at the token: the tokens that would have been approved in a
@@ -174,10 +174,10 @@ class Draft:
         confidence: the drafter's own estimate, per node, that the node stands given its parent stands; empty if
             the drafter has none. Used by the draft-length controller only, never by a verifier.
         resume: the target's own work on these rows, from which verification goes on; None: they are only tokens.
-        evidence: what the recipe's verifier decides by, of the kind that the budget asked for; None: nothing was asked.
+        evidence: of the kind that the budget requested, by which the recipe's verifier decides; None: none was requested.
         sources: what proposed each node, in words that are counted as they are; empty where there is one source.
         moved_bytes: between target and drafter, for this draft and for what the drafter has read before it.
-        forced: its tokens follow for certain (core/constraint.py): the engine's own draft; the drafter is not told.
+        forced: its tokens follow for certain (core/constraint.py): the engine's own draft; the drafter does not learn of it.
     """
 
     tree: TokenTree

@@ -1,10 +1,10 @@
 """What another distribution adds to Foretoken: entry points by group and name, imported when they are used.
 
-    foretoken.commands   "analyze", "train.base"   a typer application, a function, or a Command of train/command.py
-    foretoken.suites     "rules"                   a Suite (bench/suite.py), for ``foretoken bench --suite``
-    foretoken_lab.tasks      "arithmetic"              a QuestionSet (data/questions.py), for ``foretoken train judge``
-    foretoken.corpora    "generated"               share -> Source (train/mixture.py), for ``--corpus NAME``
-    foretoken.mixtures   "base"                    folder of the corpora -> list of Source, for ``--data DIR``
+    foretoken.commands    "analyze", "train.base"   a typer application, a function, or a Command of train/command.py
+    foretoken.suites      "rules"                   a Suite (bench/suite.py), for ``foretoken bench --suite``
+    foretoken.questions   "arithmetic"              a QuestionSet (data/questions.py), for ``foretoken train judge``
+    foretoken.corpora     "generated"               share -> Source (train/mixture.py), for ``--corpus NAME``
+    foretoken.mixtures    "base"                    folder of the corpora -> list of Source, for ``--data DIR``
 
 The distribution ``foretoken-lab`` (``lab/`` in the repository) declares some of each in its pyproject.toml.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 COMMANDS = "foretoken.commands"
 SUITES = "foretoken.suites"
-TASKS = "foretoken_lab.tasks"
+QUESTIONS = "foretoken.questions"
 CORPORA = "foretoken.corpora"
 MIXTURES = "foretoken.mixtures"
 

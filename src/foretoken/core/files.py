@@ -118,7 +118,7 @@ def check_folder(folder: Path, option: str) -> None:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file next to its place and move it there, so that no reader ever sees half of it.
 
-    A pipe or a device (``/dev/null``) is written to: a file in its place would take it away from everybody.
+    A pipe or a device (``/dev/null``) is written to: a file in its place would take it away from its other users.
     """
     temporary = None
     data = content.encode() if isinstance(content, str) else content
@@ -144,7 +144,7 @@ def _is_special(path: Path) -> bool:
 
 
 def own_cache_folder() -> Path | None:
-    """The user's cache folder of ours, which nobody else can look into; None where it cannot be had."""
+    """The user's cache folder of ours, which other users cannot read; None where it cannot be had."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     folder = Path(base) / "foretoken"
     try:
@@ -164,10 +164,10 @@ def cache_folder() -> Path:
 
 
 def folder_made_once(name: str, write: Callable[[Path], None]) -> Path:
-    """A folder of the cache, filled by ``write`` if it is not there yet; nobody ever sees it half full.
+    """A folder of the cache, filled by ``write`` if it is not there yet; no reader ever finds it half full.
 
     Args:
-        name: under the cache folder; names what is in it completely, since it is never written again.
+        name: under the cache folder; identifies its content completely, since it is never written again.
         write: fills the empty folder that it is given.
     """
     place = cache_folder() / name

@@ -1,4 +1,4 @@
-"""Importing large libraries, and loading what they compute, in less time."""
+"""Importing large libraries, and loading models, in less time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def gc_paused() -> Iterator[None]:
 
     Modules leave hundreds of thousands of objects and hardly any garbage, and the collector walks over all of them
     again and again: a sixth of the processor time of importing torch and transformers. They are counted as old
-    afterwards, or the next collection of what is young would walk over them once more.
+    afterwards, or the next collection of young objects would walk over them once more.
     """
     resting = gc.isenabled()
     gc.disable()
@@ -23,7 +23,7 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         if resting:
-            # what somebody froze stays frozen; counting it is a walk of its own, so only where much was made
+            # objects that other code froze stay frozen; counting it is a walk of its own, so only where much was made
             if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation

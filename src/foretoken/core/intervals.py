@@ -1,4 +1,4 @@
-"""Intervals of what was measured: of a rate, and of a mean. Torch only, and below everything that reports a figure."""
+"""Confidence intervals of a rate and of a mean. Torch only, and below everything that reports a figure."""
 
 from __future__ import annotations
 

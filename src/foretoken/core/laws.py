@@ -40,10 +40,10 @@ class Laws:
         positions: position of the token that each row decides, M integers.
         best: argmax of every row if the caller already has it.
         process: gives the processed logits of a range of rows, from their raw logits; None: ``logits_MV`` is processed.
-        hidden: gives ``hidden_MD``; None: no verifier asked for it.
+        hidden: gives ``hidden_MD``; None: no verifier needs it.
         stop_ids: tokens that end this request.
         probe_logits_PV: raw logits of the rows that the verifier probes after the draft, in the order of its tree
-            (``Verifier.probe``); None: it probes nothing, or there was no room.
+            (``Verifier.probe``); None: it probes nothing, or the step had no rows left for them.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class Laws:
         """The target's last hidden state of each row, float32 [M, D], computed when it is first looked at.
 
         A row's state is that *of* its token, after reading it: row i + 1 is what the target makes of draft node i, and
-        the distribution of that row is what it expects after the node. The distribution that node i is drawn from is
+        the distribution of that row is the model's expectation after the node. The distribution that node i is drawn from is
         its parent's row.
 
         Raises:
-            ValueError: nobody keeps them: the verifier does not ask for them.
+            ValueError: they were not kept: the verifier does not need them.
         """
         if self._hidden is None:
             raise ValueError(
@@ -183,7 +183,7 @@ class LawMaker:
         vocab_size: V.
         stop_ids: tokens that end this request (used by min_tokens).
         device: where the logits live.
-        constraint: what the text may be; it reads what is appended.
+        constraint: on the text; it reads every appended token.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class LawMaker:
     def _constrain(
         self, constraint: Constraint, x_MV: Tensor, tree: TokenTree, nodes: Sequence[int], columns: Columns | None
     ) -> None:
-        """Leave what may follow; a row that nobody can get to, or whose columns are all forbidden, stays as it is."""
+        """Mask tokens that may not follow; a row that cannot be reached, or whose columns are all forbidden, stays as it is."""
         for row, node in enumerate(nodes):
             mask = constraint.allowed([tree.tokens[each] for each in tree.path_to(node)])
             if mask is not None and columns is not None:

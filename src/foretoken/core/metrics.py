@@ -105,7 +105,7 @@ class Metrics:
 
     @property
     def experts_per_step(self) -> float | None:
-        """Different experts read per layer and verification; None where nobody counted (dense verification)."""
+        """Different experts read per layer and verification; None where they are not counted (dense verification)."""
         return self.experts_sum / self.experts_steps if self.experts_steps else None
 
     @property
@@ -117,7 +117,7 @@ class Metrics:
         return self.prefix_rows_read / self.prefix_rows if self.prefix_rows else None
 
     def count_step(self, verdict: Verdict, taken: int) -> None:
-        """Count one target call and the tokens that were taken of what it decided."""
+        """Count one target call and the tokens that were taken of its verdict."""
         self.num_steps += 1
         self.num_tokens += taken
         for distortion in verdict.distortions[:taken]:  # one by one, as the rule counted them against its budget
@@ -186,7 +186,7 @@ def memory_bound_speedup(tokens_per_step: float, cost: float, passes: float) -> 
 
     Paper:   VocabTrim, arXiv:2506.22694, with the block efficiency and cost of arXiv:2403.00858. Keys, values and calls
              cost nothing in it, and one more row of the verification neither.
-    Differs: the papers count all of a drafter's parameters; what is read for a token is less (embeddings are look-ups).
+    Differs: the papers count all of a drafter's parameters; fewer are read for a token (embeddings are look-ups).
 
     Args:
         tokens_per_step: accepted ones and the extra one.

@@ -1,10 +1,10 @@
-"""What a method declares of itself, with defaults for everything: nobody looks for a capability with ``hasattr``.
+"""Declarations of a method about itself, with defaults for everything: no capability is looked up with ``hasattr``.
 
 ``Needs`` and ``Offers`` belong to an instance and are matched once, when a recipe is composed (engine/compose.py).
 ``Declared`` belongs to its class and is collected: by the command line, the certificates, the trade-off and the tests.
 
-    drafter.needs.hidden_layers     what it is shown of every forward of the target     drafter.on_forward
-    verifier.needs.last_state       what it is shown of every row of a draft            Laws.hidden_MD
+    drafter.needs.hidden_layers     states it gets of every forward of the target      drafter.on_forward
+    verifier.needs.last_state       the state it gets of every row of a draft          Laws.hidden_MD
     verifier.needs.evidence     ◄── drafter.offers.evidence                             Draft.evidence
 """
 
@@ -72,10 +72,10 @@ class Offers:
             that nothing can be hung on them.
         batches: whether a verifier decides many requests in one go.
         takes_turns: whether a verifier may emit a draft's tokens without one of the target's after them. Then every
-            token may be the drafter's: it is asked for the first and the last, too, whoever else runs, and is told of
+            token may be the drafter's: it drafts the first and the last, too, whatever other requests run, and observes
             steps without a draft.
         probes: whether a verifier asks for rows after drafts (``Verifier.probe``) by which it decides.
-        ahead: whether a drafter can be asked while the target computes, on another thread and for tokens that are not
+        ahead: whether a drafter can propose while the target computes, on another thread and for tokens that are not
             committed yet: its drafts follow from tokens alone, and whatever it was shown before changes nothing.
     """
 
@@ -91,13 +91,13 @@ class Offers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """How a lossy rule enters a trade-off unless told otherwise.
+    """How a lossy rule enters a trade-off by default.
 
     Attributes:
         option: the option that varies, the rule's or its drafter's.
         values: its values, from strict to loose.
         drafter: the method that drafts for it; None: the study's, which exact verification has, too.
-        baselines: options with which the rule enters the study once more, as what it has to beat.
+        baselines: options with which the rule enters the study once more, as a baseline.
     """
 
     option: str
@@ -114,7 +114,7 @@ class Variant:
         options: its options.
         untrained: options of :attr:`Declared.learned_part`'s ``untrained``; None: the method needs no learned part, or
             finds the bundled one.
-        laws, branches: what it proposes with these options, as an instance would say (core/protocols.py); None: what
+        laws, branches: its proposals with these options, as an instance declares them (core/protocols.py); None: as
             the class says. A test makes the instance and compares.
         one_rule: this variant changes nothing about the distribution of the drafts, so one lossless rule is enough.
     """
@@ -134,8 +134,8 @@ class Declared:
         draft_model: whether the option ``model`` names a second checkpoint of the target's vocabulary.
         datastore: whether the option ``datastore`` names texts in the target's tokens to retrieve from.
         own_verifier: the rule that a drafter brings; None: the strongest lossless one.
-        learned_part: "module:Class" of what was trained for it (drafting/learned_part.py); None: nothing was.
-        brought: where the target brings what a method drafts with, "module:function" that writes one whose part nobody
+        learned_part: "module:Class" of its trained part (drafting/learned_part.py); None: it has none.
+        brought: where the target brings the weights that a method drafts with, "module:function" that writes one whose part is un-
             trained: (name of a target, folder) -> name of the new one. None: any target will do.
         knob: how a lossy rule enters a trade-off; None: it stays out of it.
         variants: the shapes that the exactness tests must see.

@@ -19,7 +19,7 @@ def plain(value: Any) -> Any:
 
 
 def without_idle(given: Mapping[str, Any], idle: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """What is given, without what asks for nothing.
+    """The given arguments, without those that change nothing.
 
     Args:
         idle: names of another library's, and the values of each that ask for nothing.
@@ -67,7 +67,7 @@ def reject_unknown_keywords(
     does.
 
     Args:
-        function: all of whose arguments have names.
+        function: all its arguments have names.
         elsewhere: keywords of other libraries, and what to say of them.
         idle: keywords of other libraries, and the values that are left out, see :func:`without_idle`.
     Raises:

@@ -1,7 +1,7 @@
-"""The seams: drafter, verifier, plan, cache and executor, each a protocol whose optional members have a default here.
+"""The seams: drafter, verifier, plan, cache and executor, each a protocol with defaults for its optional members.
 
 Whoever inherits from a protocol gets the defaults and writes only what its method is about; whoever does not must have
-every member. What a method needs from the others, and what it offers them, is declared in core/needs.py.
+every member. A method declares its needs and offers in core/needs.py.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Budget:
         max_depth: path length at most; the request's remaining tokens bound it.
         stop_rule: of the adaptive controller; None drafts the full budget.
         evidence: the kind of evidence that the draft is to carry, for the recipe's verifier; None: none.
-        history_only: the request is seeded, and its tokens depend on what is drafted: the draft may follow from nothing
+        history_only: the request is seeded, and its tokens depend on the draft: the draft may follow from nothing
             but its own past, so neither from other requests nor from anything measured.
         least_reach: a node must be likelier than that to stand in order to be worth anything: descendants of one that
             is not are never looked for.
@@ -101,7 +101,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Hidden states of one request's rows in one forward of the target, as a drafter has asked for them.
+    """Hidden states of one request's rows in one forward of the target, as a drafter has requested them.
 
     Attributes:
         context: the request; its tokens are those from before the step, or later ones where a plain step is shown late.
@@ -128,10 +128,10 @@ class Drafter(Protocol):
         laws: kinds of q this drafter proposes with at temperatures above 0, as configured (at 0 every lossless rule
             is the walk along the argmax, and the kind does not matter).
         branches: whether its trees may branch.
-        needs: what it must be given; with ``hidden_layers`` it is shown every forward by :meth:`on_forward`.
+        needs: its inputs; with ``hidden_layers`` it is shown every forward by :meth:`on_forward`.
         offers: what its drafts can carry, and whether it decides itself when to stop.
         declared: what others need to know of its class.
-        explanation: what it has measured and chosen by itself, for the user, in one line; "" where it has not.
+        explanation: its own measurements and choices, for the user, in one line; "" where it has not.
         flops: floating-point operations of its own models so far; None where it does not count them.
     """
 
@@ -177,8 +177,8 @@ class Drafter(Protocol):
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """One draft per context, in order; an empty draft where there is nothing to propose.
 
-        Where the budget has no nodes, drafting does not pay: read nothing of that request, catch up when asked next.
-        A drafter that fails is asked again for each request alone, with its streams as they stood before.
+        Where the budget has no nodes, drafting does not pay: read nothing of that request, catch up at the next proposal.
+        After a failure ``propose`` is called again for each request alone, with its streams as they stood before.
 
         All drafts of a step must have their resume points at the same depth, or none.
         """
@@ -186,13 +186,13 @@ class Drafter(Protocol):
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """Called if ``needs.hidden_layers`` asks for it: after every forward that read a prompt or a draft, before any
-        verdict, and with what other forwards gave of requests that go on, before the next draft is asked for. A request
+        verdict, and with the states of other forwards of continuing requests, before the next draft is requested. A request
         for which nothing will be drafted may not be shown at all.
         """
         return
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn what was committed. Called after every step that had drafts; after a fault again for each alone.
+        """Learn what was committed. Called after every step that had drafts; after a fault again for each request alone.
 
         With a verifier that takes turns, after every step: a request without a draft has an empty one there.
         """
@@ -203,7 +203,7 @@ class Drafter(Protocol):
         return
 
     def close(self) -> None:
-        """End what it has started next to this process, if anything. It may be asked for drafts again."""
+        """End the threads and processes that it has started, if any. It may propose again afterwards."""
         return
 
 
@@ -220,9 +220,9 @@ class Verifier(Protocol):
             text.
         laws: kinds of q that the rule is valid for; anything else is refused before the first step.
         trees: whether the rule handles branching drafts.
-        needs: what it looks at next to distributions: ``last_state`` comes as ``Laws.hidden_MD``, ``evidence`` with the
+        needs: its inputs in addition to distributions: ``last_state`` comes as ``Laws.hidden_MD``, ``evidence`` with the
             draft.
-        offers: what it can do next to deciding one draft.
+        offers: its capabilities in addition to deciding one draft.
         declared: what others need to know of its class.
         budget: the mean distortion per token that a lossy rule keeps within; None: no bound, or a lossless rule.
     """
@@ -263,7 +263,7 @@ class Verifier(Protocol):
         ...
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
-        """:meth:`verify` within what is left of a request's budget; None: nothing was emitted yet.
+        """:meth:`verify` within the rest of a request's budget; None: nothing was emitted yet.
 
         The engine always calls this one, and the rule keeps no state. A lossless rule has no budget to keep to.
         """
@@ -279,7 +279,7 @@ class Verifier(Protocol):
     def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
         """The extra token after a draft of which every node stood, coupled to a guess of it.
 
-        An executor that drafts ahead has asked the drafter, meanwhile, what comes after the draft: where the extra
+        An executor that overlaps has meanwhile requested a draft for after this one: where the extra
         token is that guess, the next draft is there already. So a rule may draw its extra token anew, such that it is
         the guess as often as can be, by the same distribution: the target's, given the path.
 
@@ -297,7 +297,7 @@ class Verifier(Protocol):
         """The draft's tree with further nodes after it, which are computed in the same forward and never committed.
 
         The first N nodes are the draft's own, unchanged; their rows do not see the further ones. The rows of the
-        latter come to the rule as ``Laws.probe_logits_PV``, which is None in a step that has no room for all of them:
+        latter come to the rule as ``Laws.probe_logits_PV``, which is None in a step that cannot hold all of them:
         near the context's end, within a small budget of rows, or after a draft that has a resume point. A rule must
         be able to decide without them. None, the default, asks for nothing.
         """
@@ -310,7 +310,7 @@ class Plan(Protocol):
     Attributes:
         native: the plan described (models.native.NativePlan), so that a native decoder may do the same arithmetic in
             one piece instead of being called layer by layer; None if it has to be called.
-        swaps: module -> what is called in place of its forward, while the target computes this plan.
+        swaps: module -> the function called in place of its forward, while the target computes this plan.
         num_experts: different experts that the forward read, mean over its layers; None before it, or without experts.
         prefix_read: of each segment of the batch, the share of its committed prefix that a head reads, mean over heads
             and layers without a window; None: all of it.
@@ -345,7 +345,7 @@ class Plan(Protocol):
 
         Args:
             mixer: a models.ssm.layout.Mixer.
-            projected: what it reads of the rows (models.ssm.layout.Projected).
+            projected: the projections of the rows that it reads (models.ssm.layout.Projected).
         """
         raise UnsupportedArchitecture(f"{type(self).__name__} computes no state-space layers")
 
@@ -357,10 +357,10 @@ class PlanMaker(Protocol):
 
     Attributes:
         settings_key: what its settings begin with in a ``speculative_config``, for example "verification"; "": it has
-            none, and is asked for by its name in the catalogue (``plan='prefix_tree'``).
+            none, and is chosen by its name in the catalogue (``plan='prefix_tree'``).
         exact: whether the distribution of every row is the dense target's, so that the verifier's promise stands.
         reason: the settings because of which nothing is promised; "" for an exact plan.
-        explanation: what it expects of its settings, for the user, in one line; "" where it has nothing to say.
+        explanation: the expected effect of its settings, for the user, in one line; "" for none.
     """
 
     settings_key: ClassVar[str] = ""
@@ -386,7 +386,7 @@ class PlanMaker(Protocol):
         return None
 
     def over(self, base: Any) -> PlanMaker:
-        """This plan and one that is asked for by name, in one.
+        """Combine this plan with one that was chosen by name.
 
         Raises:
             ConfigError: they do not go together.
@@ -425,7 +425,7 @@ class Cache(Protocol):
         can_branch: whether a tail may be a tree; if not, drafts must be chains.
         can_roll_back: whether a committed prefix can be shortened to any length; if not, see :meth:`reachable`.
         keeps_keys: whether it keeps every committed row's keys and values, so that a drafter may read them.
-        reads_as_written: whether a row of an answer leaves what it would leave as a row of a prompt.
+        reads_as_written: whether a row of an answer leaves the same state as a row of a prompt.
     """
 
     lengths: list[int]
@@ -453,7 +453,7 @@ class Cache(Protocol):
         ...
 
     def reserve(self, slot: int, num_rows: int) -> None:
-        """Make room for rows after the committed prefix; a ValueError beyond ``max_length``."""
+        """Reserve rows after the committed prefix; a ValueError beyond ``max_length``."""
         ...
 
     def committed(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:

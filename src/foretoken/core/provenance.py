@@ -20,7 +20,7 @@ def provenance(arguments: Sequence[str], **settings: Any) -> dict[str, Any]:
 
     Args:
         arguments: the command line without the program's name.
-        settings: what was chosen or worked out (model, dtype, threads, seed, suite ...), recorded as given.
+        settings: chosen or derived values (model, dtype, threads, seed, suite ...), recorded as given.
     """
     return {
         "command": shlex.join(["foretoken", *arguments]),

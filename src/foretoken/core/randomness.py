@@ -43,7 +43,7 @@ class Streams:
         self._generators: dict[str, torch.Generator] = {}
 
     def generator(self, purpose: str) -> torch.Generator:
-        """The generator of one purpose (draft, accept, residual, bonus), made when first asked for."""
+        """The generator of one purpose (draft, accept, residual, bonus), made at its first use."""
         found = self._generators.get(purpose)
         if found is None:
             found = torch.Generator(device=self.device)
@@ -58,7 +58,7 @@ class Streams:
     def rewind(self, mark: dict[str, Tensor]) -> None:
         """Go back to a mark, as if nothing had been drawn since."""
         for purpose in set(self._generators) - set(mark):
-            del self._generators[purpose]  # it begins anew when it is next asked for
+            del self._generators[purpose]  # it begins anew at its next use
         for purpose, state in mark.items():
             self._generators[purpose].set_state(state)
 
@@ -155,7 +155,7 @@ def _invert_rows(weights_BK: Tensor, draw_B1: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, draw: Tensor) -> int:
-    """The index whose share of the running sum holds ``draw`` (float64 [1] on [0, 1)); its weight is positive."""
+    """The index at whose share of the running sum lies ``draw`` (float64 [1] on [0, 1)); its weight is positive."""
     upto = weights.cumsum(0, dtype=torch.float64)
     index = int(torch.searchsorted(upto, draw * upto[-1], right=True))
     if index < weights.shape[0]:

@@ -1,4 +1,4 @@
-"""The arithmetic that the rejection rules share: p/q, and what is left of the target's distribution after a refusal.
+"""The arithmetic that the rejection rules share: p/q, and the rest of the target's distribution after a rejection.
 
 Nothing here normalises: a draw needs weights only. Rounding can leave no mass at all where the draft's distribution
 equals the target's; a rejection then had a chance near zero, and the target's own distribution is the answer that does
@@ -28,7 +28,7 @@ def residual(p_V: Tensor, q_V: Tensor) -> Tensor:
 
 
 def residual_at(p_V: Tensor, law: Tabulated, node: int) -> Tensor:
-    """:func:`residual` of the row of q that a node was drawn from, whose columns alone are subtracted."""
+    """:func:`residual` of the row of q that a node was drawn from; only its columns are subtracted."""
     return _or_else(excess(p_V, law, node), p_V)
 
 

@@ -1,4 +1,4 @@
-"""How the children of a tree node are drawn, by each kind of distribution. The verifier is told the kind; see
+"""How the children of a tree node are drawn, by each kind of distribution. The verifier knows the kind; see
 core/draft.py.
 """
 
@@ -24,7 +24,7 @@ def draw_siblings(
         rng: purpose draft.
         columns: of q; None: column i is token i.
     Returns:
-        1 to ``count`` tokens; the number depends on q and ``count`` alone, never on what was drawn.
+        1 to ``count`` tokens; the number depends on q and ``count`` alone, never on the drawn tokens.
     """
     drawn = _draw(kind, q_V, count, rng, columns)
     return drawn if columns is None else columns.ids_C[drawn].tolist()

@@ -1,4 +1,4 @@
-"""When a draft stops growing: the rule that is asked before each node, and what can be said of it beforehand."""
+"""The rule that stops a draft, applied before each node, and its outlook: the same rule stated beforehand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """How a stop rule is going to decide, for who reads several nodes of a chain in one go; it binds nobody.
+    """How a stop rule is going to decide, for code that reads several nodes of a chain in one go; not binding.
 
     A node is foreseen to pay if ``reach * stands[of its tenth of confidence]`` exceeds what a node must promise. (The
     engine's rules correct the reach, too, which is left out here.)
@@ -32,7 +32,7 @@ class StopRule(Protocol):
     """Decides while a draft grows whether one more node is worth its time. See engine/draft_length/controller.py."""
 
     def outlook(self) -> Outlook | None:
-        """How it is going to decide; None: that cannot be said."""
+        """How it is going to decide; None: unknown."""
         return None
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:

@@ -1,6 +1,6 @@
 """Questions whose answers can be checked: what ``foretoken train judge`` mines labels from.
 
-A file of the user has one a line; further sets are entry points of the group ``foretoken_lab.tasks``::
+A file of the user has one a line; further sets are entry points of the group ``foretoken.questions``::
 
     {"question": "What is 12 + 30?", "answer": "42"}                      a number: the final one of the text counts
     {"question": "Who wrote it?", "answer": ["Ada Lovelace", "Ada"]}      words: several answers may be right
@@ -60,11 +60,11 @@ def find_questions(name: str) -> QuestionSet:
         ConfigError: there is no such set; the message offers the nearest, or says where named ones come from.
         InputError: the file holds none, or one that cannot be used.
     """
-    found = extensions.loaded(extensions.TASKS, name)
+    found = extensions.loaded(extensions.QUESTIONS, name)
     if found is None and (set(name) & set("./\\~") or Path(name).exists()):
         return read_questions(Path(name))
     if found is None:
-        known = extensions.declared(extensions.TASKS)
+        known = extensions.declared(extensions.QUESTIONS)
         own = "or give a file of questions with answers (FILE.jsonl)"
         if not known:
             raise ConfigError(f"--task {name}: named tasks come with foretoken-lab; {extensions.GET_LAB}; {own}")

@@ -22,7 +22,7 @@ class BlockVerifier(Verifier):
     trees = False
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Accept the longest prefix that passes its test (chance h_i), then draw from what it leaves, (w_i p_i - q_i)+.
+        """Accept the longest prefix that passes its test (chance h_i), then draw from the rest, (w_i p_i - q_i)+.
 
         With r_i = p(x_i)/q(x_i) at draft token i = 1..N and distributions after i tokens written p_i, q_i:
 
@@ -33,7 +33,7 @@ class BlockVerifier(Verifier):
 
         Why it is exact: P(tau >= i | x_1..x_i) = w_i, by induction from the end. It holds at i = N. Before, token x
         gets min(w_i p_i(x), q_i(x)) from longer prefixes, w_i - s_i in all; h_i makes up the missing s_i, and its
-        draw gives (w_i p_i - q_i)+: together w_i p_i(x). So a drafter may stop wherever the tokens it has *kept* tell
+        draw gives (w_i p_i - q_i)+: together w_i p_i(x). So a drafter may stop wherever its *kept* tokens decide
         it to, but must not drop a token for its own value.
 
         Paper:   Sun et al. 2024, arXiv:2403.10444, Algorithm 2.

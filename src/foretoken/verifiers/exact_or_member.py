@@ -28,7 +28,7 @@ class ExactOrMember(LossyVerifier):
         """bool [V]: the tokens that stand whatever the test says; never one with p = 0."""
 
     def law(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings) -> Tensor:
-        """The emitted distribution, with A the set: the test refuses no token where q <= p, and is not asked in A.
+        """The emitted distribution, with A the set: the test rejects no token where q <= p, and is not applied in A.
 
             e = q [in A] + min(p, q) [not in A] + (1 - sum of these) (p - q)+ / sum (p - q)+
             TV(e, p) = sum (q - p)+ [in A]

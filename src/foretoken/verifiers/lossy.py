@@ -101,7 +101,7 @@ class LossyVerifier(BudgetedVerifier):
         """
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
-        """Decide one draft within what is left of the request's budget.
+        """Decide one draft within the rest of the request's budget.
 
         From the root down, at a node with children: the rule's emitted distribution e is compared with p; if the budget
         allows their distance the rule decides, else exact verification does. A node without children: extra ~ p, the
@@ -192,7 +192,7 @@ def descend(draft: Draft, target: Laws, rng: Streams, account: Account, step: St
     """From the root down for as long as a child stands; after a node without children comes a draw of p, the bonus.
 
     Args:
-        account: has been told of every token but the bonus when ``step`` returns.
+        account: has recorded every token except the bonus when ``step`` returns.
         step: what becomes of the children (their tokens next to them) of a node.
     """
     tree = draft.tree

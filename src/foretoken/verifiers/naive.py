@@ -1,4 +1,4 @@
-"""The naive multi-draft rule: draw from the target, and see whether a child carries what was drawn."""
+"""The naive multi-draft rule: draw from the target, and see whether a child carries the drawn token."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from foretoken.verifiers.lossy import LossyConfig
 class PThresholdVerifier(ExactOrMember):
     """Accept x if p(x) >= min_prob, or if the exact test does.
 
-    Paper:   none; the baseline "accept what is probable" that Judge Decoding, arXiv:2501.19309, is compared with.
+    Paper:   none; the baseline "accept probable tokens" that Judge Decoding, arXiv:2501.19309, is compared with.
     Exact:   no. The emitted distribution is known (:meth:`ExactOrMember.law`) and metered: test_lossy.py.
-    Differs: unlike `typical` and `topk_relaxed`, which draw from p where a token is not in their set, what is below the
+    Differs: unlike `typical` and `topk_relaxed`, which draw from p where a token is not in their set, a token below the
         threshold is not refused but tested: the rule never accepts less than the exact one. p is the request's
         distribution, after temperature and filters. At temperature 0 x stands if it is the argmax or p(x) >= min_prob
         at temperature

@@ -208,7 +208,7 @@ def _drawn_once(q_K: Array, sets: Array) -> Array:
     rest = np.repeat(q_K[None], len(sets), 0)
     np.put_along_axis(rest, sets, 0.0, 1)
     outside = rest.sum(1)
-    # drawn[mask]: the chance that the members in the mask come first; left: q of what is not in the mask
+    # drawn[mask]: the chance that the members in the mask come first; left: q of the tokens outside of the mask
     drawn = [np.ones(len(sets))]
     left = [outside + parts[:, [i for i in range(size) if not mask >> i & 1]].sum(1) for mask in range(2**size - 1)]
     for mask in range(1, 2**size):

@@ -22,7 +22,7 @@ class TypicalVerifier(SetVerifier):
         tests/unit/verifiers/test_lossy.py.
     Differs: Medusa decodes the first token of every step greedily and accepts it without a test, which at temperatures
         above 0 is a further bias; ours is a draw from p (the argmax at temperature 0), so a step of no draft is plain
-        decoding. Medusa takes the longest path whose tokens all stand; ours walks down, at every node to the first
+        decoding. Medusa takes the longest path of accepted tokens; ours walks down, at every node to the first
         child that stands, so that the emitted distribution depends on nothing below the node. p is the request's
         distribution, after temperature and filters. At temperature 0 the test looks at the distribution at temperature
         1, and the argmax stands.
