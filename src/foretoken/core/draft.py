@@ -174,10 +174,12 @@ class Draft:
         confidence: the drafter's own estimate, per node, that the node stands given its parent stands; empty if
             the drafter has none. Used by the draft-length controller only, never by a verifier.
         resume: the target's own work on these rows, from which verification goes on; None: they are only tokens.
-        evidence: of the kind that the budget requested, by which the recipe's verifier decides; None: none was requested.
+        evidence: of the kind that the budget requested, by which the recipe's verifier decides; None: none was
+            requested.
         sources: what proposed each node, in words that are counted as they are; empty where there is one source.
         moved_bytes: between target and drafter, for this draft and for what the drafter has read before it.
-        forced: its tokens follow for certain (core/constraint.py): the engine's own draft; the drafter does not learn of it.
+        forced: its tokens follow for certain (core/constraint.py): the engine's own draft; the drafter does not learn
+            of it.
     """
 
     tree: TokenTree

@@ -128,8 +128,8 @@ class Laws:
         """The target's last hidden state of each row, float32 [M, D], computed when it is first looked at.
 
         A row's state is that *of* its token, after reading it: row i + 1 is what the target makes of draft node i, and
-        the distribution of that row is the model's expectation after the node. The distribution that node i is drawn from is
-        its parent's row.
+        the distribution of that row is the model's expectation after the node. The distribution that node i is drawn
+        from is its parent's row.
 
         Raises:
             ValueError: they were not kept: the verifier does not need them.
@@ -292,7 +292,9 @@ class LawMaker:
     def _constrain(
         self, constraint: Constraint, x_MV: Tensor, tree: TokenTree, nodes: Sequence[int], columns: Columns | None
     ) -> None:
-        """Mask tokens that may not follow; a row that cannot be reached, or whose columns are all forbidden, stays as it is."""
+        """Mask tokens that may not follow; a row that cannot be reached, or whose columns are all forbidden, stays as
+        it is.
+        """
         for row, node in enumerate(nodes):
             mask = constraint.allowed([tree.tokens[each] for each in tree.path_to(node)])
             if mask is not None and columns is not None:

@@ -135,8 +135,8 @@ class Declared:
         datastore: whether the option ``datastore`` names texts in the target's tokens to retrieve from.
         own_verifier: the rule that a drafter brings; None: the strongest lossless one.
         learned_part: "module:Class" of its trained part (drafting/learned_part.py); None: it has none.
-        brought: where the target brings the weights that a method drafts with, "module:function" that writes one whose part is un-
-            trained: (name of a target, folder) -> name of the new one. None: any target will do.
+        brought: where the target brings the weights that draft, "module:function" that writes a target with
+            untrained ones: (name of a target, folder) -> name of the new one. None: any target will do.
         knob: how a lossy rule enters a trade-off; None: it stays out of it.
         variants: the shapes that the exactness tests must see.
     """

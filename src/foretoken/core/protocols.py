@@ -177,8 +177,9 @@ class Drafter(Protocol):
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """One draft per context, in order; an empty draft where there is nothing to propose.
 
-        Where the budget has no nodes, drafting does not pay: read nothing of that request, catch up at the next proposal.
-        After a failure ``propose`` is called again for each request alone, with its streams as they stood before.
+        Where the budget has no nodes, drafting does not pay: read nothing of that request, catch up at the next
+        proposal. After a failure ``propose`` is called again for each request alone, with its streams as they stood
+        before.
 
         All drafts of a step must have their resume points at the same depth, or none.
         """
@@ -186,13 +187,14 @@ class Drafter(Protocol):
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """Called if ``needs.hidden_layers`` asks for it: after every forward that read a prompt or a draft, before any
-        verdict, and with the states of other forwards of continuing requests, before the next draft is requested. A request
-        for which nothing will be drafted may not be shown at all.
+        verdict, and with the states of other forwards of continuing requests, before the next draft is requested. A
+        request for which nothing will be drafted may not be shown at all.
         """
         return
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn what was committed. Called after every step that had drafts; after a fault again for each request alone.
+        """Learn what was committed. Called after every step that had drafts; after a fault again for each request
+        alone.
 
         With a verifier that takes turns, after every step: a request without a draft has an empty one there.
         """
@@ -220,8 +222,8 @@ class Verifier(Protocol):
             text.
         laws: kinds of q that the rule is valid for; anything else is refused before the first step.
         trees: whether the rule handles branching drafts.
-        needs: its inputs in addition to distributions: ``last_state`` comes as ``Laws.hidden_MD``, ``evidence`` with the
-            draft.
+        needs: its inputs in addition to distributions: ``last_state`` comes as ``Laws.hidden_MD``, ``evidence`` with
+            the draft.
         offers: its capabilities in addition to deciding one draft.
         declared: what others need to know of its class.
         budget: the mean distortion per token that a lossy rule keeps within; None: no bound, or a lossless rule.

@@ -4,8 +4,8 @@
 fields of the drafter's own Config, and those of the verifier's, if it has one; a name that both have is written with
 its owner's before it (``judge.threshold``, ``kangaroo.threshold``). Without ``verifier`` a drafter that declares a rule
 of its own gets that, every other the strongest lossless one, as with ``verifier='auto'``. The settings of a plan begin
-with its key (``verification.ffn``). What one part needs and another offers is matched here, once, never in the middle
-of a run.
+with its key (``verification.ffn``). The needs of one part and the offers of another are matched here, once, never in
+the middle of a run.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _check_lane(lane: Any, executor: str, method: Any) -> None:
 
 
 def _why_serial(recipe: Recipe) -> str:
-    """Why the drafter cannot be asked while the target computes; "" where it can."""
+    """Why the drafter cannot propose while the target computes; "" where it can."""
     drafter, verifier = recipe.drafter, recipe.verifier
     if recipe.num_nodes == 0:
         return "nothing is drafted"
@@ -128,7 +128,7 @@ def _why_serial(recipe: Recipe) -> str:
             "follow from more than tokens"
         )
     if drafter.branches:
-        return f"method '{drafter.name}' is set to propose trees, and what is drafted ahead hangs on a chain's end"
+        return f"method '{drafter.name}' is set to propose trees, and a draft made ahead continues the end of a chain"
     if not recipe.plan.exact:
         return f"{recipe.plan.reason} verifies sparsely"
     if verifier is not None and (verifier.offers.probes or verifier.offers.takes_turns or verifier.needs.evidence):
@@ -149,7 +149,7 @@ def _length(count: Any, method: Any) -> tuple[int, bool]:
 
 
 def plan_of(settings: dict[str, Any], target: Any) -> PlanMaker:
-    """The plan that is asked for, by name or by settings, taken out of ``settings``; without any, that of the target.
+    """The requested plan, by name or by settings, taken out of ``settings``; without any, that of the target.
 
     ``{"verification": {"ffn": 0.05}}`` and ``{"verification.ffn": 0.05}`` are the same.
 
@@ -166,7 +166,7 @@ def plan_of(settings: dict[str, Any], target: Any) -> PlanMaker:
         remedy = f"it is switched on by its settings, {key}.*" if key else nearest(str(asked), [_DENSE, *named])
         raise ConfigError(f"unknown plan '{asked}': {remedy}")
     if fitting is not None and asked != own:
-        raise ConfigError(f"plan='{asked}' does not compute what model '{target.name}' needs: leave it out for '{own}'")
+        raise ConfigError(f"plan='{asked}' lacks a part of model '{target.name}': leave it out for '{own}'")
     base: PlanMaker = DensePlans() if asked == _DENSE else named[asked].arranged({}, target)
     for maker_class in makers.values():
         given = settings_of(maker_class.settings_key, settings) if maker_class.settings_key else {}
@@ -204,7 +204,7 @@ def _owner(key: str) -> str:
 
 
 def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Verifier | None) -> tuple[Drafter, Any]:
-    """A drafter of the catalogue and its options; what they leave open may depend on the verifier."""
+    """A drafter of the catalogue and its options; open choices may depend on the verifier."""
     entry = catalog.find(method, "drafter")
     drafter_class = entry.load()
     known = _options(drafter_class)
@@ -246,7 +246,7 @@ def _check_members(thing: Any, key: str, kind: str, protocol: type) -> None:
     """Refuse an instance of your own that lacks a member of its protocol.
 
     Raises:
-        ConfigError: with what is missing.
+        ConfigError: names the missing part.
     """
     members = {*protocol.__annotations__, *(name for name in vars(protocol) if not name.startswith("_"))}
     missing = sorted(members - set(dir(thing)))

@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 
 class Decider:
-    """One engine's verifier, asked for all requests of a step.
+    """One engine's verifier, applied to all requests of a step.
 
     Args:
         recipe: which rule decides which draft.
         vocab_size: of the target.
         last_states: takes the target's last hidden states from a forward, for a rule that asks for them; else None.
-        faults: ends requests whose distributions or verdicts fail.
+        faults: ends requests with distributions or verdicts that fail.
     """
 
     def __init__(self, recipe: Recipe, vocab_size: int, last_states: LastStates | None, faults: Faults) -> None:
@@ -99,7 +99,7 @@ class Decider:
         rows = slice(first, first + 1 + num_nodes)
         logits_MV = output.logits_MV[rows]
         probes_PV = output.logits_MV[rows.stop : first + job.wanted] if rows.stop < first + job.wanted else None
-        if job.damaged:  # any distribution will do there: what comes of it is not emitted
+        if job.damaged:  # any distribution will do there: its tokens are not emitted
             logits_MV = logits_MV.clone()
             logits_MV[[1 + node for node in job.damaged if node < num_nodes]] = 0.0
             probes_PV = probes_PV if max(job.damaged) < num_nodes else None

@@ -4,7 +4,7 @@ The library's calls and the server's thread (serve/loop.py) use the same verbs:
 
     tracked = begin(group)                queue the completions of one prompt
               step()                      one step of the engine, for every request on it
-    updates = news(tracked, due)          what is new of those whose readers want it now
+    updates = news(tracked, due)          updates of the requests that are due
               cancel(tracked)
 
 The engine may be stepped by several threads. Each looks at its own requests instead of what its step returns, since the
@@ -45,7 +45,7 @@ class Driver:
         """Queue the completions of one prompt; they join at the next step that has a slot for them.
 
         Args:
-            streamed: whether :meth:`news` will be asked for, which needs text that is released piece by piece.
+            streamed: whether :meth:`news` will be called, which needs text that is released piece by piece.
         """
         self.totals.count_prompt(group)
         for request in group:
@@ -63,11 +63,11 @@ class Driver:
     def news(
         self, tracked: Iterable[Tracked], due: Callable[[list[Tracked]], list[Tracked]] | None = None
     ) -> list[tuple[Tracked, Update]]:
-        """What is new of requests, all as of one moment.
+        """Updates of requests, all as of one moment.
 
         Args:
-            tracked: requests whose text is streamed.
-            due: chooses among those with news whose readers get it now; None: all.
+            tracked: requests with streamed text.
+            due: chooses the requests that are reported now among those with news; None: all.
         """
         with self.engine.lock:
             fresh = [each for each in tracked if each.has_news]
@@ -80,7 +80,7 @@ class Driver:
         return found
 
     def cancel(self, tracked: Tracked) -> None:
-        """End a request now; what it has generated stays."""
+        """End a request now; its tokens stay."""
         self.engine.cancel(tracked.request)
 
     # ------------------------------------------------------------------ the library's calls
@@ -114,7 +114,7 @@ class Driver:
                 for each in group:
                     self.cancel(each)
             if isinstance(stop, KeyboardInterrupt) and progress is not None:
-                for place, _ in (*started, *waiting):  # what was generated is not lost
+                for place, _ in (*started, *waiting):  # generated tokens are not lost
                     if any(each.num_output for each in groups[place]):
                         progress(self.output_of(groups[place], place=place))
             raise

@@ -8,7 +8,7 @@ from foretoken.core.verdict import Verdict
 
 _BINS = 10
 _PRIOR = 8.0  # a bin starts as so many observations that agree with the drafter
-_MEMORY = 200.0  # a bin forgets beyond so many observations
+_MEMORY = 200.0  # observations that a bin averages over
 
 
 class Confidence:
@@ -32,7 +32,7 @@ class Confidence:
         return tuple(stood / seen for stood, seen in zip(self.stood, self.seen, strict=True))
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
-        """Compare confidences with what stood: every child of an accepted node was put to the test."""
+        """Compare confidences with acceptance: every child of an accepted node was tested."""
         if not draft.confidence:
             return
         accepted = set(verdict.path)
@@ -50,7 +50,7 @@ class Reaches:
     """Corrects how likely whole paths of one draft stand: a path's error is the product of its nodes' errors.
 
     A drafter says of a node's parent how likely it stands by its own confidences, multiplied along the path. What that
-    product is called here tells which path it was, and what was found for it is remembered for the nodes below.
+    product is called here tells which path it was, and its result is remembered for the nodes below.
 
     Args:
         confidence: corrects each node.

@@ -1,4 +1,4 @@
-"""How long to draft: maximise expected tokens per second from what was measured.
+"""How long to draft: maximise expected tokens per second from measured costs.
 
 A step that emits K tokens in time S has rate E[K] / E[S]. Adding one more draft node raises E[K] by the probability P
 that the node (and all above it) stands, and E[S] by the cost c of drafting and verifying one more row. For a ratio of
@@ -6,17 +6,17 @@ expectations that pays exactly when P / c exceeds the best achievable rate r (Di
 while P > r * c. Everything in the rule is measured:
 
 * P: the drafter's own confidences along the path, each corrected by how often nodes of that confidence really stood;
-* c: what one more row of the verification takes, plus the slope of the drafting time over nodes
+* c: the time of one more row of the verification, plus the slope of the drafting time over nodes
   (engine/draft_length/step_costs.py);
-  what drafting costs before its first node is asked of the first node, shared over a draft of the usual length;
+  the cost of drafting before its first node is charged to the first node, shared over a draft of the usual length;
 * r: emitted tokens over wall time, exponentially forgotten; the rule's own result, so it settles at its fixed point.
   Plain decoding's rate is achievable, so r is never less.
 
 A token is worth more to the requests that will run longest than to the others (engine/draft_length/draft_ledger.py
 has the weights w), so in a batch a node is worth w * P, and r counts such tokens, too.
 
-Some costs show in no slope: a drafter has to read the text, and may spend time before it can tell that it has nothing
-to propose. So who is drafted for at all is decided first, by what that was worth so far
+Some costs show in no slope: a drafter has to read the text, and may spend time before it knows that it has nothing
+to propose. So the requests that get drafts are chosen first, by what drafting gained for them so far
 (engine/draft_length/draft_ledger.py).
 
 Acceptance cannot be seen while nothing is drafted, nor a row's cost: so now and then one request drafts against the
@@ -43,7 +43,7 @@ _PROBE_NODES = 2  # of a probe
 
 
 class Controller:
-    """Measures, and answers the two questions of a step: who is drafted for, and how long the drafts grow.
+    """Measures, and answers the two questions of a step: which requests get drafts, and how long these are.
 
     Args:
         reading: what the drafter's reading of a token costs, in tokens of plain decoding, by arithmetic.
@@ -61,11 +61,11 @@ class Controller:
 
     @property
     def resting(self) -> bool:
-        """Whether nobody is asked in this step, and nothing need be measured."""
+        """Whether no request is drafted for in this step, so that nothing need be measured."""
         return self._rest.resting
 
     def rests(self, num_requests: int) -> bool:
-        """Called once before a step of so many requests: whether nobody need be chosen in it."""
+        """Called once before a step of so many requests: whether none of them gets a draft."""
         rest = self._rest
         rest.resting = rest.done < rest.steps and rest.num_requests.bit_length() == num_requests.bit_length()
         if rest.resting:
@@ -127,7 +127,7 @@ class Controller:
         return rules
 
     def pays(self, stands: float, num_nodes: int) -> bool:
-        """True if one more node pays whose drafting and verification gains so many tokens, in the mean."""
+        """True if one more node pays that gains so many tokens in the mean, drafting and verification counted."""
         return stands > (self._next_gain if num_nodes else self._first_gain)
 
     def outlook(self, weight: float, least: int) -> Outlook:
@@ -188,11 +188,11 @@ class Controller:
             accepted=gained,
             draft=draft,
             total=total,
-            typical=not (self._probing and nodes),  # to decline is typical of who declines
+            typical=not (self._probing and nodes),  # an empty draft counts
         )
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
-        """Compare the drafter's confidences with what stood."""
+        """Compare the drafter's confidences with acceptance."""
         self.confidence.learn(draft, verdict)
 
     def ended(self, num_tokens: int) -> None:
@@ -205,7 +205,7 @@ class Controller:
 
 @dataclass(slots=True)
 class _Rest:
-    """Steps in which nobody is asked, about as many requests decode, and what they take is no news.
+    """Steps without drafts, with about as many decoding requests and no change in their times.
 
     Attributes:
         num_requests: that decoded in the step before.

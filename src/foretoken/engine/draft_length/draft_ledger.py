@@ -1,15 +1,15 @@
-"""Whom to draft for: whether it is worth its time, remembered over requests, and what finding out may cost.
+"""The ledger of drafting: which requests get drafts, by the gain so far, and what trials may cost.
 
 Everything is counted in tokens that plain decoding would have emitted in the same time. A step that drafts gains the
 drafted tokens that stand, and loses the time of drafting and of the further rows. That was measured for steps of a like
-number of requests (engine/draft_length/step_costs.py), so what it comes to for a request is known beforehand:
+number of requests (engine/draft_length/step_costs.py), so the cost for a request is known beforehand:
 
     pays    gain of a step * steps to come  >  cost of reading what the drafter has not read yet
 
 A drafter reads nothing before that. Where drafting is known not to pay, or not known to pay, single requests try it for
 some steps all the same, because the text may have changed. That costs, and the costs come out of a budget:
 
-    budget   + a small share of all time, and what drafting has gained     - what it has lost
+    budget   + a small share of all time, plus the gains of drafting       - its losses
 
 A trial of something known begins when the budget holds what it will cost; the first one of its kind, as soon as nothing
 is owed. Where more than a few run together, the budget has to hold what that one reads, too: they gain little, and a
@@ -17,12 +17,12 @@ batch is soon over. So in the long run the loss against plain decoding stays wit
 drafter and however long the prompts. Steps of a like number of requests have a budget of their own: what drafting gains
 where few run together would else be spent on trials where many do.
 
-A token is not worth the same to everybody. A step takes what it takes however few requests run, and in addition a row
-for each. Where nobody waits for a place, a token saves the row of the step that its request leaves earlier; the rest of
-a step is saved only if those get tokens that will run longest. So tokens are weighted: with n requests, a share s of a
-step that grows with the rows, and k requests that will run longest,
+A token is not worth the same for every request. A step takes what it takes however few requests run, and in addition a
+row for each. Where no request waits for a slot, a token saves the row of the step that its request leaves earlier; the
+rest of a step is saved only if those get tokens that will run longest. So tokens are weighted: with n requests, a share
+s of a step that grows with the rows, and k requests that will run longest,
 
-    weight  s + (1 - s) * n / k for those k, s for the others; 1 for all where somebody waits
+    weight  s + (1 - s) * n / k for those k, s for the others; 1 for all where a request waits
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from foretoken.engine.draft_length.moving_averages import Mean
 from foretoken.engine.draft_length.step_costs import Reading, StepCosts
 
 _SHARE = 1.0 / 128  # of all time goes into trials, at most
-_MOST_SAVED = 256.0  # tokens in the budget at most: what was gained long ago is no licence to lose for hours
+_MOST_SAVED = 256.0  # tokens in the budget at most: gains of long ago do not pay for hours of losses
 _TRIAL = 16  # steps of one request
 MIN_EVIDENCE = 16.0  # of them, or so many tokens lost, before the gain is believed: a few drafts are luck
 _FEW = 3  # requests: where no more run together, what drafting may gain is worth reading on credit
 _HOPED = 0.5  # gain of a step before any was measured
-_PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: what it is weighed against changes, too
+_PLAIN_TURN = 64  # where drafting pays, every so many steps are plain: the cost of plain steps changes, too
 _KEEPS = 0.98
-_RESTED = 1.0 / 4  # of the steps until a trial can be paid for, at a time: nothing is asked or measured in them
+_RESTED = 1.0 / 4  # of the steps until a trial can be paid for, at a time: nothing is drafted or measured in them
 _LONGEST_REST = 31
 _TIED = 2.0  # tokens: requests run equally long that will end so closely together
 _LEAST_SHARE = 1.0 / 64  # of a step, that a request's own row takes
@@ -53,9 +53,9 @@ class DraftLedger:
     """How one request stands with the drafter.
 
     Attributes:
-        num_read: tokens that the drafter had read when it was last asked.
+        num_read: tokens that the drafter had read at its last draft.
         asked_at: the step of the engine in which that was.
-        trial: further steps in which it is asked, to find out.
+        trial: further steps in which it drafts as a trial.
         weight: what a drafted token that stands is worth, in tokens of plain decoding.
     """
 
@@ -79,7 +79,7 @@ class Candidate(Protocol):
 
 
 class Worth:
-    """Decides before every step who is drafted for.
+    """Decides before every step which requests get drafts.
 
     Args:
         reading: what a drafter's reading costs.
@@ -93,8 +93,8 @@ class Worth:
         self._step = self._num_requests = 0
         self.num_asked = 0
         self.total_asked = 0  # over all steps
-        self.rest = 0  # steps to come in which nobody would be asked either, if about as many requests decode
-        self.backlog = 0  # tokens that the drafter reads in this step, because it was not asked in the one before
+        self.rest = 0  # further steps without drafts, if about as many requests decode
+        self.backlog = 0  # tokens that the drafter reads in this step, because it did not draft in the one before
 
     def choose(
         self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts, *, queued: bool = False
@@ -119,7 +119,7 @@ class Worth:
         if not pays and missing > 0.0 and not any(each.ledger.trial for each in requests):
             self.rest = min(_LONGEST_REST, int(_RESTED * missing / (_SHARE * num_requests)))
             return [False] * len(requests)
-        if not requests:  # all who decode have drafting switched off
+        if not requests:  # every decoding request has drafting switched off
             return []
         plain = costs.token(num_requests)
         per_token = self._reading.token(plain) / plain
@@ -170,7 +170,7 @@ class Worth:
             nodes: drafted tokens.
             accepted: what those that stood were worth.
             draft, total: seconds of drafting, and of the step.
-            typical: whether its drafts were what they will be; a probe's are not.
+            typical: whether its drafts were as later ones will be; a probe's are not.
         """
         if not costs.known:
             return
@@ -223,7 +223,7 @@ class Worth:
     ) -> None:
         """Let requests try that cost little, as far as the budget goes.
 
-        The first one of its kind goes on credit, what it reads first only where few run together.
+        The first one of its kind goes on credit, its first reading only where few run together.
         """
         known = gain is not None
         if known and budget < 0.0:
@@ -249,7 +249,7 @@ class Worth:
                 return
 
     def _note(self, request: Candidate) -> None:
-        """It is asked: the drafter will have read all of it."""
+        """Note that the request drafts: the drafter will have read all of it."""
         ledger = request.ledger
         self.num_asked += 1
         self.total_asked += 1

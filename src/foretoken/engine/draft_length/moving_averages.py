@@ -1,4 +1,4 @@
-"""Running figures that forget: a mean, and a straight line through what was seen."""
+"""Exponential moving averages: a mean, and a straight line through observations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Mean:
     """A mean of observations, forgotten exponentially.
 
     Args:
-        keeps: how much of what is known stays with every further observation.
+        keeps: the share of the old weight that stays with every further observation.
 
     Attributes:
-        weight: of what is remembered.
+        weight: of the remembered observations.
     """
 
     __slots__ = ("_keeps", "_sum", "weight")
@@ -36,10 +36,10 @@ class Mean:
 class Line:
     """A least-squares line through (count, seconds); slope and intercept are never negative.
 
-    While the counts are equal, or nearly, no slope can be seen: then it is what was believed beforehand.
+    While the counts are equal, or nearly, no slope can be seen: then the prior slope is kept.
 
     Args:
-        keeps: how much of what is known stays with every further observation.
+        keeps: the share of the old weight that stays with every further observation.
         believed: the slope beforehand, as a share of the mean seconds per unit: 1 is a line through the origin.
     """
 

@@ -31,7 +31,7 @@ class StepCosts:
         self.drafting = Line(_KEEPS, believed=1.0)
         self.num_plain = 0
         self._plain = Line(_KEEPS, believed=0.5)
-        self._plain_at = 0, 0.0  # the last answer of it: it is asked again and again for as many requests
+        self._plain_at = 0, 0.0  # the last answer of it: it is read again and again for as many requests
         self._nodes_squared = self._nodes_times_excess = 0.0
 
     @property
