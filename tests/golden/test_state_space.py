@@ -248,7 +248,7 @@ def test_a_state_space_model_drafts() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"stree.kernel": "wlak"}, r"stree.kernel='wlak' is unknown.*walk"),
+        ({"stree.kernel": "wlak"}, r"kernel='wlak'.*walk"),
         ({"stree.size": 3}, r"unknown option 'stree.size'"),
         ({"stree": 1}, r"stree=1 must be a mapping of options to values.*--set stree.NAME=VALUE"),
         ({"verification.attention": "per_head"}, r"verification.*: model 'zoo:hybrid' has state-space layers"),

@@ -1,6 +1,6 @@
 /* Passes over pairs of a feature and the token after it (drafting/feature_heads/): what enters the first layer is made of
  * both, and in a chain each row's best token, or one that is drawn, and its own output are the pair that its next pass reads.
- * Or over tokens alone (far.py).
+ * Or over tokens alone.
  *
  *     feature, token ── enter ── layers ── head ── best token
  *        ▲       ▲                 │                   │
