@@ -127,7 +127,7 @@ def path(name: str) -> Path:
     model = find(name)
     if model.folder is None:
         raise ConfigError(
-            f"zoo model '{model.name}' is not bundled; make one with: {model.how} (the published one has read public "
-            "corpora: --data DIR in place of --corpus; a clone of the repository has its weights)"
+            f"zoo model '{model.name}' is not here; a clone of the repository has most of them, or make one with: "
+            f"{model.how} (the published ones were trained on public corpora: --data DIR in place of --corpus)"
         )
     return model.folder
