@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import foretoken
 from foretoken.options.sampling import SamplingParams
-from foretoken.options.sampling import StructuredOutputs as StructuredOutputsParams
+from foretoken.options.structured import StructuredOutputs as StructuredOutputsParams
 
 __all__ = ["SamplingParams", "StructuredOutputsParams"]
 

@@ -14,11 +14,13 @@ ROOT = Path(__file__).resolve().parents[2]
 DRAFTER = '''"""Repeats the last token."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Drafter
 from foretoken.core.tree import TokenTree
+from foretoken.options.option import Checked, Option
 
 
 class Stutter(Drafter):
@@ -28,14 +30,10 @@ class Stutter(Drafter):
     declared = Declared(variants=(Variant(), Variant(options={"times": 2}, one_rule=True)))
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Options.
+    class Config(Checked):
+        """Options."""
 
-        Attributes:
-            times: how often the token is repeated.
-        """
-
-        times: int = 3
+        times: Annotated[int, Option("How often the token is repeated.", least=1)] = 3
 
     def __init__(self, config, target):
         self.times = config.times
@@ -99,7 +97,7 @@ def test_the_command_line_lists_it_with_its_options(environment: dict[str, str])
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert (found["kind"], found["summary"]) == ("drafter", "say it again")
-    assert {"name": "times", "type": "int", "default": 3, "help": "how often the token is repeated."} in found[
+    assert {"name": "times", "type": "int", "default": 3, "help": "How often the token is repeated."} in found[
         "options"
     ]
 
@@ -140,5 +138,5 @@ def test_exactness_and_card_tests_collect_it(environment: dict[str, str]) -> Non
         fixed, adaptive = (f"{same_tokens}[stutter-{rule}-{count}]" in passed for count in (5, "auto"))
         assert fixed != adaptive, done.stdout
     assert not any("[stutter-2-match" in name for name in passed)  # this variant is declared to need one rule only
-    assert "test_card_says_what_the_catalogue_says[stutter]" in failed
+    assert "test_card_has_the_tables_of_its_method[stutter]" in failed
     assert not any(name.startswith(same_tokens) for name in failed)

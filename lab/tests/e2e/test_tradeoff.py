@@ -130,7 +130,10 @@ def nothing_loads(tmp_path, monkeypatch):
         ("--rules typcal", "did you mean 'typical'"),
         ("--rules typical,", "--rules 'typical,': write names"),
         ("--rules typical,typical", "names 'typical' twice"),
-        ("--rules sprinter+stop=confidnce", "stop='confidnce' must be 'head', 'confidence': did you mean 'confidence'"),
+        (
+            "--rules sprinter+stop=confidnce",
+            "stop='confidnce' must be one of 'head', 'confidence': did you mean 'confidence'",
+        ),
         ("--rules sprinter+stop=confidence+stop=head", "--rules sprinter+ gives 'stop' twice"),
         ("--rules +stop=head", "write names with commas"),
         ("--rules block", "'block' is lossless"),

@@ -157,7 +157,7 @@ class Declared:
         if kind is str:
             return _TEXT
         if kind is Path:
-            return "a path"
+            return "a path that is not empty"
         if get_origin(kind) is Sequence:
             return {int: "a list of integers", str: "a list of texts"}.get(get_args(kind)[0], "a list")
         return "a mapping" if get_origin(kind) is Mapping else str(kind)

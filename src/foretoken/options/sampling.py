@@ -7,20 +7,19 @@ A new parameter is one declaration here and its arithmetic in core/laws.py; see 
 from __future__ import annotations
 
 import copy
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.plain import plain, reject_unknown_keywords, without_idle
+from foretoken.core.plain import reject_unknown_keywords, without_idle
 from foretoken.options.option import Option, check_known, declared, documented
+from foretoken.options.structured import StructuredOutputs, structure
+from foretoken.options.tokens import allowed_ids, texts, token_ids, token_values
 
 MAX_COMPLETIONS = 16_384
 """Of a prompt: each has a distribution and a history of its own from the beginning."""
 
-_TOKEN_ID = re.compile("0|[1-9][0-9]{0,17}")
 _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     "guided_decoding": "it is called structured_outputs",
     "best_of": "use n",
@@ -58,140 +57,6 @@ _UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for not
     **dict.fromkeys(("output_text_buffer_length", "routed_experts_prompt_start"), (0,)),
     **dict.fromkeys(("detokenize", "spaces_between_special_tokens"), (True,)),
 }
-_UNASKED_STRUCTURE: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("disable_fallback", "disable_any_whitespace", "disable_additional_properties"), (None, False)),
-    **dict.fromkeys(("whitespace_pattern", "structural_tag"), (None,)),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class StructuredOutputs:
-    """What a text has to be; exactly one of these. The names are vLLM's.
-
-    Attributes:
-        json: a JSON schema, as a mapping or as text; True: any JSON. It is laid out as ``json.dumps`` does.
-        json_object: True: any JSON object.
-        regex: a regular expression that the whole text matches.
-        choice: one of these texts.
-        grammar: a Lark grammar whose start is the whole text.
-        reasoning: what comes before it. "open": the text begins within a reasoning, which "</think>" ends; "optional":
-            it may begin with "<think>" and so on; None: nothing does.
-    Raises:
-        ConfigError: none or several are given, or one is of the wrong kind.
-    """
-
-    json: Mapping[str, object] | str | bool | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: Sequence[str] | None = None
-    grammar: str | None = None
-    reasoning: str | None = None
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            object.__setattr__(self, each.name, plain(getattr(self, each.name)))
-        kinds = [each.name for each in fields(self) if each.name != "reasoning"]
-        given = [name for name in kinds if getattr(self, name) not in (None, False)]
-        if self.reasoning not in (None, "open", "optional"):
-            raise ConfigError(f"structured_outputs.reasoning={self.reasoning!r:.60} must be 'open', 'optional' or None")
-        if len(given) != 1:
-            names = ", ".join(kinds)
-            raise ConfigError(f"structured_outputs has {given or 'nothing'}: give exactly one of {names}")
-        kind, value = given[0], getattr(self, given[0])
-        fits = {
-            "json": isinstance(value, (Mapping, str)) or value is True,
-            "json_object": value is True,
-            "choice": isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_text, value)),
-        }.get(kind, _is_text(value))
-        if not fits or (kind == "choice" and not value):
-            wanted = {"json": "a schema", "json_object": "true", "choice": "a list of texts, none of them empty"}
-            raise ConfigError(f"structured_outputs.{kind}={value!r:.60} must be {wanted.get(kind, 'a text')}")
-
-    @property
-    def kind(self) -> str:
-        """The name of the one that is given."""
-        return next(each.name for each in fields(self) if getattr(self, each.name) not in (None, False))
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> StructuredOutputs:
-        """Build from a mapping; an unknown key is an error that offers the nearest name."""
-        known = [each.name for each in fields(cls)]
-        values = without_idle(values, _UNASKED_STRUCTURE)
-        for key in values:
-            if key not in known:
-                raise ConfigError(f"structured_outputs has the unknown key {key!r}: {nearest(str(key), known)}")
-        return cls(**values)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def texts(name: str, value: Any) -> tuple[str, ...]:
-    """One text or several, always as a tuple."""
-    if value is None:
-        return ()
-    found = (value,) if isinstance(value, str) else value
-    if not isinstance(found, Iterable) or isinstance(found, (bytes, Mapping)):
-        raise ConfigError(f"{name}={value!r:.60} must be a text or a list of texts")
-    found = tuple(found)
-    for text in found:
-        if not isinstance(text, str) or not text:
-            raise ConfigError(f"{name}={text!r:.60} must be a non-empty string")
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise ConfigError(f"{name}={text!r:.60} is not valid Unicode: it has half of a pair of surrogates")
-    return found
-
-
-def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Token ids, always as a tuple."""
-    if value is None:
-        return ()
-    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
-        raise ConfigError(f"{name}={value!r:.60} must be a list of token ids")
-    ids = tuple(plain(each) for each in value)
-    for token in ids:
-        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            raise ConfigError(f"{name} has {token!r:.60}: token ids are non-negative integers")
-    return ids
-
-
-def allowed_ids(name: str, value: Any) -> tuple[int, ...] | None:
-    """Token ids, of which there must be one; None: every token."""
-    ids = None if value is None else token_ids(name, value)
-    if ids is not None and not ids:
-        raise ConfigError(f"{name} is empty: nothing could be written; use None to allow every token")
-    return ids
-
-
-def token_values(name: str, value: Any) -> dict[int, float] | None:
-    """Numbers by token id, which is a text in JSON."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{name}={value!r:.60} must be a mapping of token ids to numbers")
-    found: dict[int, float] = {}
-    for key, each in value.items():
-        token, number = plain(key), plain(each)
-        if isinstance(token, str) and _TOKEN_ID.fullmatch(token):
-            token = int(token)
-        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            raise ConfigError(f"{name} has the key {token!r:.60}: keys are token ids")
-        if token in found:
-            raise ConfigError(f"{name} gives token {token} twice: keep one")
-        if not isinstance(number, (int, float)) or isinstance(number, bool) or not -math.inf <= number <= 1e30:
-            raise ConfigError(f"{name}[{token}]={number!r:.60} must be a number up to 1e30 (-inf forbids the token)")
-        found[token] = number
-    return found
-
-
-def structure(name: str, value: Any) -> StructuredOutputs | None:
-    """The form that a text must have."""
-    if isinstance(value, Mapping):
-        return StructuredOutputs.from_dict(value)
-    if value is not None and not isinstance(value, StructuredOutputs):
-        raise ConfigError(f"{name}={value!r:.60} must be StructuredOutputs, or a mapping like {{'json': SCHEMA}}")
-    return value
 
 
 @documented
@@ -448,11 +313,4 @@ class SamplingParams:
 
 _IDS = (token_ids, allowed_ids, token_values)
 
-
-def _named(cls: type[Any], idle: Mapping[str, tuple[Any, ...]]) -> None:
-    """Let a class say what a reject_unknown_keywords keyword was meant to be."""
-    cls.__init__ = reject_unknown_keywords(cls.__init__, _ELSEWHERE, idle)
-
-
-_named(SamplingParams, _UNASKED)
-_named(StructuredOutputs, _UNASKED_STRUCTURE)
+SamplingParams.__init__ = reject_unknown_keywords(SamplingParams.__init__, _ELSEWHERE, _UNASKED)  # type: ignore[method-assign]

@@ -26,7 +26,7 @@ def rows_of(config: type | None) -> list[dict[str, Any]]:
             each = known[field.name]
             kind, default, words = _in_words(each.type), each.default, f"{each.option.help} {each.option.more}".rstrip()
         else:
-            kind, default, words = str(field.type), field.default, ""
+            kind, default, words = _in_words(field.type), field.default, ""
         rows.append(
             {"name": field.name, "type": kind, "default": "required" if default is MISSING else default, "help": words}
         )

@@ -17,7 +17,8 @@ from foretoken.engine.intake.prompts import OWN_VARIABLES
 from foretoken.engine.request import Request
 from foretoken.engine.text.reasoning import Thinking
 from foretoken.engine.updates import Update
-from foretoken.options.sampling import SamplingParams, StructuredOutputs
+from foretoken.options.sampling import SamplingParams
+from foretoken.options.structured import StructuredOutputs
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.schema import Message
 from foretoken.serve.service import Service

@@ -9,6 +9,7 @@ import pytest
 from foretoken.certify.certify import certify
 from foretoken.certify.on_models import greedy_text, same_stream
 from foretoken.core.errors import ConfigError
+from foretoken.options.model import ModelOptions
 from foretoken.options.sampling import SamplingParams
 from helpers.table_engine import engine
 
@@ -28,4 +29,4 @@ def test_greedy_text_and_same_stream_report_the_first_difference() -> None:
 
 def test_a_context_without_room_for_the_texts_is_told_before_the_work() -> None:
     with pytest.raises(ConfigError, match=r"needs a context of 6\d tokens; 'zoo:draft' has 20 here"):
-        certify("ngram", model="zoo:draft", max_model_len=20, quick=True)
+        certify("ngram", model="zoo:draft", loading=ModelOptions(dtype="float32", max_model_len=20), quick=True)

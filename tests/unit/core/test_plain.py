@@ -10,7 +10,8 @@ import torch
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.plain import plain, reject_unknown_keywords
-from foretoken.options.sampling import SamplingParams, StructuredOutputs
+from foretoken.options.sampling import SamplingParams
+from foretoken.options.structured import StructuredOutputs
 
 
 @pytest.mark.parametrize(

@@ -149,20 +149,20 @@ def test_params_that_do_not_fit_are_refused(params, message):
     "options", [{"max_num_seqs": 0}, {"max_rows_per_step": 0}, {"threads": 0}, {"max_num_seqs": 1.5}]
 )
 def test_limits_of_the_engine_are_positive_integers(options):
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match=r"must be an integer between 1 and \d+"):
         LLM("zoo:base", **options)
 
 
 @pytest.mark.parametrize("options", [{"max_num_seqs": 0}, {"max_rows_per_step": True}])
 def test_limits_over_a_loaded_target_are_positive_integers_too(options):
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match=r"must be an integer between 1 and \d+"):
         LLM.from_target(target(), **options)
 
 
 @pytest.mark.parametrize("name", ["seed", "prefix_cache_bytes"])
 def test_numbers_of_63_bits_are_the_largest(name):
     LLM.from_target(target(), **{name: 2**63 - 1})
-    with pytest.raises(ConfigError, match=f"at most {2**63 - 1}"):
+    with pytest.raises(ConfigError, match=r"and 2\*\*63 - 1"):
         LLM.from_target(target(), **{name: 2**63})
 
 
@@ -196,7 +196,7 @@ def test_another_recipe_over_the_same_target_changes_nothing_else():
 
 @pytest.mark.parametrize("name", ["enable_prefix_caching", "trust_remote_code"])
 def test_a_switch_is_on_or_off(name):
-    with pytest.raises(ConfigError, match=f"{name}='yes' must be True or False"):
+    with pytest.raises(ConfigError, match=f"{name}='yes' must be true or false"):
         LLM("zoo:base", **{name: "yes"})
 
 

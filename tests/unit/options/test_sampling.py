@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import ConfigError
-from foretoken.options.sampling import SamplingParams, StructuredOutputs
+from foretoken.options.sampling import SamplingParams
+from foretoken.options.structured import StructuredOutputs
 
 INF, NAN = math.inf, math.nan
 

@@ -20,7 +20,8 @@ from foretoken.engine.text.banned_words import words_of
 from foretoken.engine.text.detokenise import TextStream
 from foretoken.engine.text.grammars import Grammars
 from foretoken.models.language_model import LanguageModel
-from foretoken.options.sampling import SamplingParams, StructuredOutputs
+from foretoken.options.sampling import SamplingParams
+from foretoken.options.structured import StructuredOutputs
 
 
 class Admission:

@@ -21,7 +21,7 @@ from foretoken.core.constraint import Constraint
 from foretoken.core.errors import ConfigError, NothingFits
 from foretoken.engine.text.json_keys import JsonKeys, TokenBytes
 from foretoken.models.language_model import LanguageModel
-from foretoken.options.sampling import StructuredOutputs
+from foretoken.options.structured import StructuredOutputs
 
 # JSON as json.dumps writes it: a model that may put spaces anywhere may go on with them for ever
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -99,6 +99,7 @@ class ReflectiveVerifier(BudgetedVerifier):
             Option(
                 "The rule that verifies by the mixed distributions: any of the catalogue that decides node by node.",
                 choices=tuple(RULES),
+                remedy="'block' looks ahead, so its tokens have no distribution of their own",
             ),
         ] = "recursive"
         prompt: Annotated[

@@ -56,7 +56,9 @@ class VerificationConfig(Checked):
         ),
     ] = 0.1
     dense_below: Annotated[int, Option("L0, rows of prefix up to which attention is dense.", least=0)] = 4096
-    block: Annotated[int, Option("Rows that are picked together; a power of two.", least=_SMALLEST_BLOCK)] = 64
+    block: Annotated[
+        int, Option("Rows that are picked together; a power of two.", least=_SMALLEST_BLOCK, remedy="64 is usual")
+    ] = 64
     sinks: Annotated[int, Option("First blocks, always read.", least=0)] = 1
     locals: Annotated[int, Option("Last whole blocks, always read.", least=0)] = 2
     score: Annotated[

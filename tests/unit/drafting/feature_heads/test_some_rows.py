@@ -232,7 +232,7 @@ def test_a_prediction_layer_with_a_head_of_its_own_takes_none(tmp_path: Path, be
 @pytest.mark.parametrize("method", ["eagle", "scylla", "mtp"])
 @pytest.mark.parametrize(
     ("given", "message"),
-    [(7, "draft_vocab=7 must be a folder"), ("", "draft_vocab='' must be a folder"), ("absent", "has no config.json")],
+    [(7, "draft_vocab=7 must be a path"), ("", "draft_vocab='' must be a path"), ("absent", "has no config.json")],
     ids=str,
 )
 def test_a_folder_that_is_none_is_named(method: str, given: Any, message: str, bench: Bench) -> None:

@@ -18,7 +18,8 @@ from scipy.stats import chisquare
 from foretoken.core.errors import ConfigError, RequestError
 from foretoken.engine.llm import LLM
 from foretoken.engine.text.grammars import Grammar, Grammars
-from foretoken.options.sampling import SamplingParams, StructuredOutputs
+from foretoken.options.sampling import SamplingParams
+from foretoken.options.structured import StructuredOutputs
 from helpers.zoo_llms import PROMPTS, ids, target, with_config
 
 PERSON = {

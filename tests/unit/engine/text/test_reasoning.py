@@ -8,7 +8,8 @@ import pytest
 
 from foretoken.core.errors import ConfigError
 from foretoken.engine.text.reasoning import Thinking, knows_reasoning
-from foretoken.options.sampling import SamplingParams, StructuredOutputs
+from foretoken.options.sampling import SamplingParams
+from foretoken.options.structured import StructuredOutputs
 from helpers.templates import MAY_THINK, THINKS, TOOLS, templated
 from helpers.zoo_llms import base, with_config
 

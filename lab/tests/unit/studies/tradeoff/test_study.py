@@ -398,7 +398,7 @@ def test_a_rule_enters_once_more_with_other_options_as_its_baseline():
     assert points[2].config({}) == {**points[0].config({}), "stop": "confidence"}
     assert points[2].config({})["verifier"] == "sprinter"
     assert points[2].lossy
-    with pytest.raises(ConfigError, match="stop='confidnce' is unknown"):
+    with pytest.raises(ConfigError, match="stop='confidnce' must be one of"):
         make_points({"sprinter+stop=confidnce": {"stop": "confidnce"}}, {}, [], draft=False, own=with_model)
 
 
