@@ -60,7 +60,7 @@ def test_a_head_is_computed_in_the_codes_that_were_asked_for(plain, dtype, bits)
 
 def test_what_is_no_dtype_is_refused_before_anything_is_loaded():
     for config, options in ((EagleDrafter.Config, {}), (ModelDrafter.Config, {"model": "zoo:draft"})):
-        with pytest.raises(ConfigError, match=r"dtype='int7': .*int8"):
+        with pytest.raises(ConfigError, match=r"dtype='int7' .*int8"):
             config(**options, dtype="int7")
 
 
