@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import subprocess
+import tokenize
 import zlib
 from pathlib import Path
 
@@ -73,3 +76,32 @@ def test_tracked_files_stay_below_200_megabytes() -> None:
     sizes = {path.relative_to(ROOT): path.stat().st_size for path in paths if path.exists()}
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:8]
     assert sum(sizes.values()) < 200e6, ", ".join(f"{path}: {sizes[path] / 1e6:.0f} MB" for path in largest)
+
+
+def test_the_product_stays_below_50000_lines_of_code() -> None:
+    """Without blank lines, comments and docstrings; the lab is not counted."""
+    sources = sorted((ROOT / "src" / "foretoken").rglob("*.py"))
+    assert len(sources) > 300
+    assert sum(num_lines_of_code(path.read_text(encoding="utf-8")) for path in sources) < 50_000
+
+
+def num_lines_of_code(text: str) -> int:
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            docstrings |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in layout:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings)
+
+
+def test_lines_of_code_are_counted_without_docstrings_and_comments() -> None:
+    assert (
+        num_lines_of_code('"""Doc.\n\nMore."""\n\n# a comment\nx = 1\n\n\ndef f():\n    """Doc."""\n    return x\n')
+        == 3
+    )
