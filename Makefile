@@ -72,6 +72,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/python scripts/check_words.py
 
 # pytest comes last: its closing line is the result
 test: check

@@ -102,7 +102,5 @@ def num_lines_of_code(text: str) -> int:
 
 
 def test_lines_of_code_are_counted_without_docstrings_and_comments() -> None:
-    assert (
-        num_lines_of_code('"""Doc.\n\nMore."""\n\n# a comment\nx = 1\n\n\ndef f():\n    """Doc."""\n    return x\n')
-        == 3
-    )
+    text = '"""Doc."""\n\n# a comment\nx = 1\n\n\ndef f():\n    """Doc."""\n    return x\n'
+    assert num_lines_of_code(text) == 3
