@@ -1,7 +1,7 @@
 """What rounding does to a model: the distance of its distributions from those of the same weights in float32.
 
-    python benchmarks/rounding_error.py MODEL --text wiki.txt --dtype int8,int4
-    python benchmarks/rounding_error.py model-Q4_1.gguf --text wiki.txt --dtype auto
+    python lab/benchmarks/rounding_error.py MODEL --text wiki.txt --dtype int8,int4
+    python lab/benchmarks/rounding_error.py model-Q4_1.gguf --text wiki.txt --dtype auto
 
 What it is compared with are the weights as they are stored: a file's own, dequantised, in the library's float32
 forward; so the files' rounding of weights is left out where ``--dtype auto`` reads a file, and rounding of activations

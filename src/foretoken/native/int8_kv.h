@@ -41,7 +41,10 @@ static inline Matrix coded_keys(const char *tiles, long head_dim) {
 /* A query, twice: the second time in codes of what the first ones leave. x is lost. */
 static void code_query(const Matrix *keys, float *x, long n, char *first, char *second) {
     code_row(keys, x, n, first);
-    const Cell *cells = (const Cell *)(first + places_of(keys, n).of_cells);
-    for (long i = 0; i < n; i++) x[i] -= cells[i / STEP].step * (float)((const int8_t *)first)[i];
+    const Places at = places_of(keys, n);
+    for (long i = 0; i < n; i++) {
+        const char *cell = first + i / at.size * at.apart;
+        x[i] -= ((const Cell *)(cell + at.size))->step * (float)((const int8_t *)cell)[i % at.size];
+    }
     code_row(keys, x, n, second);
 }

@@ -3,7 +3,7 @@
  *     tile      of 16 outputs: the parameters of every group, then the codes
  *     group     16 scales, then perhaps 16 minimums, floats or halves; all groups' padded to 64 bytes
  *     codes     [unit][output][4 bytes], 64 bytes a unit: of 4 inputs, or of 8, whose first four are the lower halves
- *     row       a code of 8 bits for each input, then the Cells
+ *     row       of each cell, room for the codes of `size` inputs, 8 bits each, and a Cell
  *
  * STEP inputs of a row share a step; a cell is what has one step and lies in one group. Codes are kept from 0 on. What that adds to a cell's sum of products is
  * the sum of the row's codes times the offset: an integer, too, which the sum of products begins with. Sums of integers are
@@ -16,7 +16,7 @@
 /* Of each tile's codes, that a product asks for before it uses them: not yet into the nearest cache, which waits for fewer
  * lines at a time than there are on their way from memory. As many as that are on their way from several tiles together. */
 #define LINES_AHEAD(TILES) ((TILES) > 2 ? 48 : 96)
-#define STEP 32 /* inputs of a row that share a step; of a whole row's the last ones may be fewer */
+#define STEP 32 /* inputs of a row that share a step; the last ones of a row may be fewer */
 /* Rows whose sums are in registers together, and how many parts of tiles at a time: next to every sum of integers a sum of
  * floats is kept. Four rows and more are enough to keep the processor busy with one part; six of 4 bits gain by sharing what
  * two parts load. */
@@ -50,9 +50,9 @@ typedef struct {
 /* Where the parts of a coded row and of a tile are, in bytes, and how many there are. */
 typedef struct {
     long groups, cells;               /* of a row */
-    long outer, inner;                /* steps, or groups that are larger; cells of one, but for the last */
+    long inner;                       /* cells of a step, or of a group that is larger; of the last perhaps fewer */
     long size, units, all_units;      /* of a cell, but for the last: inputs, units; units of a row */
-    long of_cells;                    /* in a row: where they begin */
+    long apart;                       /* in a row: from a cell to the next */
     long parameters, minimums, codes; /* of a tile: bytes of a group's; of these, where the minimums begin; all groups' */
 } Places;
 
@@ -62,11 +62,10 @@ static inline Places places_of(const Matrix *w, long inputs) {
     y.groups = inputs / w->group;
     y.size = w->group < STEP ? w->group : STEP;
     y.cells = (inputs + y.size - 1) / y.size;
-    y.outer = larger ? y.groups : (inputs + STEP - 1) / STEP;
     y.inner = larger ? (w->group + STEP - 1) / STEP : STEP / w->group;
     y.units = y.size * w->bits / 32;
     y.all_units = inputs * w->bits / 32;
-    y.of_cells = whole_lines(inputs);
+    y.apart = y.size + (long)sizeof(Cell);
     y.minimums = w->half ? 32 : 64;
     y.parameters = w->minimum ? 2 * y.minimums : y.minimums;
     y.codes = whole_lines(y.groups * y.parameters);
@@ -79,7 +78,7 @@ static inline Places places_of(const Matrix *w, long inputs) {
 /* Bytes of a coded row. */
 static inline long coded_bytes(const Matrix *w, long inputs) {
     const Places at = places_of(w, inputs);
-    return whole_lines(at.of_cells + at.cells * (long)sizeof(Cell));
+    return whole_lines(at.cells * at.apart);
 }
 
 static inline __attribute__((always_inline)) float largest_of(part x) {
@@ -143,24 +142,23 @@ static inline __attribute__((always_inline)) part_of_signs codes_of(const float 
 static void code_row(const Matrix *w, const float *x, long inputs, char *row) {
     const Places at = places_of(w, inputs);
     const int32_t offset = (w->bits == 8 ? LESS : 0) - (int32_t)w->offset;
-    int8_t *codes = (int8_t *)row;
-    Cell *cell = (Cell *)(row + at.of_cells);
     float of_group = 0;
     for (long i = 0, c = 0; i < inputs;) {
         const long end = i + STEP < inputs ? i + STEP : inputs;
         const float most = largest_magnitude(x + i, end - i);
         float inverse;
         const float step = step_of(most, &inverse);
-        for (; i < end; c++, cell++) {
+        for (; i < end; c++, row += at.apart) {
             part_of_signs sum = {0};
-            for (const long stop = i + at.size < end ? i + at.size : end; i < stop; i += LANES) {
+            char *to = row;
+            for (const long stop = i + at.size < end ? i + at.size : end; i < stop; i += LANES, to += LANES) {
                 const part_of_signs code = codes_of(x + i, inverse, most != most);
                 sum += code;
-                *(codes_unaligned *)(codes + i) = __builtin_convertvector(code, codes_unaligned);
+                *(codes_unaligned *)to = __builtin_convertvector(code, codes_unaligned);
             }
             const int32_t total = sum_of_signs(sum);
             of_group = (c % at.inner ? of_group : 0) + step * (float)total;
-            *cell = (Cell){offset * total, w->group > STEP ? of_group : (float)total, step, 0};
+            *(Cell *)(row + at.size) = (Cell){offset * total, w->group > STEP ? of_group : (float)total, step, 0};
         }
     }
 }
@@ -239,62 +237,69 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
                                                               const char *next, int part_of_tile, const char *x, long x_stride,
                                                               float *out, long out_stride, const float *bias, int add) {
     part sums[MOST_CODED][4]; /* MR x NP of them are used, as in products.inc */
-    const char *codes = tile + at->codes + part_of_tile * 4 * LANES, *after = next + at->codes;
-    const long early = LINES_AHEAD(NP / PARTS), far = at->all_units > early ? at->all_units - early : 0;
+    const char *codes = tile + at->codes + part_of_tile * 4 * LANES, *after = next + part_of_tile * 4 * LANES + at->codes;
+    const char *group = tile + part_of_tile * (at->minimums / PARTS);
+    const long size = SIZE == SAME ? STEP : at->size, apart = size + (long)sizeof(Cell);
+    const long early = at->all_units < LINES_AHEAD(NP / PARTS) ? at->all_units : LINES_AHEAD(NP / PARTS);
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int n = 0; n < NP; n++) sums[m][n] = (part){0};
-    for (long o = 0, c = 0, k = 0; o < at->outer; o++) {
+    for (long left = at->all_units; left > 0;) { /* units of the row */
         part inner[MOST_CODED][4];
-        const char *group = tile + (SIZE == LARGER ? o : c) * at->parameters + part_of_tile * (at->minimums / PARTS);
-        for (long i = 0; SIZE == SAME ? i < 1 : i < at->inner && c + i < at->cells; i++) {
+        UNROLL for (int m = 0; m < MR; m++)
+            UNROLL for (int n = 0; n < NP; n++) inner[m][n] = (part){0};
+        for (long i = 0; SIZE == SAME ? i < 1 : i < at->inner && left > 0; i++) {
             sums_of_codes whole[MOST_CODED][4];
-            const char *cells = x + at->of_cells + (c + i) * (long)sizeof(Cell);
-#define CELL(M) ((const Cell *)(cells + (M) * x_stride))
+#define CELL(M) ((const Cell *)(x + (M) * x_stride + size))
             UNROLL for (int m = 0; m < MR; m++)
                 UNROLL for (int n = 0; n < NP; n++) whole[m][n] = (sums_of_codes){0} + CELL(m)->correction;
-            const char *ahead = k < far ? codes + early * LINE : after - far * LINE;
-            const long end = k + at->units < at->all_units ? k + at->units : at->all_units;
-            _Pragma("GCC unroll 1") for (; k < end; k++) {
-                UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(ahead + n / PARTS * w->stride + k * LINE, 0, 2);
+            const char *ahead = left > early ? codes + early * LINE : after + (early - left) * LINE;
+            const long units = SIZE == SAME ? STEP * BITS / 32 : at->units < left ? at->units : left;
+            _Pragma("GCC unroll 1") for (long u = 0; u < units; u++) { /* else addresses take what registers there are */
+                UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(ahead + n / PARTS * w->stride + u * LINE, 0, 2);
                 UNROLL for (int n = 0; n < NP; n++) {
-                    const char *at_unit = codes + n / PARTS * w->stride + k * LINE + n % PARTS * 4 * LANES;
+                    const char *at_unit = codes + n / PARTS * w->stride + n % PARTS * 4 * LANES + u * LINE;
                     part_of_units v = *(const part_of_units *)at_unit;
                     if (LESS && BITS == 8) v ^= 0x80808080u;
                     UNROLL for (int m = 0; m < MR; m++)
-                        whole[m][n] = BITS == 8 ? add_codes(whole[m][n], v, x + m * x_stride + k * 4)
+                        whole[m][n] = BITS == 8 ? add_codes(whole[m][n], v, x + m * x_stride + u * 4)
                                                 : add_halves(whole[m][n], v & 0x0f0f0f0fu, v >> 4 & 0x0f0f0f0fu,
-                                                             x + m * x_stride + k * 8);
+                                                             x + m * x_stride + u * 8);
                 }
             }
+            codes += units * LINE;
+            left -= units;
             UNROLL for (int n = 0; n < NP; n++) {
-                const char *own = group + n / PARTS * w->stride + i * at->parameters;
+                const char *own = group + n / PARTS * w->stride;
                 const part scale = SIZE == LARGER ? (part){0} : parameters(own, w->half, n % PARTS * LANES);
                 UNROLL for (int m = 0; m < MR; m++) {
                     const part y = __builtin_convertvector(whole[m][n], part);
                     const part term = SIZE == LARGER ? y * CELL(m)->step : y * scale;
-                    inner[m][n] = SIZE == SAME || !i ? term : inner[m][n] + term;
+                    inner[m][n] = SIZE == SAME ? term : inner[m][n] + term; /* one cell, or several */
                 }
                 if (SIZE == LARGER || !w->minimum) continue;
                 const part minimum = parameters(own + at->minimums, w->half, n % PARTS * LANES);
                 UNROLL for (int m = 0; m < MR; m++) inner[m][n] += minimum * CELL(m)->sum;
             }
+            if (SIZE != LARGER) group += at->parameters;
+            x += apart;
         }
-        c += SIZE == SAME ? 1 : c + at->inner < at->cells ? at->inner : at->cells - c;
-        const char *cells = x + at->of_cells + (c - 1) * (long)sizeof(Cell);
+#define LAST(M) ((const Cell *)(x + (M) * x_stride - (long)sizeof(Cell)))
         UNROLL for (int n = 0; n < NP; n++) {
             const char *own = group + n / PARTS * w->stride;
-            __builtin_prefetch(next + (own - tile), 0, 2);
+            __builtin_prefetch(own + (next - tile), 0, 2);
             if (SIZE != LARGER) {
-                UNROLL for (int m = 0; m < MR; m++) sums[m][n] += inner[m][n] * CELL(m)->step;
+                UNROLL for (int m = 0; m < MR; m++) sums[m][n] += inner[m][n] * LAST(m)->step;
                 continue;
             }
             const part scale = parameters(own, w->half, n % PARTS * LANES);
             UNROLL for (int m = 0; m < MR; m++) sums[m][n] += scale * inner[m][n];
             if (!w->minimum) continue;
             const part minimum = parameters(own + at->minimums, w->half, n % PARTS * LANES);
-            UNROLL for (int m = 0; m < MR; m++) sums[m][n] += minimum * CELL(m)->sum;
+            UNROLL for (int m = 0; m < MR; m++) sums[m][n] += minimum * LAST(m)->sum;
         }
+        if (SIZE == LARGER) group += at->parameters;
 #undef CELL
+#undef LAST
     }
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int n = 0; n < NP; n++) {
