@@ -22,11 +22,12 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help product setup demo bench fix check test wheel mutants clean
+.PHONY: help product setup demo bench fix check test test-all wheel mutants clean
 
 help:
 	@echo "make demo    generate from the bundled pair, then compare with plain decoding"
 	@echo "make test    every check and every test (a quarter of an hour on two cores)"
+	@echo "make test-all the same, with every method under every rule in every variant (an hour)"
 	@echo "make check   lint, format, types, imports, spelling"
 	@echo "make fix     let ruff repair what it can, and write the tables of the documentation"
 	@echo "make bench   all methods over the bundled suite, report in bench-report/"
@@ -77,6 +78,9 @@ check: setup
 # pytest comes last: its closing line is the result
 test: check
 	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile
+
+test-all: check
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --all-variants
 
 wheel: setup
 	$(BIN)/python -m pip wheel --no-deps -w dist .

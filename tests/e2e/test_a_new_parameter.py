@@ -124,7 +124,7 @@ def test_it_may_be_given_in_a_file_of_prompts(found: dict[str, Any]) -> None:
     assert "did you mean 'floor_p'" in found["file"][1][2]
 
 
-def test_it_changes_what_is_drawn(found: dict[str, Any]) -> None:
+def test_it_changes_the_drawn_tokens(found: dict[str, Any]) -> None:
     """With a floor of 1 only the most probable token is left, which is greedy decoding."""
     greedy, drawn, floored = found["texts"]
     assert greedy == floored != drawn

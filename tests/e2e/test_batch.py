@@ -154,7 +154,7 @@ def test_a_place_that_cannot_be_written(
     assert says in capsys.readouterr().err
 
 
-def test_a_full_disk_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "asked.jsonl", [request(1)])
     assert main(["batch", *PLACE, "--model", "zoo:draft", str(file), "--out", "/dev/full"]) == 1
     assert "/dev/full: cannot be written (No space left on device)" in capsys.readouterr().err

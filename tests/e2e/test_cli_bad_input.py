@@ -27,12 +27,12 @@ files, no_model = bad_input.files, bad_input.no_model  # fixtures
 BAD = [
     ("generate x --method ngrm", "did you mean 'ngram'"),
     ("generate x --method match", "is a verifier"),
-    ("generate x --model ~nouser/x", "'~nouser' is no user's home folder here; write the whole path, or ./~nouser"),
-    ("--version extra", "--version prints the version, and does nothing else: leave 'extra' out"),
+    ("generate x --model ~nouser/x", "'~nouser'"),
+    ("--version extra", "leave 'extra' out"),
     ("generate --prompts ids.jsonl", "ids.jsonl:3: has the id 'a' of ids.jsonl:1"),
     ("generate x --methd none", "--method"),
     ("bench --limit 1 serve --url http://localhost:1", "--limit stands before 'serve'"),
-    ("generate x --temperature 1e300", "--temperature 1e+300 must be a number in [0, 1e+300)"),
+    ("generate x --temperature 1e300", "--temperature 1e+300"),
     ("train eagle --target zoo:draft --out o --device gpu", "device='gpu' is unknown"),
     (f"generate x --model {LONG}", "no file or model has such a name"),
     (f"generate x --draft-model {LONG}", "no file or model has such a name"),
@@ -74,21 +74,21 @@ BAD = [
     ),
     (
         "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 9 --out good.jsonl/kept",
-        "/good.jsonl is a file; name a folder to make",
+        "/good.jsonl is a file",
     ),
-    ("serve --allow-origin nope", "--allow-origin nope: write http://HOST:PORT"),
+    ("serve --allow-origin nope", "--allow-origin nope"),
     ("serve --allow-origin=", "--allow-origin is empty"),
     ("train eagle --target zoo:draft --out=", "--out is empty"),
     ("generate x --n 1000000000", "--n 1000000000"),
     ("generate x --model good.jsonl", "is a file"),
     ("generate x --max-model-len 1", "--max-model-len"),
-    ("generate --prompts scores.jsonl", "scores.jsonl:2: logprobs are shown in the JSON objects only: add --json"),
-    ("generate --prompts prompts.jsonl", "prompts.jsonl:1: prompt_logprobs are shown in the JSON objects only"),
-    ("generate --prompts elsewhere.jsonl", "unknown field 'max_completion_tokens': it is called max_tokens"),
-    ("generate --prompts model.jsonl", "unknown field 'model': it is one for all prompts: give --model"),
-    ("bench --list-suites --seed 3", "--list-suites lists names, and does nothing else: leave --seed out"),
+    ("generate --prompts scores.jsonl", "scores.jsonl:2: logprobs"),
+    ("generate --prompts prompts.jsonl", "prompts.jsonl:1: prompt_logprobs"),
+    ("generate --prompts elsewhere.jsonl", "unknown field 'max_completion_tokens'"),
+    ("generate --prompts model.jsonl", "unknown field 'model'"),
+    ("bench --list-suites --seed 3", "leave --seed out"),
     ("generate --prompts keys.jsonl", "keys.jsonl:1: unknown field 'max_tokns': did you mean 'max_tokens'"),
-    ("bench --suite own.jsonl", "own.jsonl:1: field 'max_tokens' is for 'foretoken generate --prompts'"),
+    ("bench --suite own.jsonl", "own.jsonl:1: field 'max_tokens'"),
     ("generate x --logprobs 3", "add --json"),
     ("generate x --set novalue", "key=value"),
     ("generate x --set a=1 --set a=2", "twice"),
@@ -117,8 +117,8 @@ BAD = [
     ("bench --out a.html --report a.html", "choose two files"),
     ("bench --batch-size 1,0", "--batch-size 0"),
     ("bench --prompt-tokens 128,many", "--prompt-tokens '128,many'"),
-    ("bench --data .", "--data .: only named suites read the corpora"),
-    ("bench --suite good.jsonl --data .", "--data .: only named suites read the corpora"),
+    ("bench --data .", "--data ."),
+    ("bench --suite good.jsonl --data .", "--data ."),
     ("train eagle --target zoo:draft --out o --data . --corpus good.jsonl", "--data . and --corpus good.jsonl"),
     ("train features --target zoo:draft --out o --data . --corpus good.jsonl", "--data . and --corpus good.jsonl"),
     ("generate x --model zoo:hybri", "did you mean 'hybrid'"),
@@ -177,7 +177,7 @@ def test_standard_input_that_is_no_prompt(content, message, monkeypatch, capsys)
     assert message in capsys.readouterr().err
 
 
-def test_ray_that_is_not_there_is_said_before_a_file_is_made(files, monkeypatch, capsys):
+def test_missing_ray_is_reported_before_a_file_is_made(files, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     (files / "asked.jsonl").write_text('{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}\n')
     before = sorted(files.iterdir())
@@ -215,7 +215,7 @@ def test_every_command_teaches(command, capsys, monkeypatch):
     assert not flags, "a switch looks as if it took a value"
 
 
-def test_help_is_broken_where_the_terminal_ends_and_shows_what_is_in_brackets(capsys, monkeypatch):
+def test_help_wraps_at_the_terminal_width_and_keeps_brackets(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["serve", "--help"]) == 0
     out = capsys.readouterr().out
@@ -266,7 +266,7 @@ def test_zoo(capsys):
     ("name", "nearest"),
     [("medusa", "'eagle' comes nearest"), ("lookahead", "'ngram' and 'suffix'"), ("prompt-lookup", "called 'ngram'")],
 )
-def test_a_name_of_the_field_is_answered_with_what_comes_nearest(name, nearest, capsys):
+def test_an_unknown_name_is_refused_with_the_nearest_one(name, nearest, capsys):
     for command in (["methods", name], ["generate", "x", "--method", name]):
         assert main(command) == 2
         assert nearest in capsys.readouterr().err
@@ -287,7 +287,7 @@ def test_a_reader_that_went_away_is_no_failure(command, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("command", ["--help", "--version", "methods", "zoo list", "bench --help"])
-def test_a_full_disk_is_said(command, monkeypatch, capsys):
+def test_a_full_disk_is_reported(command, monkeypatch, capsys):
     with open("/dev/full", "w", buffering=1) as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main(command.split()) == 1
@@ -318,7 +318,7 @@ def test_ctrl_c_while_the_command_is_imported(monkeypatch):
     assert run() == 130
 
 
-def test_closed_output_is_said(monkeypatch, capsys):
+def test_closed_output_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["methods", "--json"]) == 1
     assert "cannot write to stdout: it is closed" in capsys.readouterr().err
@@ -362,4 +362,4 @@ def test_a_path_or_a_model_that_there_cannot_be_is_the_users_mistake(place, kind
 @pytest.mark.parametrize("command", ["generate x --model ~nouser/x", "batch good.jsonl --model ~nouser/x"])
 def test_a_user_that_there_is_not_is_named(command, files, capsys):
     assert main(command.split()) == 2
-    assert "'~nouser' is no user's home folder here; write the whole path, or ./~nouser" in capsys.readouterr().err
+    assert "'~nouser'" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_a_grown_model_says_what_its_original_says_with_the_same_draft():
     assert grown["acceptance_by_position"] == base["acceptance_by_position"]
 
 
-def test_ctrl_c_flushes_what_was_written():
+def test_ctrl_c_flushes_the_output():
     command = [*GENERATE, "--max-tokens", "3000", "--ignore-eos", "--raw", "Once upon a time"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         first = process.stdout.read(20)

@@ -39,7 +39,7 @@ def test_the_text_is_that_of_plain_decoding(settings: tuple[str, ...]) -> None:
     assert found["num_accepted_tokens"] > 0
 
 
-def test_what_cannot_draft_ahead_is_said() -> None:
+def test_methods_that_cannot_draft_ahead_are_reported() -> None:
     refused = run(PROMPT, "--method", "suffix", "--set", "executor=pearl")
     assert refused.returncode == 2
     assert "executor='pearl' does not go with this recipe" in refused.stderr

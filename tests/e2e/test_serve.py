@@ -115,7 +115,7 @@ def test_the_official_client_understands_the_errors(client: openai.OpenAI, addre
         stranger.models.list()
 
 
-def test_many_clients_some_of_whom_leave(client: openai.OpenAI, expected: str) -> None:
+def test_many_clients_of_which_some_leave(client: openai.OpenAI, expected: str) -> None:
     """A small soak: 60 requests from 8 threads, one in five cancelled; every answer is the right one."""
     wrong: list[str] = []
 
@@ -173,7 +173,7 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones() -> None:
 
 
 @pytest.mark.parametrize(("drain", "signals"), [("0.2", 1), ("60", 2)])
-def test_what_is_ended_by_force_is_told(drain: str, signals: int) -> None:
+def test_requests_ended_by_force_get_an_error(drain: str, signals: int) -> None:
     """By time or by a second signal: as an error in the usual form, not as a connection that breaks."""
     process, address = start("--method", "none", "--drain-seconds", drain)
     endless = {"model": "zoo:base", "prompt": "Once", "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
@@ -222,12 +222,12 @@ def run(*arguments: str, given: str | None = None) -> subprocess.CompletedProces
         (["--port", "70000"], "--port"),
     ],
 )
-def test_mistakes_are_said_in_a_line(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported_in_a_line(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *options]) == 2
     assert says in capsys.readouterr().err
 
 
-def test_a_taken_port_is_said_before_the_model_is_loaded(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_reported_before_the_model_is_loaded(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     port = address.rsplit(":", 1)[1]
     assert main(["serve", "--port", port]) == 2
     assert f"--port {port}: Address already in use" in capsys.readouterr().err

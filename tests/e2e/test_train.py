@@ -156,7 +156,7 @@ def test_a_corpus_that_cannot_be_used(folder, capsys, corpus, message):
     assert not list((folder / "out").glob("*.json"))
 
 
-def test_a_draft_whose_vocabulary_is_another(folder, capsys):
+def test_a_draft_with_another_vocabulary(folder, capsys):
     save_model("llama", folder / "other")
     command = "train draft --target zoo:draft --from other --corpus mine.jsonl --suite prompts.jsonl --out out"
     assert main(command.split()) == 1

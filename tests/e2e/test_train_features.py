@@ -65,7 +65,7 @@ def test_text_becomes_features_of_the_target(target: Path, capsys: pytest.Captur
     assert Path("out/shard-00000.safetensors").read_bytes() == before
 
 
-def test_the_bound_is_said_and_held(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bound_is_reported_and_held(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert features(f"--target {target} --corpus my.jsonl --out out --block 16 --max-gb 0.00005") == 0
     said = capsys.readouterr().err
     assert "room for about" in said

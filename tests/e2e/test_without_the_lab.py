@@ -48,7 +48,7 @@ def test_what_the_lab_has_is_named_in_one_line(
     ("group", "absent", "present"),
     [("", ("analyze", "eval"), "certify"), ("bench", ("verify",), "--suite"), ("train", ("base  ",), "eagle")],
 )
-def test_help_lists_what_is_there(
+def test_help_lists_the_available_commands(
     group: str, absent: tuple[str, ...], present: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*group.split(), "--help"]) == 0

@@ -19,6 +19,7 @@ from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
 from helpers.adapters import shelf
 from helpers.golden import tokens_of
+from helpers.pairwise import in_pairs
 from helpers.tiny_models import save_model
 from helpers.variants import Case, cases, lossless_rules
 from helpers.zoo_llms import assert_idle, ids, with_config
@@ -71,23 +72,28 @@ def test_there_are_some() -> None:
 
 
 @pytest.mark.parametrize("label", CASES)
-def test_a_variant_proposes_what_it_declares(label: str) -> None:
+def test_a_variant_proposes_its_declared_drafts(label: str) -> None:
     drafter = llm_of(CASES[label], config_of(CASES[label], None, 4)).recipe.drafter
     assert drafter.laws == CASES[label].laws
     assert drafter.branches == CASES[label].branches
 
 
 @pytest.mark.parametrize("label", CASES)
-def test_what_is_not_collected_here_is_refused(label: str) -> None:
+def test_recipes_that_do_not_fit_are_refused(label: str) -> None:
     for rule in lossless_rules():
         if not CASES[label].fits(rule):
             with pytest.raises(ConfigError, match=r"verifies chains|not valid for drafts of kind"):
                 llm_of(CASES[label], config_of(CASES[label], rule, 4))
 
 
-@pytest.mark.parametrize(("label", "rule", "count"), RECIPES)
-def test_the_greedy_text_is_plain_decoding_s(label: str, rule: str | None, count: int | str) -> None:
+@pytest.mark.parametrize(
+    "recipe",
+    in_pairs(RECIPES, lambda row: (CASES[row[0]].entry.name, CASES[row[0]].kind, *row[1:]), lambda row: (row[0],)),
+    ids=lambda row: "-".join(map(str, row)),
+)
+def test_the_greedy_text_is_plain_decoding_s(recipe: tuple[str, str | None, int | str]) -> None:
     """Ragged lengths, fewer slots than requests."""
+    label, rule, count = recipe
     llm = llm_of(CASES[label], config_of(CASES[label], rule, count))
     outputs = llm.generate(PROMPTS, params_for(0.0))
     assert ids(outputs) == plain(label, 0.0)

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers.coded_rows import RoundedAttention, rounded
-from tests.helpers.golden import BRANCH, PARENTS, LayerPlan, Session
-from tests.helpers.native_models import error, make, text, twins
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.tree import TokenTree
@@ -20,13 +17,16 @@ from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build
+from helpers.coded_rows import RoundedAttention, rounded
+from helpers.golden import BRANCH, PARENTS, LayerPlan, Session
+from helpers.native_models import error, make, text, twins
 from helpers.tiny_models import save_model
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: nobody writes codes")
 
 
 @pytest.mark.parametrize("family", ["llama", "llama, odd width", "mistral, window", "gemma2", "olmo2", "glm4"])
-def test_they_are_what_is_written_out(family: str) -> None:
+def test_coded_keys_equal_the_written_definition(family: str) -> None:
     """Attention over keys and values that were rounded, each head's row by itself; without that, other numbers."""
     coded, _ = make(family, torch.float32, kv_cache_dtype="int8")
     twin, _ = twins(family, torch.float32)

@@ -1,12 +1,15 @@
 """Greedy text does not depend on how it was computed: every drafter under every lossless verifier that fits.
 
-Collected from the catalogue: a new entry is tested the day it is listed.
+Collected from the catalogue: a new entry is tested the day it is listed. By default every variant runs, and every
+method and kind of draft under every rule; with ``--all-variants`` every variant under every rule and draft length.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from foretoken import zoo
 from foretoken.core.errors import ConfigError
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
+from helpers.pairwise import in_pairs, pairwise
 from helpers.variants import Case, cases, lossless_rules
 from helpers.zoo_llms import (
     PROMPTS,
@@ -53,6 +57,14 @@ class Combination:
         return "-".join([self.case.label, *([self.rule] if self.rule else []), str(self.count)])
 
     @property
+    def factors(self) -> tuple[Hashable, ...]:
+        return self.case.entry.name, self.case.kind, self.rule, self.count
+
+    @property
+    def variant(self) -> tuple[str, ...]:
+        return (self.case.label,)
+
+    @property
     def fits(self) -> bool:
         return self.rule is None or self.case.fits(self.rule)
 
@@ -62,27 +74,25 @@ class Combination:
 
 
 def combinations() -> list[Combination]:
-    """Every variant under every rule; where nothing about the distribution differs from an earlier one, under the
-    default rule.
-
-    The default rule verifies drafts of a fixed length and of adaptive ones with each variant, as does a rule that fits
-    but one; any other rule by turns.
-    """
-    found = [Combination(case, None, count) for case in cases() for count in _COUNTS]
-    shaped = [case for case in cases() if not case.variant.one_rule]
-    for first, rule in enumerate(lossless_rules()):
-        turn, alone = first, sum(case.fits(rule) for case in shaped) == 1
-        for case in shaped:
-            both = alone and case.fits(rule)
-            found += [Combination(case, rule, count) for count in (_COUNTS if both else (_COUNTS[turn % 2],))]
-            turn += case.fits(rule)
-    return found
+    """Every variant under every rule, the default one first; under that alone where a variant asks for one rule."""
+    return [
+        Combination(case, rule, count)
+        for rule in (None, *lossless_rules())
+        for case in cases()
+        for count in _COUNTS
+        if rule is None or not case.variant.one_rule
+    ]
 
 
 ALL = combinations()
 FITTING = [each for each in ALL if each.fits]
 OF_DEFAULT_RULE = [each for each in FITTING if each.rule is None]
-LEFT_OUT = [each for each in ALL if not each.fits]
+LEFT_OUT = [each for each in ALL if not each.fits and each.count == _COUNTS[0]]
+PAIRS = pairwise(FITTING, lambda each: each.factors, lambda each: each.variant)
+
+
+def in_pairs_of(combinations: list[Combination]) -> list[Any]:
+    return in_pairs(combinations, lambda each: each.factors, lambda each: each.variant)
 
 
 @cache
@@ -90,32 +100,34 @@ def llm_of(combination: str) -> LLM:
     return with_config(next(each for each in FITTING if str(each) == combination).config)
 
 
-def test_labels_tell_recipes_apart():
+def test_labels_of_recipes_are_unique():
     assert len({str(each) for each in ALL}) == len(ALL)
 
 
-def test_every_rule_meets_fixed_and_adaptive_lengths():
+def test_every_variant_and_every_rule_runs_without_the_full_product():
+    assert {each.case.label for each in PAIRS} == {case.label for case in cases()}
     for rule in lossless_rules():
-        lengths = [each.count for each in FITTING if each.rule == rule]
-        assert set(lengths) == set(_COUNTS), rule
+        assert {each.count for each in PAIRS if each.rule == rule} == set(_COUNTS), rule
+        fitting = {each.case.entry.name for each in FITTING if each.rule == rule}
+        assert {each.case.entry.name for each in PAIRS if each.rule == rule} == fitting, rule
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.label)
-def test_a_variant_proposes_what_it_declares(case):
+def test_a_variant_proposes_its_declared_drafts(case):
     drafter = with_config(case.config(target(), None, 5)).recipe.drafter
     assert drafter.laws == case.laws
     assert drafter.branches == case.branches
 
 
 @pytest.mark.parametrize("method", sorted({each.case.entry.name for each in LEFT_OUT}))
-def test_what_is_not_collected_here_is_refused(method):
+def test_recipes_that_do_not_fit_are_refused(method):
     for each in LEFT_OUT:
         if each.case.entry.name == method:
             with pytest.raises(ConfigError, match=r"verifies chains|not valid for drafts of kind"):
                 with_config(each.config)
 
 
-@pytest.mark.parametrize("combination", FITTING, ids=str)
+@pytest.mark.parametrize("combination", in_pairs_of(FITTING), ids=str)
 def test_every_lossless_recipe_gives_the_plain_greedy_tokens(combination):
     """Ragged lengths, fewer slots than requests, so that requests join and leave; then one alone."""
     llm = llm_of(str(combination))
@@ -127,7 +139,7 @@ def test_every_lossless_recipe_gives_the_plain_greedy_tokens(combination):
     assert_idle(llm)
 
 
-@pytest.mark.parametrize("combination", OF_DEFAULT_RULE, ids=str)
+@pytest.mark.parametrize("combination", in_pairs_of(OF_DEFAULT_RULE), ids=str)
 def test_requests_that_join_late_and_leave_early_get_the_same_tokens(combination):
     llm = llm_of(str(combination))
     first = llm.stream(PROMPTS[0], SamplingParams(max_tokens=LENGTH, ignore_eos=True))
@@ -161,7 +173,7 @@ def test_plain_greedy_is_the_library_s(prompt):
     assert greedy(prompt, LENGTH, ignore_eos=False) == expected
 
 
-@pytest.mark.parametrize("combination", OF_DEFAULT_RULE, ids=str)
+@pytest.mark.parametrize("combination", in_pairs_of(OF_DEFAULT_RULE), ids=str)
 def test_logprobs_do_not_depend_on_the_method(combination):
     params = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=3)
     plain = [plain_logprobs(prompt) for prompt in PROMPTS]

@@ -259,7 +259,7 @@ def test_any_stack_of_layers_can_draft(name: str, tree: bool, tmp_path: Any) -> 
     looked.leave()
 
 
-def test_nothing_is_said_when_the_interpreter_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interpreter_ends_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules may be gone before the last adapter is."""
     llm = fresh()
     drafter: Any = llm.recipe.drafter

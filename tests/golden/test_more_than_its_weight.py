@@ -176,7 +176,9 @@ def test_an_altered_projection_is_left_to_its_module(family: str, kind: str, pla
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "exaone4"], ids=["fused", "layers"])
-def test_it_is_said_why_a_model_goes_layer_by_layer(family: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reason_for_going_layer_by_layer_is_reported(
+    family: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     ours, _ = altered(family, kind, "down_proj")
     LanguageModel(ours, None, name="a folder")
     (record,) = caplog.records
@@ -243,6 +245,6 @@ def test_weights_that_were_packed_wrongly_are_not_used(
     ],
     ids=str,
 )
-def test_what_is_a_plain_layer(linear: nn.Module, reason: str | None) -> None:
+def test_plain_layers_are_recognised(linear: nn.Module, reason: str | None) -> None:
     found = why_not_plain(linear)
     assert (found is None) if reason is None else (found is not None and reason in found)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.golden import BRANCH, PARENTS, LayerPlan, Session
-from tests.helpers.native_models import COMMON, FAMILIES, error, make, plain, text
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.core.tree import TokenTree
@@ -18,6 +16,8 @@ from foretoken.forward.dense import DensePlan
 from foretoken.models.adoption import fit
 from foretoken.models.language_model import LanguageModel
 from foretoken.native import build
+from helpers.golden import BRANCH, PARENTS, LayerPlan, Session
+from helpers.native_models import COMMON, FAMILIES, error, make, plain, text
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 

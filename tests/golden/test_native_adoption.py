@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.golden import Session
-from tests.helpers.native_models import COMMON, error, plain, text
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -23,6 +21,8 @@ from foretoken.models.adoption import trial as library_trial
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.quantised.rounding import round_weights
 from foretoken.native import build
+from helpers.golden import Session
+from helpers.native_models import COMMON, error, plain, text
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
@@ -158,7 +158,7 @@ def test_a_model_in_which_roundings_grow_is_taken_all_the_same(dtype: str, seed:
 
 
 @pytest.mark.parametrize("change", [{"activation": "gelu_tanh"}, {"scaling": 1.5 * 32**-0.5}])
-def test_a_slip_is_seen_behind_activations_of_8_bits(
+def test_a_slip_is_found_despite_activations_of_8_bits(
     change: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """0.27 and 0.53 of the spread, where rounding explains 0.15."""
@@ -279,7 +279,7 @@ def test_a_model_of_few_positions_is_tried_too(positions: int) -> None:
     session.chunk(session.cache.acquire(), text(positions))
 
 
-def test_a_context_that_nobody_fills_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfilled_context_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotary tables of a billion positions, which a damaged config may promise, would take 128 GB here."""
     reaches, read = [], native_trial.read
 

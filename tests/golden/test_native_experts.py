@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.golden import PARENTS, LayerPlan, Session
-from tests.helpers.native_models import error, make, plain, text, twins
 from torch import nn
 
 from foretoken import LLM, SamplingParams
@@ -26,7 +24,8 @@ from foretoken.models.load import load
 from foretoken.native import build
 from foretoken.native.layout import Block, Experts, Layout
 from foretoken.native.tiled_experts import TiledExperts
-from helpers.golden import tokens_of
+from helpers.golden import PARENTS, LayerPlan, Session, tokens_of
+from helpers.native_models import error, make, plain, text, twins
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, load_eager, save_model
 from helpers.zoo_llms import PROMPTS, ids
@@ -48,7 +47,7 @@ BETWEEN = "qwen3_moe, dense layers between"
     ],
     ids=str,
 )
-def test_a_row_does_not_depend_on_who_shares_its_experts(family: str, dtype: torch.dtype | str) -> None:
+def test_a_row_does_not_depend_on_rows_that_share_its_experts(family: str, dtype: torch.dtype | str) -> None:
     model, _ = make(family, dtype)
     tokens = text(60)
     one = Session(model)
@@ -186,7 +185,7 @@ SEEN_THROUGH_ROUNDING = ("an expert fewer", "the router of others")  # of these 
     [*((fault, torch.float32) for fault in FAULTS), *((fault, torch.bfloat16) for fault in SEEN_THROUGH_ROUNDING)],
     ids=str,
 )
-def test_what_is_mistaken_is_found_out(
+def test_a_mistaken_layer_is_detected(
     fault: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     family, change = FAULTS[fault]

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.golden import Session
-from tests.helpers.native_models import error, make, plain, text, twins
 
 from foretoken import LLM, SamplingParams
 from foretoken import testing as stubs
@@ -21,7 +19,8 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build
 from foretoken.native.layout import Layout
-from helpers.golden import LayerPlan, tokens_of
+from helpers.golden import LayerPlan, Session, tokens_of
+from helpers.native_models import error, make, plain, text, twins
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, load_eager, save_model
 from helpers.variants import Case, cases
@@ -78,7 +77,7 @@ FAULTS: list[tuple[str, str, Change]] = [
 
 
 @pytest.mark.parametrize(("family", "fault", "change"), FAULTS, ids=[f"{each[0]}: {each[1]}" for each in FAULTS])
-def test_what_is_forgotten_is_found_out(
+def test_a_forgotten_part_is_detected(
     family: str, fault: str, change: Change, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     right = fit._layout

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import native_models
-from tests.helpers.golden import BRANCH, PARENTS, Session, paths, reference_rows
-from tests.helpers.native_models import error, make, plain, text
 
 from foretoken.core.tree import TokenTree
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
 from foretoken.native import build
+from helpers import native_models
+from helpers.golden import BRANCH, PARENTS, Session, paths, reference_rows
+from helpers.native_models import error, make, plain, text
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
@@ -43,7 +43,7 @@ def test_a_tree_deeper_than_the_window(window: int, prefix: int, monkeypatch: py
         assert error(session.levels(slot, 7, tree), expected) < 1e-4
 
 
-def test_a_level_whose_first_row_is_the_deepest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_may_begin_with_its_deepest_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The furthest look back may be that of any row of a level."""
     model, reference = windowed(19, monkeypatch)
     session = Session(model)
@@ -97,7 +97,7 @@ def test_a_damaged_row_does_not_reach_the_rows_before_it(family: str, dtype: tor
 @pytest.mark.parametrize(
     "family", ["llama", "gemma2", "stablelm, parallel, heads normed", "mixtral", "llama, no groups"]
 )
-def test_rows_that_nobody_reads_in_the_end_change_nothing(family: str, dtype: torch.dtype | str) -> None:
+def test_unread_rows_change_nothing(family: str, dtype: torch.dtype | str) -> None:
     """What is left out after the last layer's attention is missed by nobody: not by other rows, taps or the cache."""
     model, _ = make(family, dtype)
     layers = model.num_layers

@@ -12,9 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.golden import Session
-from tests.helpers.native_models import COMMON, FAMILIES, plain, text
-from tests.helpers.tiny_models import STATE_SPACE, randomise
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -24,6 +21,9 @@ from foretoken.forward.quantised_weight import QuantisedLinear
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.quantised.rounding import round_weights
 from foretoken.native import build
+from helpers.golden import Session
+from helpers.native_models import COMMON, FAMILIES, plain, text
+from helpers.tiny_models import STATE_SPACE, randomise
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 

@@ -2,12 +2,14 @@
 
 So is one with keys and values in codes.
 
-Collected from the catalogue, as in test_greedy_equality.py; all but a few take long.
+Collected from the catalogue, as in test_greedy_equality.py: every variant, every method with every dtype, and with
+``--all-variants`` every variant with every dtype.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -16,15 +18,20 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
+from helpers.pairwise import in_pairs
 from helpers.variants import Case, cases
 from helpers.zoo_llms import PROMPTS, ids, with_config
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: sums are not ordered")
 
-FEW = ("ngram", "draft_model", "eagle")
 KEYS = "keys in int8"
-READS_KEYS = ("longspec",)
+DTYPES = ("int8", "int4", KEYS)
 PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+def reads_keys(case: Case) -> bool:
+    """Whether it attends to the target's keys, which codes are not."""
+    return case.entry.name == "longspec"
 
 
 @cache
@@ -42,39 +49,30 @@ def plain(dtype: str) -> list[list[int]]:
     return ids(with_config(None, target=target(dtype)).generate(list(PROMPTS), PARAMS))
 
 
-def chosen() -> list[object]:
-    """One variant of each drafter by default for one dtype in turn; the others are slow."""
-    found: list[object] = []
-    seen: set[str] = set()
-    for case in cases():
-        for dtype in ("int8", "int4", KEYS):
-            name = case.entry.name
-            if dtype == KEYS and name in READS_KEYS:
-                continue
-            first = {"eagle": "int4", "draft_model": KEYS}.get(name, "int8")
-            quick = name in FEW and name not in seen and dtype == first
-            if quick:
-                seen.add(name)
-            marks = () if quick else (pytest.mark.slow,)
-            found.append(pytest.param(case, dtype, id=f"{case.label}-{dtype}", marks=marks))
-    return found
-
-
-@pytest.mark.parametrize(("case", "dtype"), chosen())
-def test_greedy_text_is_that_of_plain_decoding(case: Case, dtype: str) -> None:
+@pytest.mark.parametrize(
+    "combination",
+    in_pairs(
+        [(case, dtype) for case, dtype in product(cases(), DTYPES) if dtype != KEYS or not reads_keys(case)],
+        lambda row: (row[0].entry.name, row[0].kind, row[1]),
+        lambda row: (row[0].label,),
+    ),
+    ids=lambda row: f"{row[0].label}-{row[1]}",
+)
+def test_greedy_text_is_that_of_plain_decoding(combination: tuple[Case, str]) -> None:
+    case, dtype = combination
     llm = with_config(case.config(target(dtype), None, 5), target=target(dtype))
     assert ids(llm.generate(list(PROMPTS), PARAMS)) == plain(dtype)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4", KEYS])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_request_alone_and_in_company(dtype: str) -> None:
     llm = with_config(None, target=target(dtype))
     alone = [ids(llm.generate([prompt], PARAMS))[0] for prompt in PROMPTS[:3]]
     assert alone == plain(dtype)[:3]
 
 
-def test_who_reads_keys_is_refused_where_there_are_codes() -> None:
-    case = next(case for case in cases() if case.entry.name in READS_KEYS)
+def test_a_drafter_that_reads_keys_is_refused_where_there_are_codes() -> None:
+    case = next(case for case in cases() if reads_keys(case))
     with pytest.raises(ConfigError, match="keeps codes of them"):
         with_config(case.config(target(KEYS), None, 5), target=target(KEYS))
 

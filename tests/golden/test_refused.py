@@ -155,7 +155,7 @@ def test_family_is_refused(name: str, tmp_path: Path) -> None:
     assert family.model_type.split("_")[0].replace("-", "") in message.lower().replace(str(tmp_path).lower(), "")
 
 
-def test_a_mixer_whose_parts_have_other_names_is_refused() -> None:
+def test_a_mixer_with_renamed_parts_is_refused() -> None:
     options = STATE_SPACE["olmo_hybrid"].options
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("olmo_hybrid", **options))
     mixer = model.model.layers[0].linear_attn
@@ -226,7 +226,7 @@ def test_a_window_that_layers_do_not_announce_is_refused() -> None:
         module.create_causal_mask = before
 
 
-def test_probing_leaves_no_mask_function_behind() -> None:
+def test_probing_removes_its_mask_function() -> None:
     """Every other forward runs without the library's masks."""
     from transformers import AttentionMaskInterface
 

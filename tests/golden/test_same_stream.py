@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 
 import pytest
 
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
-from helpers.variants import Case, cases
+from helpers.pairwise import in_pairs
+from helpers.variants import cases
 from helpers.zoo_llms import PROMPTS, assert_idle, ids, target, with_config
 
 CASES = {case.label: case for case in cases() if case.fits("match") and not case.variant.one_rule}
@@ -29,12 +31,6 @@ LENGTH = 24
 @cache
 def llm_of(name: str, count: int | str = 5) -> LLM:
     return with_config(CASES[name].config(target(), "match", count))
-
-
-def laws_for(case: Case) -> list[str]:
-    """All of them for the drafters that stand alone; drafts of the methods are of the same kinds, so two are enough."""
-    alone = case.entry.import_path.startswith("foretoken.drafters.")
-    return [law for law in LAWS if alone or law in ("1.0", "all")]
 
 
 def params_for(law: str, index: int) -> SamplingParams:
@@ -59,10 +55,16 @@ def test_plain_sampling_does_not_depend_on_the_batch(law):
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "law"),
-    [(name, count, law) for name, case in CASES.items() for count in COUNTS for law in laws_for(case)],
+    "recipe",
+    in_pairs(
+        list(product(CASES, COUNTS, LAWS)),
+        lambda row: (CASES[row[0]].entry.name, CASES[row[0]].kind, *row[1:]),
+        lambda row: row[:1],
+    ),
+    ids=lambda row: "-".join(map(str, row)),
 )
-def test_drafts_do_not_change_the_stream(name, count, law):
+def test_drafts_do_not_change_the_stream(recipe):
+    name, count, law = recipe
     llm = llm_of(name, count)
     assert ids(llm.generate(PROMPTS, all_params(law))) == plain(law)
     assert_idle(llm)
@@ -92,7 +94,7 @@ def test_joining_late_changes_nothing(name):
     assert got == plain("0.7")[2]
 
 
-def test_no_rule_asked_for_still_gives_the_stream_where_drafts_are_deterministic():
+def test_deterministic_drafts_give_the_stream_under_the_default_rule():
     llm = with_config({"method": "suffix"})
     assert llm.recipe.promise == "same stream"
     assert ids(llm.generate(PROMPTS, all_params("1.0"))) == plain("1.0")

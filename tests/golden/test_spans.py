@@ -278,7 +278,7 @@ def test_layers_that_give_tuples_are_refused(layered: LanguageModel) -> None:
         check_spans(layered)
 
 
-def test_state_beside_the_hidden_states_is_refused(layered: LanguageModel) -> None:
+def test_state_outside_the_hidden_states_is_refused(layered: LanguageModel) -> None:
     layers = anatomy.find(layered.model).layers
     notes: list[Tensor] = []
     for number, layer in enumerate(layers):

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.golden.test_fused import error, make, text
-from tests.helpers.golden import PARENTS
 from torch import Tensor
 
 from foretoken.core.protocols import Plan
@@ -25,6 +23,8 @@ from foretoken.methods.sparse.blocks import SCORES, BlockRule
 from foretoken.models.language_model import LanguageModel
 from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
+from helpers.golden import PARENTS
+from helpers.native_models import error, make, text
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
@@ -168,7 +168,7 @@ def test_a_sparse_row_depends_on_its_own_past_and_root_only(dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rows_behind_a_tail_choose_alike_in_both(rule: str) -> None:
+def test_rows_after_a_tail_choose_the_same_blocks_in_both(rule: str) -> None:
     """As when the sparse target drafts: rows after the prefix, not committed, that a chain and a tree look at."""
     model, _ = make("llama", torch.float32)
     cache = filled(model)
@@ -189,7 +189,7 @@ def test_rows_behind_a_tail_choose_alike_in_both(rule: str) -> None:
     assert error(tree, logits(model, chain, called(factory(cache, chain)))) < 1e-4
 
 
-def test_a_forward_that_begins_behind_the_anchors_selects_in_its_first_layer() -> None:
+def test_a_forward_that_begins_after_the_anchors_selects_in_its_first_layer() -> None:
     model, _ = make("llama", torch.float32)
     cache = filled(model)
     batch = ragged(cache)

@@ -62,7 +62,11 @@ def _what_a_file_caches_goes_with_it(request: pytest.FixtureRequest) -> Iterator
         _give_back(0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("all_variants", default=False):
+        left_out = [item for item in items if item.get_closest_marker("full_product")]
+        items[:] = [item for item in items if not item.get_closest_marker("full_product")]
+        config.hook.pytest_deselected(items=left_out)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device")

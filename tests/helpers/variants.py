@@ -44,6 +44,11 @@ class Case:
         """Whether it may propose trees."""
         return bool(self.entry.load().branches if self.variant.branches is None else self.variant.branches)
 
+    @property
+    def kind(self) -> tuple[tuple[type[Law], ...], bool]:
+        """What a rule sees of its drafts: the kinds of q, and whether there are trees."""
+        return self.laws, self.branches
+
     def fits(self, rule: str) -> bool:
         """Whether a rule takes trees where there are any, and every kind of distribution. No model is loaded to find
         out.

@@ -59,7 +59,7 @@ def error_of(llm: LLM, stops: int | None = None) -> float:
 
 @pytest.mark.parametrize("stops", [None, 0], ids=["full", "stopped"])
 @pytest.mark.parametrize("rule", [None, "ratio", "match"], ids=str)
-def test_texts_have_the_target_s_law(rule: str | None, stops: int | None) -> None:
+def test_texts_follow_the_target_s_distribution(rule: str | None, stops: int | None) -> None:
     assert error_of(ahead(rule), stops) <= EXACT
 
 

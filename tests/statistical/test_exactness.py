@@ -85,7 +85,7 @@ def name(item: object) -> str:
     return item if isinstance(item, str) else str(getattr(item, "name", item))
 
 
-def test_every_kind_of_law_has_a_rule_and_an_enumeration() -> None:
+def test_every_kind_of_draft_has_a_rule_and_an_enumeration() -> None:
     for verifier in ENUMERABLE:
         assert kinds_of(verifier), verifier.name
         # Coupled is a point mass to a rule that draws with other noise
@@ -93,14 +93,14 @@ def test_every_kind_of_law_has_a_rule_and_an_enumeration() -> None:
 
 
 @pytest.mark.parametrize(("verifier", "kind"), CASES, ids=name)
-def test_the_law_is_the_targets_in_closed_form(verifier: Verifier, kind: Kind) -> None:
+def test_the_distribution_is_the_target_s_in_closed_form(verifier: Verifier, kind: Kind) -> None:
     worst = worst_error(verifier, num_pairs=1, kinds=(kind,), shapes=shapes_of(verifier))
     assert worst.error <= TOLERANCE, worst
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verifier", "kind"), CASES, ids=name)
-def test_the_law_on_more_random_trees(verifier: Verifier, kind: Kind) -> None:
+def test_the_distribution_on_more_random_trees(verifier: Verifier, kind: Kind) -> None:
     shapes = (*TREES, *random_shapes(17, 8)) if verifier.trees else CHAINS
     worst = worst_error(verifier, num_pairs=2, kinds=(kind,), shapes=shapes, seed=1)
     assert worst.error <= TOLERANCE, worst
@@ -163,7 +163,7 @@ def test_the_greedy_draft_rule_minds_only_its_youngest_child() -> None:
     assert worst.error <= TOLERANCE, worst
 
 
-def test_draft_laws_are_laws() -> None:
+def test_draft_distributions_sum_to_1() -> None:
     for shape in (*CHAINS, *TREES, *random_shapes(0, 3)):
         for kind in KINDS:
             found = list(drafts(TablePair(3, 1, "zeros"), shape, kind))
@@ -279,7 +279,7 @@ def first_tokens(verifier: Verifier, kind: Kind, declared: Kind | None = None, s
     + [(MatchVerifier(), "sampled")],
     ids=name,
 )
-def test_sampled_law_on_a_peaked_pair(verifier: Verifier, kind: Kind) -> None:
+def test_sampled_distribution_on_a_peaked_pair(verifier: Verifier, kind: Kind) -> None:
     assert first_tokens(verifier, kind).p_value > PLAUSIBLE
 
 
@@ -290,7 +290,7 @@ def test_sampled_law_on_a_peaked_pair(verifier: Verifier, kind: Kind) -> None:
     + [(v, k, "filtered") for v, k in CASES if v.name in ("transport", "recursive") and k != "point"],
     ids=name,
 )
-def test_sampled_law_under_rounding_and_filters(verifier: Verifier, kind: Kind, style: str) -> None:
+def test_sampled_distribution_under_rounding_and_filters(verifier: Verifier, kind: Kind, style: str) -> None:
     assert first_tokens(verifier, kind, style=style).p_value > PLAUSIBLE
 
 
@@ -321,7 +321,7 @@ def test_biased_rules_fail_the_sampled_test(verifier: Verifier, kind: Kind, decl
 
 
 @pytest.mark.statistical
-def test_a_coupling_for_another_set_law_fails_the_sampled_test() -> None:
+def test_a_coupling_for_another_distribution_of_sets_fails_the_sampled_test() -> None:
     assert first_tokens(TransportVerifier(), "without", "sampled", "filtered").p_value < 1e-6
 
 

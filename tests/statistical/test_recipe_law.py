@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.verifiers.ratio import RatioVerifier
 from helpers.adapters import shelf
+from helpers.pairwise import in_pairs
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 from helpers.variants import Case, cases
@@ -72,7 +74,7 @@ def error_of(llm: LLM, **options: Any) -> float:
     return law_of(llm, **options).distance(plain(llm.recipe.drafter.branches))
 
 
-def test_plain_sampling_is_a_law_of_many_texts() -> None:
+def test_plain_sampling_gives_a_distribution_of_many_texts() -> None:
     for trees, count in ((False, 2**4), (True, 3**3)):
         chances = plain(trees).chances
         assert len(chances) == count
@@ -81,10 +83,16 @@ def test_plain_sampling_is_a_law_of_many_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "stops"),
-    [(name, stops) for name, case in DRAWING.items() for stops in ((0,) if case.variant.one_rule else (0, 1))],
+    "stopped",
+    in_pairs(
+        list(product(DRAWING, (0, 1))),
+        lambda row: (DRAWING[row[0]].entry.name, DRAWING[row[0]].kind, row[1]),
+        lambda row: row[:1],
+    ),
+    ids=lambda row: f"{row[0]}-{row[1]}",
 )
-def test_texts_have_the_target_s_law_wherever_drafts_stop(name: str, stops: int) -> None:
+def test_texts_follow_the_target_s_distribution_wherever_drafts_stop(stopped: tuple[str, int]) -> None:
+    name, stops = stopped
     llm = recipe(DRAWING[name])
     found = law_of(llm, stops=stops)
     assert sum(found.chances.values()) == pytest.approx(1.0, abs=1e-12)
@@ -96,7 +104,7 @@ DRAFTED = {name: case for name, case in DRAWING.items() if case.entry.name == "d
 
 
 @pytest.mark.parametrize("name", DRAFTED)
-def test_a_rare_token_has_its_law_too(name: str) -> None:
+def test_a_rare_token_follows_its_distribution_too(name: str) -> None:
     llm = recipe(DRAFTED[name])
     found = law_of(llm, rare=True)
     assert found.num_drafted
@@ -226,7 +234,7 @@ def plain_without_words(trees: bool) -> TextLaw:
 
 
 @pytest.mark.parametrize("name", FILTERED)
-def test_the_law_without_some_words_is_the_target_s(name: str) -> None:
+def test_the_distribution_without_some_words_is_the_target_s(name: str) -> None:
     llm = recipe(DRAWING[name])
     trees = llm.recipe.drafter.branches
     wanted = plain_without_words(trees)
@@ -234,7 +242,7 @@ def test_the_law_without_some_words_is_the_target_s(name: str) -> None:
     assert law_of(llm, filters=forbidden(trees)).distance(wanted) <= EXACT
 
 
-def test_words_that_are_looked_for_in_what_is_committed_only_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checking_words_in_committed_tokens_only_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = recipe(DRAWING["draft_model-chain"])
     wanted = plain_without_words(False)
     allowed = Words.allowed

@@ -106,7 +106,7 @@ def fit(method: Any, *, draws: int = DRAWS, **options: Any) -> tuple[ChiSquare, 
     return goodness_of_fit([counts[text] for text in law()], list(law().values())), accepted / drafted
 
 
-def test_the_law_is_not_trivial() -> None:
+def test_the_distribution_is_not_trivial() -> None:
     assert sum(p > 2e-3 for p in law().values()) > 20
 
 
@@ -120,7 +120,9 @@ def test_the_law_is_not_trivial() -> None:
     ],
     ids=str,
 )
-def test_sampled_texts_have_the_target_s_law(method: str, options: dict[str, Any], verifier: str | None) -> None:
+def test_sampled_texts_follow_the_target_s_distribution(
+    method: str, options: dict[str, Any], verifier: str | None
+) -> None:
     draws = MORE_DRAWS if method == "kangaroo" else DRAWS
     found, stood = fit(method, draws=draws, verifier=verifier, **options)
     assert found.p_value > PLAUSIBLE
@@ -185,7 +187,7 @@ def test_dropping_the_unsure_token_is_seen(method: Any, options: dict[str, Any])
     ],
     ids=str,
 )
-def test_heads_over_the_target_s_states_and_keys_have_its_law(method: str, options: dict[str, Any]) -> None:
+def test_heads_over_the_target_s_states_and_keys_keep_its_distribution(method: str, options: dict[str, Any]) -> None:
     found, stood = fit(method, **options)
     assert found.p_value > PLAUSIBLE
     assert 0.1 < stood < 0.99
@@ -227,7 +229,7 @@ def test_a_tree_that_is_called_sampled_is_seen(method: Any) -> None:
     assert found.p_value < PLAUSIBLE / 100
 
 
-def test_a_wrong_law_beside_the_draft_is_seen() -> None:
+def test_a_wrong_distribution_of_a_draft_is_detected() -> None:
     """Planted: the distribution of another row."""
 
     class Shuffled(DynamicExitDrafter):
@@ -264,7 +266,7 @@ def kept(place: Path, *tokens: int) -> str:
     ],
     ids=str,
 )
-def test_texts_have_the_target_s_law_whatever_tokens_are_drafted(
+def test_texts_follow_the_target_s_distribution_whatever_tokens_are_drafted(
     method: str, options: dict[str, Any], tokens: tuple[int, ...], tmp_path: Path
 ) -> None:
     verifier = None if options.get("tree") else "ratio"

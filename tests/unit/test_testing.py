@@ -34,7 +34,7 @@ def test_a_stub_is_plain_decoding():
     assert output.metrics.num_draft_tokens == 0
 
 
-def test_what_is_spoilt_depends_on_prompt_and_position_only():
+def test_spoilt_positions_depend_on_prompt_and_position_only():
     drafter = Scripted(truth(), 0.5)
     long, short = Recorder(drafter), Recorder(drafter)
     first, again = run(long), run(short, max_num_seqs=1)

@@ -17,7 +17,7 @@ SHORT = "--limit 1 --repeats 1 --max-tokens 8 --threads 1 --device cpu --json"
     ("name", "studies"),
     [("exits", ()), ("state_space", ()), pytest.param("entropy_adaptive", ("turns",), marks=pytest.mark.slow)],
 )
-def test_a_suite_measures_its_recipes_and_what_it_studies(name, studies, capsys):
+def test_a_suite_measures_its_recipes_and_its_study(name, studies, capsys):
     model = find_suite(name).model
     if zoo.find(model).folder is None:
         pytest.skip(f"{model} has to be made first")

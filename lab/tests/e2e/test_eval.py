@@ -57,7 +57,7 @@ def test_figures_saved_outputs_and_a_comparison(tmp_path, capsys):
     assert "Traceback" not in first.stderr + err
 
 
-def test_texts_are_read_beside_tasks_and_alone(tmp_path):
+def test_texts_are_read_with_tasks_and_alone(tmp_path):
     (tmp_path / "story.txt").write_text("Once upon a time there was a small dog. " * 60)
     (tmp_path / "noise.txt").write_text("zq xv 9% qqk jj wvw !! pz " * 60)
     texts = ("--text", "story.txt", "--text", "noise.txt", "--text-tokens", "600")

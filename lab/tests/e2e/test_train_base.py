@@ -155,7 +155,7 @@ def test_transformers_loads_the_folders_alone(folder, capsys):
 @pytest.mark.parametrize(
     ("size", "where"), [(10_000, "the tokens"), (1_000_000, "a checkpoint"), (13_500_000, "the optimiser's state")]
 )
-def test_a_full_disk_is_one_line_and_room_is_all_it_takes(folder, capsys, size, where):
+def test_a_full_disk_is_one_line_and_space_is_enough_to_go_on(folder, capsys, size, where):
     with disk_of(size):
         assert main(base(2)) == 1, where
     out, err = capsys.readouterr()
@@ -181,7 +181,7 @@ def test_a_full_disk_after_a_checkpoint_keeps_it(folder, capsys):
     assert json.loads((folder / "out" / "training.json").read_text())["steps"] == 2
 
 
-def test_a_corpus_that_is_mended_is_read_by_the_same_command(folder, capsys):
+def test_a_corrected_corpus_is_read_by_the_same_command(folder, capsys):
     command = base(1)
     (folder / "mine.jsonl").rename(folder / "good.jsonl")
     (folder / "mine.jsonl").write_text('{"text": "good"}\n{"txt": "bad"}\n')

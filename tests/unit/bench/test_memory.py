@@ -21,7 +21,7 @@ def test_shared_memory_counts_once_and_that_of_others_not():
     assert tensor_bytes(weight.view(2, 5).to_sparse()) == 40  # what has no storage to look at counts by its size
 
 
-def test_a_cache_is_what_it_says_of_itself():
+def test_shared_cache_tensors_are_counted_once():
     cache = KVCache(2, 1, 16)
     cache.keys, cache.values = [torch.zeros(1, 2, 16, 4)] * 2, [torch.zeros(1, 2, 16, 4), None]
     assert tensor_bytes(cache) == 2 * 512  # one tensor stands for both layers

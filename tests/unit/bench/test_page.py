@@ -96,7 +96,7 @@ def test_no_heading_is_cut_within_a_word_at_80_columns(results):
                 assert set(re.findall(r"[\w-]+", head)) <= words, head
 
 
-def test_deep_positions_stand_beside_how_often_they_were_seen(results):
+def test_deep_positions_are_listed_with_their_counts(results):
     sheet = next(each for each in sheets(results) if each.title.startswith("acceptance"))
     assert [cell.text for cell in sheet.rows[0]] == ["1", "0.80 of 120", "0.80 of 60", "0.80 of 120"]
     assert [cell.text for cell in sheet.rows[1]] == ["2", "0.50 of 8", "0.50 of 4", "0.50 of 8"]

@@ -27,6 +27,6 @@ def test_greedy_text_and_same_stream_report_the_first_difference() -> None:
     assert greedy_text(engine(), shortened, quick=True).details["differences"][0]["position"] == 5
 
 
-def test_a_context_without_room_for_the_texts_is_told_before_the_work() -> None:
+def test_a_context_too_short_for_the_texts_is_refused_before_the_work() -> None:
     with pytest.raises(ConfigError, match=r"needs a context of 6\d tokens; 'zoo:draft' has 20 here"):
         certify("ngram", model="zoo:draft", loading=ModelOptions(dtype="float32", max_model_len=20), quick=True)

@@ -15,14 +15,14 @@ from foretoken.options.sampling import SamplingParams
 from helpers.table_engine import engine
 
 
-def test_sampled_law_passes_equal_laws_and_fails_a_biased_engine() -> None:
+def test_the_sampled_test_passes_equal_distributions_and_fails_a_biased_engine() -> None:
     good = sampled_law(engine(), engine(salt=1))
     assert good.passed, good
     assert len(good.details["tests"]) == len(SETTINGS)
     assert not sampled_law(engine(), engine(salt=1, tilt=0.15)).passed
 
 
-def test_sampled_law_fails_without_power() -> None:
+def test_the_sampled_test_fails_without_power() -> None:
     # an engine that ignores the temperature: plain and recipe agree, but the contrast shows nothing
     def deaf(prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[list[int]]:
         return [[1] * each.max_tokens for each in params]

@@ -47,7 +47,7 @@ def test_goodness_of_fit_pools_rare_cells() -> None:
     assert goodness_of_fit([3], [1.0]).p_value == 1.0
 
 
-def test_one_impossible_observation_refutes_a_law() -> None:
+def test_one_impossible_observation_refutes_a_distribution() -> None:
     assert goodness_of_fit([999, 1], [1.0, 0.0]).p_value == 0.0
     assert goodness_of_fit([50, 50, 0], [0.5, 0.5, 0.0]).df == 1
 

@@ -30,7 +30,7 @@ def test_the_catalogue_names_every_approximate_default() -> None:
         assert entry.own_rule == (rule if lossy else None)
 
 
-def test_a_drafter_whose_own_rule_is_approximate_is_not_called_lossless(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drafter_with_an_approximate_rule_is_not_called_lossless(capsys: pytest.CaptureFixture[str]) -> None:
     promises = {each["name"]: each["promise"] for each in listed(capsys) if each["kind"] == "drafter"}
     for name in ("sprinter", "entropy_adaptive"):
         assert promises[name].startswith("approximate by default")

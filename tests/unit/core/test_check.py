@@ -100,7 +100,7 @@ def test_an_empty_draft_is_never_looked_at() -> None:
         (Sampled(with_entry(2, 7, -1e-4), (0, 1, 2)), "negative entry -0.0001"),
     ],
 )
-def test_a_table_that_is_no_law_is_refused(law: Law, message: str) -> None:
+def test_a_table_that_is_no_distribution_is_refused(law: Law, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check(law, CHAIN, V)
 
@@ -161,7 +161,7 @@ def test_greedy_drafts_begin_with_their_favourites() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_drawn_from_some_columns_passes(kind: type[Tabulated]) -> None:
+def test_draws_from_some_columns_pass(kind: type[Tabulated]) -> None:
     for seed in range(40):
         columns = Columns(torch.randperm(V, generator=torch.Generator().manual_seed(seed))[:7].sort().values, V)
         q_KC = torch.softmax(torch.randn(1, 7, generator=torch.Generator().manual_seed(seed)).mul_(2).round_(), -1)

@@ -34,7 +34,7 @@ def test_what_a_token_costs_that_stands_for_certain() -> None:
     assert price_of(0.5, 0.25) == (0.0, 0.0)
 
 
-def test_the_law_of_an_emitted_token() -> None:
+def test_the_distribution_of_an_emitted_token_by_hand() -> None:
     stands_V, rest_V = torch.tensor([0.3, 0.1, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
     assert emitted(stands_V, rest_V).tolist() == pytest.approx([0.3, 0.1, 0.6, 0.0])
     full_V = torch.tensor([0.6, 0.4 + 1e-6, 0.0, 0.0])  # beyond one by rounding: nothing is left, and nothing negative

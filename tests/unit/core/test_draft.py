@@ -48,7 +48,7 @@ def test_a_draft_is_as_long_as_its_tree() -> None:
     assert len(NO_DRAFT) == 0
 
 
-def test_a_part_of_a_chain_keeps_what_was_said_of_its_nodes() -> None:
+def test_a_part_of_a_chain_keeps_the_labels_of_its_nodes() -> None:
     whole = Draft(TokenTree([7, 8, 9, 6]), Sampled(Q, (1, 0, 1, 0)), (0.9, 0.8, 0.7, 0.6), sources=("a", "b", "c", "d"))
     part = whole.part(1, 3)
     assert (part.tree.tokens, part.tree.parents) == ((8, 9), (-1, 0))
@@ -76,7 +76,7 @@ def test_only_a_chain_of_tokens_has_parts(draft: Draft) -> None:
 
 
 @pytest.mark.parametrize("kept", [(3,), (7, 1, 4), tuple(range(9))], ids=str)
-def test_what_is_left_is_that_of_the_whole_row(kept: tuple[int, ...]) -> None:
+def test_the_residual_equals_that_of_the_whole_row(kept: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(1)
     p_V = torch.softmax(torch.randn(9, generator=generator), -1)
     law = Sampled(

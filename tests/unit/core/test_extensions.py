@@ -30,7 +30,7 @@ def test_names_are_known_before_anything_is_imported() -> None:
 
 
 @pytest.mark.usefixtures("declared")
-def test_what_nobody_declares_is_none() -> None:
+def test_an_undeclared_extension_is_none() -> None:
     assert extensions.loaded("a group", "b") is None
     assert extensions.loaded("another", "a") is None
     assert extensions.declared("another") == {}

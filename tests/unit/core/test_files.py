@@ -93,7 +93,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["pipe"]
 
 
-def test_the_cache_is_a_folder_that_nobody_else_looks_into(tmp_path, monkeypatch):
+def test_the_cache_is_a_folder_private_to_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     (tmp_path / "caches" / "foretoken").mkdir(parents=True)
     folder = own_cache_folder()

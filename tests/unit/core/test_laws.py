@@ -211,7 +211,7 @@ def test_copy_has_a_history_of_its_own() -> None:
     assert twin.process(ones, EMPTY_TREE, ROOT_ONLY).tolist() == [[0.5, -0.5, 1.0, 1.0]]
 
 
-def test_laws_give_the_same_row_one_by_one_and_together() -> None:
+def test_rows_are_the_same_one_by_one_and_together() -> None:
     raw = logits()
     for greedy in (False, True):
         one_by_one = Laws(raw, greedy=greedy, positions=range(4))
@@ -334,7 +334,7 @@ def test_of_tied_tokens_the_first_is_the_best() -> None:
     ],
     ids=str,
 )
-def test_the_law_of_some_columns_is_that_of_the_row_with_nothing_elsewhere(params: dict[str, object]) -> None:
+def test_some_columns_equal_a_row_that_is_zero_elsewhere(params: dict[str, object]) -> None:
     columns = Columns(torch.tensor([*range(0, V, 3), 1, 4]), V)  # in no order, as context rows come last
     maker = LawMaker(
         SamplingParams(**{"temperature": 1.0, **params}),  # type: ignore[arg-type]

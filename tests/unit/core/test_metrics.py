@@ -18,7 +18,7 @@ def test_nothing_yet_is_zero_not_an_error() -> None:
     assert empty.experts_per_step is None
 
 
-def test_a_step_counts_what_was_taken() -> None:
+def test_a_step_counts_the_accepted_tokens() -> None:
     found = Metrics()
     found.count_step(Verdict((0, 1), 5, distortions=(0.1, 0.2, 0.4), divergences=(1.0, 2.0, 4.0)), 2)
     found.count_step(Verdict((), 5, distortions=(0.8,), divergences=(8.0,)), 1)
@@ -40,7 +40,7 @@ def test_a_draft_has_one_chance_at_each_depth() -> None:
     assert found.acceptance_by_position == [0.5, 1.0, 0.0]
 
 
-def test_a_depth_that_nobody_drafted_has_no_acceptance() -> None:
+def test_an_undrafted_depth_has_no_acceptance() -> None:
     assert Metrics(drafted_at=[0, 2], accepted_at=[0, 1]).acceptance_by_position == [0.0, 0.5]
 
 
@@ -69,7 +69,7 @@ def test_every_number_of_another_request_is_added() -> None:
     assert found.sparse
 
 
-def test_a_draft_s_nodes_are_counted_by_who_proposed_them() -> None:
+def test_draft_nodes_are_counted_by_their_source() -> None:
     found, other = Metrics(), Metrics()
     found.count_sources(("text", "model", "text"), [0, 2])
     found.count_sources(("model",), [0])

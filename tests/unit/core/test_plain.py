@@ -68,7 +68,7 @@ def test_params_take_what_numpy_holds():
         ({"seed": 1.5}, "seed=1.5"),
     ],
 )
-def test_what_is_wrong_is_said(wrong, message):
+def test_a_wrong_call_is_explained(wrong, message):
     with pytest.raises(ConfigError, match=message):
         SamplingParams(**wrong)
 
@@ -89,7 +89,7 @@ def test_a_field_that_is_set_afterwards_is_checked_and_undone():
     assert params == SamplingParams(max_tokens=5)
 
 
-def test_a_function_keeps_its_name_and_takes_what_it_knows():
+def test_a_function_keeps_its_name_and_its_parameters():
     @reject_unknown_keywords
     def add(first: int, *, second: int = 1) -> int:
         return first + second

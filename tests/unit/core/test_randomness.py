@@ -58,14 +58,14 @@ def test_what_a_seed_gives_is_the_same_in_every_version() -> None:
     assert [streams.categorical("bonus", weights) for _ in range(3)] == [2605, 4773, 1519]
 
 
-def test_gumbel_follows_its_law() -> None:
+def test_gumbel_follows_its_distribution() -> None:
     noise = gumbel(11, range(40), V)
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, abs=0.02)
     assert stats.kstest(noise[:6].flatten().numpy(), "gumbel_r").pvalue > 1e-3
 
 
-def test_exponential_follows_its_law() -> None:
+def test_exponential_follows_its_distribution() -> None:
     assert stats.kstest(exponential(5, range(6), V).flatten().numpy(), "expon").pvalue > 1e-3
 
 
@@ -120,7 +120,7 @@ def test_value_depends_on_seed_position_and_token_only(positions: list[int], see
     assert torch.equal(gumbel(seed, [positions[at]], 700)[0], alone[:700])
 
 
-def test_winning_frequencies_are_the_law() -> None:
+def test_winning_frequencies_equal_the_probabilities() -> None:
     p = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.01])
     winners = (p.log() + gumbel(2, range(40_000), 5)).argmax(1)
     counts = torch.bincount(winners, minlength=5).numpy()

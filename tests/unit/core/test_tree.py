@@ -36,7 +36,7 @@ def test_depths_children_and_paths() -> None:
     assert TREE.path_to(ROOT) == []
 
 
-def test_ancestors_are_who_a_row_may_attend_to() -> None:
+def test_a_row_may_attend_to_its_ancestors_only() -> None:
     assert TREE.ancestors_NN.tolist() == [[j in TREE.path_to(i) for j in range(5)] for i in range(5)]
     assert TREE.ancestors_NN.dtype == torch.bool
     assert EMPTY_TREE.ancestors_NN.shape == (0, 0)
@@ -71,6 +71,6 @@ def test_equal_trees_are_equal_and_hash_alike() -> None:
         ([1, 2], [-2, 0], "node 0 has parent -2"),
     ],
 )
-def test_what_is_no_tree_is_refused(tokens: list[int], parents: list[int], message: str) -> None:
+def test_invalid_trees_are_refused(tokens: list[int], parents: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TokenTree(tokens, parents)

@@ -54,7 +54,7 @@ def test_ratios_at_the_edges() -> None:
     assert ratio(0.5, 0.25) == 2.0
 
 
-def test_what_is_left_after_a_refusal() -> None:
+def test_the_residual_after_a_rejection_by_hand() -> None:
     p_V, q_V = torch.tensor([0.5, 0.3, 0.2, 0.0]), torch.tensor([0.7, 0.1, 0.1, 0.1])
     assert torch.allclose(residual(p_V, q_V), torch.tensor([0.0, 0.2, 0.1, 0.0]))
     assert residual(p_V, p_V) is p_V

@@ -60,7 +60,7 @@ def test_only_allowed_tokens_are_possible():
     assert not words.possible([0, 1])
 
 
-def test_a_row_of_the_law_has_what_may_follow_its_path():
+def test_a_row_allows_the_continuations_of_its_path():
     """Where none of a draft head's columns may follow, its row stays as it is: nothing there will stand."""
     maker = LawMaker(SamplingParams(), [], V, constraint=Words(ALL_V, FORBIDDEN))
     tree = TokenTree([0, 4])

@@ -89,7 +89,7 @@ def test_parts_undo_chat(turns):
 
 
 @given(CONTENT)
-def test_parts_undo_text_and_what_is_broken_up_stays_so(content):
+def test_plain_text_has_one_part_and_stays_plain(content):
     assert doc.parts(doc.text(content)) == [("text", doc.plain(content))]
     assert doc.plain(doc.plain(content)) == doc.plain(content)
 

@@ -77,7 +77,7 @@ def test_a_bad_line_is_refused_with_its_number(tmp_path, line, message):
         read_prompts(path)
 
 
-def test_missing_empty_and_odd_files(tmp_path):
+def test_missing_empty_and_malformed_files_are_refused(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         read_prompts(tmp_path / "none.jsonl")
     with pytest.raises(InputError, match="folder"):

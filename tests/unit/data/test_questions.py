@@ -35,7 +35,7 @@ def test_a_number_is_the_final_one(answer: str) -> None:
         assert question.right(said) == question.still_right(said) == right
 
 
-def test_words_are_equal_and_as_good_with_as_many_beside() -> None:
+def test_an_answer_is_right_or_still_right_within_other_words() -> None:
     question = checked("?", "Ada Lovelace", "Ada")
     for said, right, still in (
         ("the Ada Lovelace.", True, True),

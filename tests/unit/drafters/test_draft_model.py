@@ -59,7 +59,7 @@ def test_a_reranked_tree_has_the_best_nodes_of_all_that_a_wider_one_records(targ
         assert sum(reaches(part)) >= sum(reaches(propose(by_levels, PROMPT, nodes, 4))) - 1e-6
 
 
-def test_what_was_read_and_not_proposed_leaves_no_trace(target: LanguageModel, folder: str) -> None:
+def test_tokens_read_without_a_proposal_leave_no_trace(target: LanguageModel, folder: str) -> None:
     """Some of the longest path stands, and the next draft is that of a drafter which never saw the tree."""
     one = drafter(target, folder, "reranked")
     draft = propose(one, PROMPT, 6, 5)

@@ -107,7 +107,7 @@ def test_budgets_bound_the_chain_and_a_skipped_step_is_caught_up():
     assert propose_one(ngram, text, 2, depth=9).tree.tokens == (5, 1)
 
 
-def test_requests_of_one_batch_do_not_mix_and_release_forgets():
+def test_requests_of_one_batch_do_not_mix_and_release_clears_them():
     ngram = drafter()
     first, second, third = Text([1, 2, 1], 10), Text([], 11), Text([1, 3, 1, 4, 1], 12)
     drafts = ngram.propose([first, second, third], [Budget(1, 1), Budget(4, 4), Budget(2, 2)])
@@ -117,7 +117,7 @@ def test_requests_of_one_batch_do_not_mix_and_release_forgets():
     ngram.release(99)
 
 
-def test_patience_is_asked_before_every_node_with_the_product_of_confidences():
+def test_patience_decides_before_every_node_by_the_product_of_confidences():
     ngram, stop_rule = drafter(), Refusing(accepts=3)
     draft = propose_one(ngram, Text([1, 2, 3, 1, 2, 3]), 8, stop_rule=stop_rule)
     assert len(draft) == len(draft.confidence) == 3
@@ -182,6 +182,6 @@ def test_rates_follow_a_change_of_workload():
         ({"prompt_lookup_min": 5}, "lower one or raise the other"),
     ],
 )
-def test_config_refuses_what_it_cannot_honour(options, message):
+def test_config_refuses_unsupported_values(options, message):
     with pytest.raises(ConfigError, match=message):
         NgramDrafter.Config(**options)

@@ -270,7 +270,7 @@ def test_zero_budgets_propose_nothing_and_are_caught_up():
     assert propose_one(suffix, text, 1).tree.tokens == (5,)
 
 
-def test_requests_of_one_batch_do_not_mix_and_release_forgets():
+def test_requests_of_one_batch_do_not_mix_and_release_clears_them():
     suffix = drafter()
     batch = [Text([1, 2, 1], 10, 3), Text([], 11), Text([1, 3, 1, 4, 1], 12, 5)]
     drafts = suffix.propose(batch, [Budget(1, 1), Budget(4, 4), Budget(2, 1)])
@@ -280,7 +280,7 @@ def test_requests_of_one_batch_do_not_mix_and_release_forgets():
     suffix.release(99)
 
 
-def test_patience_is_asked_before_every_node_and_stops_the_draft():
+def test_patience_decides_before_every_node_and_stops_the_draft():
     stop_rule = Refusing(accepts=5)
     draft = propose_one(drafter(), Text([1, 2, 3, 9, 1, 2, 4, 9, 5, 2], num_prompt=10), 16, stop_rule=stop_rule)
     assert len(draft) == 5
@@ -324,6 +324,6 @@ def test_a_context_that_never_goes_on_as_before_loses_confidence():
         ({"tree": "yes"}, "tree='yes'"),
     ],
 )
-def test_config_refuses_what_it_cannot_honour(options, message):
+def test_config_refuses_unsupported_values(options, message):
     with pytest.raises(ConfigError, match=message):
         SuffixDrafter.Config(**options)

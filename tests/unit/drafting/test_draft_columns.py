@@ -100,7 +100,7 @@ def test_all_tokens_kept_is_the_untrimmed_drafter_bit_for_bit(method: dict[str, 
 
 
 @every_method
-def test_a_seeded_request_drafts_the_same_alone_and_beside_others(method: dict[str, object], tmp_path: Path) -> None:
+def test_a_seeded_request_drafts_the_same_alone_and_in_a_batch(method: dict[str, object], tmp_path: Path) -> None:
     """Others bring context rows of their own, and one of them has fallen back to the whole head."""
     llm = trimmed(method, folder(tmp_path))
     params = SamplingParams(max_tokens=16, temperature=0.9, seed=11)
@@ -177,7 +177,7 @@ def test_rows_of_any_tail_give_the_logits_of_the_whole_head() -> None:
         assert list(output.top_ids[::2]) == list(output.best)
 
 
-def test_a_target_whose_table_is_padded_beyond_the_draft_s() -> None:
+def test_a_target_table_may_be_padded_beyond_the_draft_s() -> None:
     """Its distribution is over the target's tokens; those that the draft has no row for are no context rows."""
     beyond = target().vocab_size + 50
     found = DraftColumns(target(), vocabulary(range(10)), beyond)

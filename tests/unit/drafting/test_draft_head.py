@@ -61,7 +61,7 @@ def test_ids_are_tokens_of_the_target_each_once_and_increasing(make: Callable[[]
 @every
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**31))
-def test_q_is_a_law_that_is_0_outside_of_the_ids(make: Callable[[], DraftHead], seed: int) -> None:
+def test_q_is_a_distribution_that_is_0_outside_of_the_ids(make: Callable[[], DraftHead], seed: int) -> None:
     head = make()
     q_MV = torch.softmax(on_vocabulary(head, head.score(states(seed, 1))), dim=-1)
     assert q_MV.shape == (1, head.vocab_size)

@@ -40,7 +40,7 @@ def check_rows(runner: ModelDrafter, asked: Request) -> None:
 
 
 @pytest.mark.parametrize("place", [2, 6, 10])
-def test_a_token_that_changed_behind_its_back_is_read_again(place: int) -> None:
+def test_a_changed_token_is_read_again(place: int) -> None:
     """The lengths are equal, so that nothing but the tokens tells."""
     runner, asked = drafter(), request(TEXT)
     proposed(runner, asked)
@@ -56,7 +56,7 @@ def test_a_text_that_became_shorter_is_read_from_there(kept: int) -> None:
     check_rows(runner, asked)
 
 
-def test_what_was_drafted_and_stood_is_not_read_again() -> None:
+def test_accepted_draft_tokens_are_not_read_again() -> None:
     """Also where nobody says what became of the draft; and what did not stand is not used."""
     runner, asked = drafter(), request(TEXT)
     drafted, _ = proposed(runner, asked)

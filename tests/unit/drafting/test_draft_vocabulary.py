@@ -27,7 +27,7 @@ def kept(**changes: Any) -> DraftVocabulary:
     return DraftVocabulary(**{"ids": [2, 5, 6, 90], "vocab_size": VOCAB_SIZE, "tokenizer": "", **changes})
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_vocabulary_is_read_back(tmp_path: Path) -> None:
     before = kept(tokenizer="abc", target="zoo:base", context_rows=7, counted={"coverage": 0.5})
     before.save(tmp_path / "new" / "folder")
     assert DraftVocabulary.load(tmp_path / "new" / "folder") == before

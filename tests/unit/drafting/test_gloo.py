@@ -56,7 +56,7 @@ def test_messages_of_any_size_arrive_in_order(peer: tuple[GlooChannel, BaseProce
 
 
 @pytest.mark.parametrize("peer", [bytes(32)], indirect=True, ids=["another key"])
-def test_a_message_of_somebody_else_ends_it(peer: tuple[GlooChannel, BaseProcess]) -> None:
+def test_a_foreign_message_ends_the_connection(peer: tuple[GlooChannel, BaseProcess]) -> None:
     """Without the key: it is never handed out, and so never unpickled."""
     channel, _ = peer
     channel.send_bytes(b"to whom it may concern")
@@ -77,7 +77,7 @@ def test_a_peer_that_is_killed_is_noticed(peer: tuple[GlooChannel, BaseProcess])
     assert time.monotonic() - began < 10.0
 
 
-def test_a_peer_that_hangs_keeps_nobody(peer: tuple[GlooChannel, BaseProcess], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_peer_does_not_block(peer: tuple[GlooChannel, BaseProcess], monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads no more: gloo sends nothing that nobody waits for, and what is sent is given up."""
     monkeypatch.setattr(gloo, "_SENDING", gloo._SENDING / 10)
     channel, process = peer
@@ -89,7 +89,7 @@ def test_a_peer_that_hangs_keeps_nobody(peer: tuple[GlooChannel, BaseProcess], m
     assert time.monotonic() - began < 10.0
 
 
-def test_nobody_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ends_when_no_peer_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gloo, "_CONNECTING", gloo._CONNECTING / 100)
     channel = GlooChannel(0, str(tmp_path / "met"), KEY)
     assert not channel.connected(0.05)

@@ -49,7 +49,7 @@ def assert_same(one: LearnedPart, other: LearnedPart) -> None:
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_what_is_saved_is_loaded(kind: type[LearnedPart], tmp_path: Path) -> None:
+def test_a_saved_part_is_loaded(kind: type[LearnedPart], tmp_path: Path) -> None:
     part = kind.random(target())
     part.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [CONFIG, WEIGHTS]
@@ -107,7 +107,7 @@ def test_an_old_adapter_in_the_folder_of_a_model_is_found_all_the_same(tmp_path:
     assert_same(Adapter.load(tmp_path), part)
 
 
-def test_a_part_that_was_trained_again_beside_an_old_one_wins(tmp_path: Path) -> None:
+def test_a_retrained_part_wins_over_an_old_one(tmp_path: Path) -> None:
     save_as_before(Adapter.random(target(), seed=1), tmp_path)
     again = Adapter.random(target(), seed=2)
     again.save(tmp_path)
@@ -158,9 +158,7 @@ def test_weights_that_are_no_numbers_are_refused_before_anything_runs(place: str
     ],
 )
 @pytest.mark.parametrize("kind", PARTS)
-def test_a_config_that_does_not_say_whose_it_is(
-    kind: type[LearnedPart], owners: Any, message: str, tmp_path: Path
-) -> None:
+def test_a_config_must_name_its_target(kind: type[LearnedPart], owners: Any, message: str, tmp_path: Path) -> None:
     kind.untrained(target(), tmp_path)
     settings = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps({**settings, "speculators_config": owners}))
@@ -169,7 +167,7 @@ def test_a_config_that_does_not_say_whose_it_is(
 
 
 @pytest.mark.parametrize("kind", PARTS)
-def test_what_is_missing_is_named(kind: type[LearnedPart], tmp_path: Path) -> None:
+def test_missing_tensors_and_settings_are_named(kind: type[LearnedPart], tmp_path: Path) -> None:
     kind.untrained(target(), tmp_path)
     weights = load_file(tmp_path / WEIGHTS)
     name = max(weights)
@@ -183,7 +181,7 @@ def test_what_is_missing_is_named(kind: type[LearnedPart], tmp_path: Path) -> No
         kind.load(tmp_path)
 
 
-def test_the_one_beside_the_weights_is_found() -> None:
+def test_a_part_next_to_the_weights_is_found() -> None:
     depths = [adapter.config.exit_layer for adapter in find_all(Adapter, None, target())]
     assert depths == [1, 2]
     assert find(JudgeHead, None, target()).config.target == "zoo:base"

@@ -82,7 +82,7 @@ def test_a_place_follows_from_the_position_alone() -> None:
         assert ring.place(once) % SIZE == length % SIZE
 
 
-def test_only_what_is_new_is_asked_for() -> None:
+def test_only_new_parts_are_requested() -> None:
     ring = new_ring()
     slot = ring.acquire()
     assert bring(ring, slot, list(range(20))) == SIZE

@@ -134,7 +134,7 @@ def test_logits_that_are_none_end_their_request(value: float) -> None:
     ],
     ids=str,
 )
-def test_a_draft_is_decided_up_to_where_the_model_gives_no_law(
+def test_a_draft_is_decided_up_to_the_first_invalid_row(
     value: float, damaged: int, verdict: Verdict, expected: Verdict
 ) -> None:
     """What a drafter proposed harms nobody: a token after which nothing can follow is emitted if it stands."""
@@ -215,7 +215,7 @@ def test_a_guess_is_coupled_where_all_before_it_stood(
     assert getattr(rule, "asked", None) == (((guess,), 2) if len(path) == 2 else None)
 
 
-def test_who_has_no_guess_keeps_nobody_from_one() -> None:
+def test_a_request_without_a_guess_does_not_block_others() -> None:
     plain, guessed = make_request([3]), make_request([4])
     jobs = [Job(plain, NO_DRAFT, 1, 1), Job(guessed, NODES, 3, 3, guess=Draft(TokenTree([11])))]
     decided(Guessing(Verdict((), 5), Verdict((0, 1), 5)), jobs, rows(4))

@@ -101,7 +101,7 @@ def test_the_last_slot_is_not_written_to_when_a_request_fails_in_front_of_it(con
 
 
 @pytest.mark.parametrize("method", ["stub", "kangaroo"])
-def test_a_drafter_that_fails_to_forget_harms_nobody(method, caplog):
+def test_a_drafter_that_fails_in_release_harms_no_request(method, caplog):
     llm = with_drafter(stubs.Oracle(truth())) if method == "stub" else with_config(KANGAROO)
     drafter = llm.recipe.drafter
     forget = drafter.release
@@ -234,7 +234,7 @@ def test_a_verdict_that_is_not_in_order_ends_its_request_only(wrong, message, ba
     assert_idle(llm)
 
 
-def test_drafts_that_resume_at_different_depths_end_nobody_else():
+def test_drafts_that_resume_at_different_depths_end_no_other_request():
     """One forward goes on from one depth: who was asked for another is decoded plainly.
 
     Its own states are zeros, and no layer has stored its keys: the culprit reads what the memory held, numbers or not.
@@ -387,7 +387,7 @@ def test_a_request_leaves_once_from_wherever_it_is():
 
 
 @pytest.mark.parametrize(("error", "message"), [(ValueError("why"), "why"), (ValueError(), "ValueError")])
-def test_an_error_is_told_in_its_words_or_by_its_kind(error, message):
+def test_an_error_is_reported_by_its_message_or_its_kind(error, message):
     faults, scheduler, (request, *_) = three(stubs.Stub())
     faults.fail(request, error)
     assert (request.finish_reason, request.error) == ("error", message)
@@ -396,7 +396,7 @@ def test_an_error_is_told_in_its_words_or_by_its_kind(error, message):
 
 @pytest.mark.parametrize("culprits", [(), (0,), (1,), (0, 1)], ids=str)
 @pytest.mark.parametrize("finished", [False, True])
-def test_who_fails_to_learn_is_told_alone_and_only_the_culprits_end(culprits, finished):
+def test_a_failed_batch_is_retried_one_by_one_and_only_failing_requests_end(culprits, finished):
     faults, _, requests = three(stubs.Stub())
     told: list[tuple[int, ...]] = []
 

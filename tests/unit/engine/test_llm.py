@@ -200,7 +200,7 @@ def test_a_switch_is_on_or_off(name):
         LLM("zoo:base", **{name: "yes"})
 
 
-def test_closing_cancels_who_runs_and_who_waits_and_ends_what_was_started():
+def test_closing_cancels_running_and_waiting_requests_and_ends_workers():
     class Closing(stubs.Stub):
         closed = 0
 
@@ -222,13 +222,13 @@ def test_two_names_of_the_params_are_one_too_many():
         base().generate("Once", plan(3), sampling_params=plan(3))
 
 
-def test_a_chat_tells_its_progress():
+def test_a_chat_reports_its_progress():
     told = []
     outputs = base().chat([{"role": "user", "content": "x"}], plan(2), progress=told.append)
     assert told == outputs
 
 
-def test_a_length_that_is_asked_for_is_drafted_whatever_it_costs():
+def test_a_requested_length_is_drafted_at_any_cost():
     """Nothing is measured where nothing is weighed, and nobody is kept from seeing the target's states."""
     llm = with_config({"method": "kangaroo", "adapter": "random:2", "num_speculative_tokens": 3})
     controller = llm.engine.controller
@@ -374,7 +374,7 @@ def test_a_stream_with_a_stop_string_never_shows_it(stop):
         assert greedy(PROMPTS[0], 48)[: len(whole.token_ids)] == whole.token_ids
 
 
-def test_a_stream_tells_how_far_its_prompt_is_read():
+def test_a_stream_reports_the_progress_of_its_prompt():
     llm, told = with_config(None, max_num_seqs=1, max_rows_per_step=16), []
     chunks = [*llm.stream([5] * 40, plan(3), on_prefill=lambda *rows: told.append(rows))]
     assert told == [(16, 40), (32, 40)]  # the third step gives the first token
@@ -439,7 +439,7 @@ def test_a_stream_that_was_never_read_leaves_nothing():
     assert_idle(llm)
 
 
-def test_cancelling_from_outside_keeps_what_was_generated():
+def test_cancelling_from_outside_keeps_generated_tokens():
     llm = with_config(DRAFT)
     stream = llm.stream(PROMPTS[0], plan(100))
     got = list(next(stream).token_ids)
@@ -478,7 +478,7 @@ def test_an_interrupt_in_a_progress_callback_leaves_the_engine_clean(config):
     assert ids(llm.generate(PROMPTS, plan())) == [greedy(prompt, 20) for prompt in PROMPTS]
 
 
-def test_an_interrupt_hands_over_what_was_generated():
+def test_an_interrupt_returns_generated_tokens():
     llm = with_config(None, max_num_seqs=3)
     seen = []
 
@@ -540,7 +540,7 @@ def test_the_context_limit_ends_with_length():
         assert_idle(llm)
 
 
-def test_a_wide_tree_at_the_context_limit_finds_room():
+def test_a_wide_tree_fits_at_the_context_limit():
     """The rows of a tree are more than its depth: the cache, not the depth, is the limit."""
     drafter = stubs.Recorder(stubs.Random(VOCAB, tree=True, full=True))
     llm = with_drafter(drafter, num_nodes=32, target=short_target(80))
@@ -800,7 +800,7 @@ def test_on_a_cpu_no_prompt_is_begun_in_a_step_that_reads_enough_rows():
     assert read == [2, 1]
 
 
-def test_a_long_prompt_in_chunks_beside_short_ones():
+def test_a_long_prompt_is_read_in_chunks_next_to_short_ones():
     long = (prompt_ids(PROMPTS[1]) * 20)[:150]
     for rows in (4, 64):
         llm = with_config({"method": "ngram"}, max_rows_per_step=rows)
@@ -949,7 +949,7 @@ def test_completions_share_no_seed_with_a_neighbour():
     assert len({seed for group in seeds for seed in group}) == 16
 
 
-def test_what_is_accepted_beyond_the_end_is_not_counted():
+def test_tokens_accepted_beyond_the_end_are_not_counted():
     """The oracle's whole draft stands, but a stop token lies in the middle of it."""
     text = greedy(PROMPTS[0])
     end = next(place for place in range(2, 6) if text[place] not in text[:place])

@@ -65,7 +65,7 @@ def test_another_question_under_the_same_system_prompt_copies_it() -> None:
         assert request.output_ids == run(plain, request.tokens[: request.num_prompt]).output_ids
 
 
-def test_a_running_request_shares_what_it_has_read() -> None:
+def test_a_running_request_shares_its_prefix() -> None:
     llm, plain = reusing(), with_config({"method": "none"})
     (busy,) = llm.new_requests([*SYSTEM, 5], SamplingParams(max_tokens=60, ignore_eos=True))
     llm.engine.add(busy)
@@ -161,7 +161,7 @@ def test_a_slot_that_was_copied_is_used_again() -> None:
     assert run(llm, [*second, 9]).num_cached == 0
 
 
-def test_the_cache_is_not_made_larger_than_is_said() -> None:
+def test_the_cache_does_not_exceed_its_limit() -> None:
     llm = reusing(max_num_seqs=8, prefix_cache_bytes=1)
     for begin in range(300, 900, 100):
         run(llm, [*range(begin, begin + 30)])
@@ -399,7 +399,7 @@ def noted(llm: LLM) -> list[tuple[int, ...]]:
     return drafts
 
 
-def test_what_is_shown_again_is_bounded_and_let_go() -> None:
+def test_replayed_features_are_bounded_and_released() -> None:
     llm = with_config({"method": "kangaroo", "adapter": "random:2"}, enable_prefix_caching=True, prefix_cache_bytes=1)
     prefixes = llm.engine.prefixes
     assert prefixes is not None
@@ -410,7 +410,7 @@ def test_what_is_shown_again_is_bounded_and_let_go() -> None:
     assert prefixes.shown.num_bytes == 0
 
 
-def test_a_drafter_that_fails_on_what_it_is_shown_again_ends_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_fails_on_replayed_features_ends_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = with_config({"method": "kangaroo", "adapter": "random:2"}, enable_prefix_caching=True)
     run(llm, [*SYSTEM, 7])
 

@@ -75,7 +75,7 @@ def test_a_draft_is_one_shorter_than_what_may_still_be_emitted(room: int, depth:
     assert (budget.max_depth, budget.max_nodes) == (depth, nodes)
 
 
-def test_a_tree_finds_room_in_the_cache() -> None:
+def test_a_tree_fits_into_the_cache() -> None:
     (budget,) = budgets([make_request([9] * 7, max_tokens=50)], max_length=10)
     assert budget.max_nodes == 3
 
@@ -141,7 +141,7 @@ def ask(drafter: Failing, requests: Sequence[Request]) -> tuple[list[Draft], lis
     return proposer_of(recipe, cast(Faults, faults)).propose(requests, 100, failed), failed, faults
 
 
-def test_who_has_no_draft_ends_alone_and_the_others_are_asked_one_by_one() -> None:
+def test_a_request_without_a_draft_ends_alone_and_the_others_are_drafted_one_by_one() -> None:
     requests = [make_request([number], max_tokens=50, temperature=1.0, seed=number) for number in range(3)]
     drafter = Failing(culprit=requests[1].request_id)
     drafts, failed, faults = ask(drafter, requests)
@@ -161,7 +161,7 @@ def test_one_request_alone_that_has_no_draft_ends() -> None:
     assert faults.ended == [(request, "no draft for this one")]
 
 
-def test_drafts_that_were_asked_for_alone_resume_at_one_depth() -> None:
+def test_drafts_that_were_made_alone_resume_at_one_depth() -> None:
     requests = [make_request([number], max_tokens=50) for number in range(6)]
     drafter = Failing(requests[5].request_id, [None, 4, 2, 4, None, None])
     drafts, _, _ = ask(drafter, requests)
@@ -183,7 +183,7 @@ def test_a_confidence_may_be_nothing_or_certain_and_no_more(confidence: tuple[fl
     assert (len(draft), len(failed), len(faults.ended)) == ((2, 0, 0) if good else (0, 1, 1))
 
 
-def test_rows_are_shared_by_those_whom_the_controller_lets_draft() -> None:
+def test_rows_are_shared_by_requests_that_the_controller_lets_draft() -> None:
     """In the first steps nobody; then one of them tries."""
     requests = [make_request([9] * length, max_tokens=50) for length in (9, 2, 5)]
     drafter = Noting()
@@ -201,7 +201,7 @@ def test_rows_are_shared_by_those_whom_the_controller_lets_draft() -> None:
     assert max(budget.max_nodes for budget in drafter.budgets[3:]) == 6
 
 
-def test_the_rooms_of_those_who_are_asked_ahead() -> None:
+def test_node_budgets_of_prefetched_drafts() -> None:
     recipe = Recipe("noting", Noting(), RatioVerifier(), 6, False, False, DensePlans())
     proposer = proposer_of(recipe, cast(Faults, None))
     seeded, asking, other = (make_request([9], max_tokens=50) for _ in range(3))
@@ -211,7 +211,7 @@ def test_the_rooms_of_those_who_are_asked_ahead() -> None:
     assert proposer.rooms([other, other], 7) == [3, 3]
 
 
-def test_what_is_drafted_ahead_ends_when_the_target_is_done_but_for_a_seed_s() -> None:
+def test_drafting_ahead_ends_with_the_target_except_for_seeded_requests() -> None:
     drafter = Noting()
     recipe = Recipe("noting", drafter, RatioVerifier(), 6, True, False, DensePlans())
     proposer = proposer_of(recipe, cast(Faults, None), max_length=12)

@@ -125,7 +125,7 @@ def test_every_drafter_of_the_catalogue_can_be_an_instance():
         assert recipe.method == case.entry.name
 
 
-def test_a_rule_that_is_not_valid_for_the_law_is_refused():
+def test_a_rule_that_is_not_valid_for_the_drafts_is_refused():
     class PointsOnly(MatchVerifier):
         laws = (PointMass,)
 
@@ -198,7 +198,7 @@ def of(verifier: Verifier | None, plan: PlanMaker | None = None) -> Recipe:
     return Recipe("stub", stubs.Stub(), verifier, 4, False, False, plan or DensePlans())
 
 
-def test_evidence_is_asked_for_where_the_rule_decides_by_it():
+def test_evidence_is_required_where_the_rule_decides_by_it():
     assert of(None).evidence_for(GREEDY) is None
     assert of(Rule()).evidence_for(GREEDY) is None
     always, greedy = of(Rule(evidence=Approvals)), of(Rule(evidence=GreedyLaws))
@@ -218,7 +218,7 @@ def test_drafts_follow_from_a_request_s_own_past_where_others_would_change_what_
     assert of(Rule("same stream", takes_turns=True)).history_only(GREEDY)
 
 
-def test_what_is_approximate_says_why_and_has_no_log_probabilities():
+def test_an_approximate_recipe_gives_its_reason_and_no_log_probabilities():
     class Sparse(DensePlans):
         exact, reason = False, "verification.x=1"
 
@@ -249,7 +249,7 @@ def test_a_rule_gets_the_evidence_that_it_decides_by_or_is_refused():
     compose.build({"method": stubs.Stub(), "verifier": Rule(evidence=GreedyLaws)}, target())  # asked for at 0 only
 
 
-def test_who_takes_turns_is_given_one():
+def test_a_drafter_that_takes_turns_is_given_one():
     settings = {"method": stubs.Stub(), "verifier": Rule(takes_turns=True)}
     assert compose.build({**settings, "num_speculative_tokens": 1}, target()).num_nodes == 1
     with pytest.raises(ConfigError, match="leaves no turn to the drafter"):
@@ -320,7 +320,7 @@ def plans(monkeypatch):
     return lambda name, **settings: compose.plan_of(settings, SimpleNamespace(name=name))
 
 
-def test_a_plan_is_the_target_s_or_the_one_that_is_asked_for(plans):
+def test_a_plan_is_the_target_s_or_the_requested_one(plans):
     assert type(plans("plain")) is type(plans("plain", plan="dense")) is DensePlans
     assert type(plans("hybrid")) is type(plans("hybrid", plan="states")) is States
     assert type(plans("plain", plan="wide")) is Wide

@@ -38,7 +38,7 @@ def test_a_stop_token_that_is_also_the_last_allowed_token_is_a_stop():
     assert request.finish_reason == "stop"
 
 
-def test_a_stop_token_behind_the_limit_is_not_seen():
+def test_a_stop_token_after_the_limit_is_ignored():
     request = make_request([9], stop_token_ids=[7], max_tokens=2)
     assert request.accept([1, 2, 7]) == 2
     assert request.finish_reason == "length"

@@ -46,7 +46,7 @@ def test_requests_join_in_order_of_arrival_while_slots_are_free():
     assert requests[2] in [request for request, _ in work.prefill]
 
 
-def test_a_long_prompt_is_fed_in_chunks_and_never_stops_those_who_decode():
+def test_a_long_prompt_is_fed_in_chunks_and_never_stops_decoding_requests():
     made, (short, long) = scheduler(3, 40, max_rows=16)
     work = made.next()
     assert [(request, count) for request, count in work.prefill] == [(short, 3), (long, 13)]

@@ -52,7 +52,7 @@ def test_a_chain_is_a_chunk() -> None:
     assert (chain.tokens, chain.positions, chain.wanted) == (chunk.tokens, chunk.positions, chunk.wanted)
 
 
-def test_a_root_with_its_draft_is_told_from_a_prompt() -> None:
+def test_a_root_with_its_draft_is_distinguished_from_a_prompt() -> None:
     batch = PackedBatch()
     batch.add_chunk(0, 0, [1, 2], wanted=1)
     for slot, tree in enumerate((TokenTree(()), TokenTree((6, 7)), TokenTree((6, 7), (-1, -1))), 1):

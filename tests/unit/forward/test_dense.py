@@ -58,7 +58,7 @@ def test_masks_of_a_level() -> None:
     assert picture(batch.segments[0], 2) == ["...1.1.", "....1.1"]
 
 
-def test_masks_of_a_chain_behind_a_tail() -> None:
+def test_masks_of_a_chain_after_a_tail() -> None:
     """The tail is a chain, too, so it is as good as a prefix."""
     batch = PackedBatch()
     batch.add_chunk(0, 2, [5, 6], wanted=2, tail=2)

@@ -32,7 +32,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("family", FOUND)
-def test_what_is_found_in_a_family(family, tmp_path):
+def test_feed_forward_layers_of_a_family_are_found(family, tmp_path):
     model = load(save_model(family, tmp_path)).model
     mlps, experts = gated_mlps(model), routed_experts(model)
     renormalised = {each.renormalised for each in experts}

@@ -138,7 +138,7 @@ def test_a_drafter_inside_the_target_and_a_verifier_see_of_one_forward(folder: P
     assert compare(rule, drafter, reference(folder)) > 20
 
 
-def test_nothing_is_kept_where_nobody_asks(folder: Path) -> None:
+def test_nothing_is_kept_without_a_request(folder: Path) -> None:
     target = load(folder, device="cpu")
     rule = Looking(LastState())
     spans: list[Any] = []
@@ -165,7 +165,7 @@ def test_a_verifier_that_does_not_say_so_is_shown_nothing() -> None:
         _ = Laws(torch.zeros(1, 4), greedy=True, positions=(0,)).hidden_MD
 
 
-def test_a_target_whose_states_cannot_be_kept_is_refused_at_construction(
+def test_a_target_without_storable_states_is_refused_at_construction(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = load(folder, device="cpu")

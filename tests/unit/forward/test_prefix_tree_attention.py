@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.prefix_tree import reference, some_tree, step
 from torch import Tensor
 
 from foretoken import LLM, SamplingParams
@@ -24,6 +23,7 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan, DensePlans
 from foretoken.forward.prefix_tree_attention import PrefixTreePlan, PrefixTreePlans
 from foretoken.methods.sparse.attention import SparseAttentionPlan, SparsePrefixTreePlan
+from helpers.prefix_tree import reference, some_tree, step
 
 LIMIT = 1e-5
 SCORINGS: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ PREFIXES = (0, 1, 7, 63, 64, 65, 300)
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("name", SCORINGS)
-def test_trees_behind_prefixes_equal_the_definition(name: str, prefix: int) -> None:
+def test_trees_after_prefixes_equal_the_definition(name: str, prefix: int) -> None:
     for seed, groups in ((prefix, 2), (prefix + 1, 6), (prefix + 2, 1)):
         batch, cache, (q, k, v), scoring = step(prefix, some_tree(seed), groups=groups, seed=seed, **SCORINGS[name])
         found = PrefixTreePlan(cache, batch).attend(0, q, k, v, **scoring)
@@ -153,7 +153,7 @@ def test_the_fused_decoder_gives_both_plans_the_same_bits() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_plan_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_plans_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM("zoo:draft", speculative_config=settings)
 

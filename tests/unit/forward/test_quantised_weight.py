@@ -40,7 +40,7 @@ def test_every_element_goes_to_the_nearest_code(bits: int, group: int | None, mo
     assert torch.equal(found.scale_OG.half().float(), found.scale_OG)
 
 
-def test_what_is_small_keeps_its_precision() -> None:
+def test_small_weights_keep_their_precision() -> None:
     """Below what float16 can tell apart, scales stay float32."""
     weight_OK = noise(16, 64)
     groups = weight_OK.view(16, 2, 32)

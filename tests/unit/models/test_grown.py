@@ -146,7 +146,7 @@ def test_a_planted_mistake_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "parameters"), [("25m", 25e6), ("100m", 100e6), ("0.2b", 200e6)])
-def test_the_size_is_nearly_what_was_asked(size: str, parameters: float) -> None:
+def test_the_size_is_close_to_the_requested_one(size: str, parameters: float) -> None:
     model = load_as_is(f"grown:base:{size}").model
     assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(parameters, rel=0.06)
     assert model.dtype == torch.bfloat16
@@ -197,7 +197,7 @@ def test_a_family_that_is_not_known_to_grow(family: str, tmp_path: Path, own_cac
     assert not [path for path in own_cache.rglob("*") if path.is_file()]  # nothing half made is left
 
 
-def test_norms_behind_the_sums_cannot_carry_shares(tmp_path: Path) -> None:
+def test_norms_after_the_sums_cannot_carry_shares(tmp_path: Path) -> None:
     source = save_model("opt", tmp_path, do_layer_norm_before=False)
     with pytest.raises(UnsupportedArchitecture, match="no norm before its head can carry shares"):
         source_of(f"grown:{source}:5m")

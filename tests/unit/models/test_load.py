@@ -102,7 +102,7 @@ def test_the_checkpoints_own_dtype_is_the_default(tmp_path: Path) -> None:
     assert load(save_model("gpt2", tmp_path, dtype=torch.bfloat16), device="cpu").dtype == torch.bfloat16
 
 
-def test_a_shorter_context_may_be_asked(saved: Path) -> None:
+def test_a_shorter_context_may_be_requested(saved: Path) -> None:
     assert load(saved, device="cpu", max_length=64).max_length == 64
 
 
@@ -225,7 +225,7 @@ def test_an_impossible_context(saved: Path, length: int) -> None:
     assert_refused(ConfigError, saved, f"max_model_len={length}", max_length=length, device="cpu")
 
 
-def test_a_checkpoint_without_room_for_a_token(saved: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_context_too_short_for_a_token(saved: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(saved, tmp_path / "short")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1}))
@@ -374,7 +374,9 @@ def test_code_of_a_checkpoint_is_run_when_it_is_trusted(with_code: Path, saved: 
 
 
 @pytest.mark.parametrize("option", [False, True])
-def test_the_command_line_trusts_when_told(with_code: Path, option: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_trusts_remote_code_with_its_flag(
+    with_code: Path, option: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["generate", "x", "--model", str(with_code), "--method", "none", "--max-tokens", "3", "--device", "cpu"]
     code = main([*command, "--trust-remote-code"] if option else command)
     assert code == (0 if option else 1)
@@ -437,7 +439,7 @@ def test_tables_of_other_sizes_are_accepted(saved: Path, tmp_path: Path, size: i
     assert drafted[0].token_ids == plain[0].token_ids
 
 
-def test_behind_a_token_that_the_draft_has_no_row_for_nothing_is_drafted(saved: Path, tmp_path: Path) -> None:
+def test_after_a_token_without_a_draft_row_nothing_is_drafted(saved: Path, tmp_path: Path) -> None:
     narrow = save_model("gpt2", tmp_path, vocab_size=99)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     prompts = [{"prompt_token_ids": [5, VOCAB_SIZE - 1, 6]}, {"prompt_token_ids": [5, 6, 7]}]

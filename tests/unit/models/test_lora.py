@@ -100,7 +100,7 @@ def test_what_shares_a_weight_keeps_its_own_correction(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_adapter_beside_its_base_model(peft: Any, tmp_path: Path) -> None:
+def test_an_adapter_next_to_its_base_model_is_merged(peft: Any, tmp_path: Path) -> None:
     base = save_model("llama", tmp_path / "base")
     folder = adapter(peft, base, tmp_path / "adapter", ["q_proj", "v_proj"])
     expected = theirs(adapted(peft, base, folder))

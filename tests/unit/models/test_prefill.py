@@ -15,7 +15,7 @@ from helpers.golden import tokens_of
 from helpers.tiny_models import VOCAB_SIZE, save_model
 
 
-def test_chunks_tell_where_they_are_and_commit_as_they_go(tmp_path: Path) -> None:
+def test_chunks_report_their_position_and_commit_one_by_one(tmp_path: Path) -> None:
     model = load(save_model("llama", tmp_path), device="cpu")
     tokens = tokens_of(0, 11, VOCAB_SIZE)
     cache = model.new_cache(1)

@@ -66,7 +66,7 @@ def machine(tmp_path: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Machine(tmp_path, compiled)
 
 
-def test_it_is_built_once_and_nobody_else_can_write_it(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_built_once_and_writable_by_its_owner_only(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         machine.library()
         machine.library()
@@ -110,7 +110,7 @@ def test_a_library_that_others_can_write_is_not_loaded(machine: Machine, mode: i
     assert machine.kept.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_library_of_somebody_else_is_not_loaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_another_owner_is_not_loaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.library()
     monkeypatch.setattr("os.getuid", lambda: machine.kept.stat().st_uid + 1)
     with pytest.raises(build._Unfit, match="only its owner, who runs this, can write"):
@@ -136,7 +136,7 @@ def test_what_an_interrupted_build_left_is_removed(machine: Machine) -> None:
     assert not left.exists()
 
 
-def test_without_a_folder_nothing_is_left_behind(
+def test_without_a_folder_nothing_is_left_over(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
@@ -159,7 +159,7 @@ def test_contraction_is_not_left_to_the_compiler() -> None:
     assert "-ffp-contract=off" in variants.FLAGS
 
 
-def test_without_a_compiler_one_line_is_said(
+def test_without_a_compiler_one_line_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
@@ -246,7 +246,7 @@ def test_a_wheel_that_lacks_the_best_library_gives_the_next(
     assert f"installed for this kind of processor ({able[1].name})" in caplog.text
 
 
-def test_a_kind_is_asked_for_by_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_is_chosen_by_name(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, last = variants.of_this_machine() or pytest.skip("what this processor can do is not known")
     monkeypatch.setenv("CC", str(machine.compiler))
     monkeypatch.setattr(variants, "PREBUILT", machine.cache / "prebuilt")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.zoo_llms import target
 
 from foretoken.core.errors import InputError
 from foretoken.core.tree import TokenTree
@@ -25,6 +24,7 @@ from foretoken.native import build, checks, selftest
 from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Block, Projection
 from foretoken.native.packing import packed_of
+from helpers.zoo_llms import target
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
@@ -141,7 +141,7 @@ def test_a_spoilt_forward_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("beside", [torch.zeros(3, 640), torch.zeros(4, 639), torch.zeros(4, 640).bfloat16()])
-def test_what_is_added_beside_fits_the_rows(beside: torch.Tensor) -> None:
+def test_a_parallel_mixer_must_fit_the_rows(beside: torch.Tensor) -> None:
     case = Case()
     assert case.model.native_decoder is not None
     with pytest.raises(ValueError, match=r"float32 \[4, 640\]"):

@@ -24,7 +24,7 @@ def test_it_is_a_contiguous_copy_of_any_layout(shape, dtype):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems are not asked")
-def test_the_system_is_asked_for_the_whole_pages_of_a_tensor_and_no_others(monkeypatch):
+def test_the_system_is_advised_on_the_whole_pages_of_a_tensor_only(monkeypatch):
     asked = []
 
     class Library:

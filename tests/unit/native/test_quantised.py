@@ -125,7 +125,7 @@ def test_the_largest_codes_of_the_longest_rows(library: ctypes.CDLL) -> None:
             assert found[0, 0] == pytest.approx(sign * float(codes_OK[0, 0]) * 65536)
 
 
-def test_ties_go_to_even_and_what_is_not_finite_spoils_its_row(library: ctypes.CDLL) -> None:
+def test_ties_go_to_even_and_a_value_that_is_not_finite_spoils_its_row(library: ctypes.CDLL) -> None:
     weight = some(8, INPUTS, signed=True, minimum=False, short=False)
     x_TK = rows(6)
     x_TK[0] = torch.arange(INPUTS) - 127.5
@@ -140,7 +140,7 @@ def test_ties_go_to_even_and_what_is_not_finite_spoils_its_row(library: ctypes.C
 
 
 @pytest.mark.parametrize(("bits", "group", "signed", "minimum", "short"), FORMS)
-def test_what_is_packed_can_be_had_back(bits: int, group: int, signed: bool, minimum: bool, short: bool) -> None:
+def test_packed_codes_can_be_unpacked(bits: int, group: int, signed: bool, minimum: bool, short: bool) -> None:
     weight = some(bits, group, signed=signed, minimum=minimum, short=short, outputs=77)
     packed = coded_tiles(weight)
     assert len(packed) == 5

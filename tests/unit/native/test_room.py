@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.golden import BRANCH, PARENTS, Session, random_tree, tokens_of
-from tests.helpers.zoo_llms import target
 
 from foretoken.core.tree import TokenTree
 from foretoken.forward.batch import PackedBatch
@@ -16,6 +14,8 @@ from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
 from foretoken.native import build
 from foretoken.native.shelf import Shelf
+from helpers.golden import BRANCH, PARENTS, Session, random_tree, tokens_of
+from helpers.zoo_llms import target
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
@@ -144,7 +144,7 @@ def test_a_branch_of_a_cache_that_has_grown_is_moved_in_its_new_place() -> None:
         assert torch.equal(keys[slot, :, : len(kept)], rows)  # type: ignore[index]
 
 
-def test_logits_that_somebody_holds_are_not_written_over() -> None:
+def test_logits_in_use_are_not_overwritten() -> None:
     session = Session(target())
     slot = session.cache.acquire()
     model = session.model

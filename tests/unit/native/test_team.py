@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.helpers.golden import Session
-from tests.helpers.zoo_llms import target
 
 from foretoken.native import build
 from foretoken.native.team import Team, current
+from helpers.golden import Session
+from helpers.zoo_llms import target
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
@@ -43,7 +43,7 @@ def test_a_team_has_the_threads_that_it_was_given() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
-def test_a_closed_team_leaves_no_thread_behind() -> None:
+def test_a_closed_team_ends_its_threads() -> None:
     logits()
     before = num_threads()
     team = Team(4)

@@ -58,7 +58,7 @@ class Mine(Checked):
         ("weights", {"a": 1.0}, {"a": 1.0}),
     ],
 )
-def test_what_is_allowed_is_kept_as_its_type(name: str, good: Any, kept: Any) -> None:
+def test_allowed_values_keep_their_type(name: str, good: Any, kept: Any) -> None:
     found = getattr(Mine(**{"path": "x", name: good}), name)
     assert found == kept
     assert type(found) is type(kept)
@@ -127,7 +127,7 @@ def test_every_option_of_every_method_is_declared(entry: catalog.Entry) -> None:
             each.check(each.default)
 
 
-def test_the_signature_of_an_llm_is_what_is_declared() -> None:
+def test_the_signature_of_an_llm_equals_the_declarations() -> None:
     """It is written out, for editors and type checkers; nothing may be missing, and no default another one."""
     import inspect
 

@@ -61,7 +61,7 @@ def test_the_limits_themselves_are_allowed(name: str, good: tuple[Any, ...]) -> 
         ("ignore_eos", (0, 1, "yes", None), "true or false"),
     ],
 )
-def test_what_is_out_of_range_is_refused_with_name_value_and_remedy(
+def test_values_out_of_range_are_refused_with_name_value_and_remedy(
     name: str, bad: tuple[Any, ...], remedy: str
 ) -> None:
     for value in bad:
@@ -145,7 +145,7 @@ def test_from_a_mapping() -> None:
         SamplingParams.from_dict({"xyz": 1.0})
 
 
-def test_what_is_switched_off_is_not_given():
+def test_switched_off_parameters_are_not_passed():
     assert StructuredOutputs(json_object=True).kind == "json_object"
     assert StructuredOutputs(json_object=False, regex="a").kind == "regex"
     with pytest.raises(ConfigError, match="has nothing: give exactly one"):

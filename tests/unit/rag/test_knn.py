@@ -55,7 +55,7 @@ def test_the_text_is_the_baseline_s(monkeypatch, stride, locality):
         assert sum(each.counts.rollbacks for each in found)
 
 
-def test_the_vote_changes_what_is_written():
+def test_the_vote_changes_the_text():
     alone = answers(rag("sequential", weight=0.0))
     assert [each.token_ids for each in alone] != [each.token_ids for each in baseline()]
     assert baseline()[0].counts.retrievals == LENGTH
@@ -126,7 +126,7 @@ def test_neighbours_are_the_nearest_of_all_alone_and_among_others():
     assert together[0][0].tolist()[:4] == [7, 50, 51, 52]
 
 
-def test_the_law_is_the_mixture():
+def test_the_distribution_is_the_mixture():
     found = store()
     logits_V = np.random.default_rng(2).standard_normal(30)
     config = RagConfig(weight=0.4, temperature=0.3)

@@ -235,7 +235,7 @@ def short():
     return load("zoo:base", dtype="float32", device="cpu", max_length=100)
 
 
-def test_a_question_without_room_ends_alone():
+def test_a_question_too_long_for_the_context_ends_alone():
     system = Rag(short(), passages(), retriever="bm25", config=RagConfig())
     found = list(system.generate(["word " * 90, QUESTIONS[0]], max_tokens=4))
     assert found[0].completion.finish_reason == "error"
@@ -243,7 +243,7 @@ def test_a_question_without_room_ends_alone():
     assert found[1].completion.error is None
 
 
-def test_a_long_passage_is_cut_to_the_room():
+def test_a_long_passage_is_cut_to_the_context():
     system = Rag(short(), [Passage("long", "river " * 500)], retriever="bm25", config=RagConfig(document_tokens=60000))
     (answer,) = system.generate([QUESTIONS[0]], max_tokens=8, ignore_eos=True)
     assert answer.completion.error is None

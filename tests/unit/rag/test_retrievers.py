@@ -169,7 +169,7 @@ def test_an_index_of_something_else_or_a_torn_one_is_refused(tmp_path):
         vectors_of(passages(30), Hashed(), stored)
 
 
-def test_what_was_cut_off_while_vectors_were_written_is_made_again(tmp_path):
+def test_an_interrupted_write_of_vectors_is_repeated(tmp_path):
     class Tired(Hashed):
         def encode(self, text):
             raise KeyboardInterrupt

@@ -36,7 +36,7 @@ def test_limits():
     assert best_stride(0.6, 0.02, (0.01, 0.0), asynchronous=True) == 1  # it hides after one step
 
 
-def test_estimates_follow_what_was_measured():
+def test_estimates_follow_measurements():
     strides = Strides(None, asynchronous=False)
     assert strides.next() == 1
     for s in (1, 2, 4, 8, 3, 5, 1, 7):

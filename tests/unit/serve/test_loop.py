@@ -63,7 +63,7 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(bounded())
 
 
-def test_what_comes_in_pieces_is_what_generate_gives(loop: EngineLoop, llm: LLM) -> None:
+def test_streamed_pieces_equal_generate(loop: EngineLoop, llm: LLM) -> None:
     prompts = PROMPTS[:4]
     params = SamplingParams(max_tokens=20, logprobs=1, temperature=0.7, seed=3, n=2)
 
@@ -116,14 +116,14 @@ def slow(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_stream_alone_is_told_of_every_step_that_lasts(loop: EngineLoop, llm: LLM, told: list[Update]) -> None:
+def test_a_single_stream_is_notified_of_every_long_step(loop: EngineLoop, llm: LLM, told: list[Update]) -> None:
     ticket: Ticket = run(lambda: ended(loop, llm, ENDS))
     assert [len(each.token_ids) for each in told] == [each.tokens for each in ticket.requests[0].metrics.emitted]
     assert loop.totals.steps == len(told)
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_stream_alone_is_told_of_short_steps_together(
+def test_a_single_stream_is_notified_of_short_steps_together(
     loop: EngineLoop, llm: LLM, told: list[Update], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foretoken.serve.loop._PAUSE", 3.0)
@@ -136,7 +136,7 @@ def test_a_stream_alone_is_told_of_short_steps_together(
     assert len(pieces) <= len(sizes) // 3 + 3
 
 
-def test_streams_are_told_together_of_what_is_neither_a_beginning_nor_an_end(
+def test_streams_are_notified_together_between_their_beginning_and_end(
     loop: EngineLoop, llm: LLM, told: list[Update], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foretoken.serve.loop._PAUSE", 1000.0)
@@ -153,7 +153,7 @@ def test_streams_are_told_together_of_what_is_neither_a_beginning_nor_an_end(
 
 
 @pytest.mark.usefixtures("slow")
-def test_streams_are_told_again_after_a_pause(
+def test_streams_are_notified_again_after_a_pause(
     loop: EngineLoop, llm: LLM, told: list[Update], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("foretoken.serve.loop._PAUSE", 1.0)
@@ -169,7 +169,7 @@ def test_streams_are_told_again_after_a_pause(
     assert len(again) > 3
 
 
-def test_who_wants_the_whole_is_woken_by_an_end_only(loop: EngineLoop, llm: LLM, told: list[Update]) -> None:
+def test_a_request_without_streaming_is_woken_by_its_end_only(loop: EngineLoop, llm: LLM, told: list[Update]) -> None:
     async def work() -> tuple[Ticket, list[list[Update]]]:
         ticket = loop.submit(llm.new_requests(PROMPTS[0], ENDS), streamed=False)
         return ticket, [deltas async for deltas in ticket.deltas()]
@@ -261,7 +261,7 @@ def test_a_request_that_takes_too_long_ends(llm: LLM) -> None:
     assert ended[0].unserved
 
 
-def test_an_engine_that_dies_says_so_to_everybody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_engine_is_reported_to_every_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = EngineLoop(llm).start()
     monkeypatch.setattr(llm.engine, "step", lambda: 1 / 0)
 
@@ -278,7 +278,7 @@ def test_an_engine_that_dies_says_so_to_everybody(llm: LLM, monkeypatch: pytest.
     assert_idle(llm)
 
 
-def test_a_loop_whose_thread_is_elsewhere_says_so(llm: LLM) -> None:
+def test_a_loop_without_its_thread_refuses_requests(llm: LLM) -> None:
     """A process that was forked has the object, and not its thread; so has one that was not started."""
     loop = EngineLoop(llm)
 
@@ -289,7 +289,7 @@ def test_a_loop_whose_thread_is_elsewhere_says_so(llm: LLM) -> None:
     run(ask)
 
 
-def test_a_closed_event_loop_harms_nobody(loop: EngineLoop, llm: LLM) -> None:
+def test_a_closed_event_loop_harms_no_other_request(loop: EngineLoop, llm: LLM) -> None:
     async def leave() -> None:
         loop.submit(llm.new_requests(PROMPTS[0], ENDLESS))
 
@@ -302,7 +302,7 @@ def test_a_closed_event_loop_harms_nobody(loop: EngineLoop, llm: LLM) -> None:
     assert loop.totals.ended.get("cancelled") == 1
 
 
-def test_beside_somebody_who_uses_the_same_llm(loop: EngineLoop, llm: LLM) -> None:
+def test_the_loop_shares_its_llm_with_direct_calls(loop: EngineLoop, llm: LLM) -> None:
     wanted = base().generate([PROMPTS[1]], SamplingParams(max_tokens=40))[0].token_ids
     found: list[list[int]] = []
     beside = threading.Thread(

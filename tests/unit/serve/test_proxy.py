@@ -72,13 +72,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 JSON, STREAM = start("application/json"), start("text/event-stream; charset=utf-8")
 
 
-def test_what_was_not_answered_is_asked_again_as_a_whole() -> None:
+def test_an_unanswered_request_is_sent_again_as_a_whole() -> None:
     replicas = Replicas([], [JSON], [JSON, part(b"{}")])  # the second dies between head and body
     assert asked(replicas) == (JSON, b"{}")
     assert replicas.bodies == [b"abc"] * 3
 
 
-def test_a_stream_that_was_only_opened_is_asked_again() -> None:
+def test_a_stream_that_was_only_opened_is_requested_again() -> None:
     opening = part(b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n', more=True)
     words = [part(b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n', more=True), part(b"")]
     replicas = Replicas([STREAM, opening], [STREAM, opening, *words])
@@ -99,7 +99,7 @@ def test_what_opens_a_stream_is_known() -> None:
         assert any(each in piece for each in proxy._OPENING)
 
 
-def test_nobody_is_left() -> None:
+def test_without_replicas_the_proxy_refuses() -> None:
     head, body = asked(Replicas([], [], [], []))
     assert head is not None
     assert head["status"] == 503
@@ -144,13 +144,13 @@ def test_errors_of_a_replica_are_left_as_they_are() -> None:
     assert asked(Replicas([refused, part(b'{"error": 1}')])) == (refused, b'{"error": 1}')
 
 
-def test_nothing_is_asked_again_for_a_client_that_left() -> None:
+def test_nothing_is_sent_again_for_a_client_that_left() -> None:
     replicas = Replicas([], [JSON, part(b"{}")])
     assert asked(replicas, leaves=True) == (None, b"")
     assert replicas.bodies == []
 
 
-def test_a_body_too_long_to_be_kept_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_too_long_to_be_kept_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "_MOST", 2)
     replicas = Replicas([], [JSON, part(b"{}")])
     head, _ = asked(replicas)

@@ -75,7 +75,7 @@ def head(more: bytes = b"", *, target: bytes = b"/v1/models", end: bytes = b"\r\
         "a-line-without-an-end",
     ],
 )
-def test_a_head_is_bounded_before_the_key_is_asked_for(server: Served, sent: bytes, status: int) -> None:
+def test_a_head_is_bounded_before_the_key_is_checked(server: Served, sent: bytes, status: int) -> None:
     began = time.process_time()
     found = answer(server, sent.replace(b"Host: a", b"Host: a\r\nConnection: close"))
     assert int(found.split(b" ")[1]) == status
@@ -99,7 +99,7 @@ def test_a_later_request_of_a_connection_is_bounded_too(server: Served, together
         assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"431"]
 
 
-def test_what_follows_a_body_is_bounded(server: Served) -> None:
+def test_bytes_after_a_body_are_bounded(server: Served) -> None:
     """Trailers are header fields, too."""
     body = json.dumps({"model": NAME, "prompt": "Hi", "max_tokens": 1}).encode()
     begun = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" + KEY

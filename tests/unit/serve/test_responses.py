@@ -26,7 +26,7 @@ def told(text: str, size: int) -> tuple[list[dict[str, Any]], list[tuple[str, di
 
 @pytest.mark.parametrize("size", [1, 7, 13, 41, 60, 1000])
 @pytest.mark.parametrize("text", [f"  One {CALL} two {CALL}\n{CALL} three", f"\n{CALL}", " \n", " One"])
-def test_text_beside_calls(text: str, size: int) -> None:
+def test_text_next_to_calls_is_kept(text: str, size: int) -> None:
     """A piece may hold the end of a call, what follows it, and the next call."""
     items, events = told(text, size)
     expected = text.replace(CALL, "")

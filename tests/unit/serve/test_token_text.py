@@ -44,7 +44,7 @@ def test_bytes_of_other_tokenizers() -> None:
     assert token_text(0) == ("<s>", b"<s>")
 
 
-def test_places_behind_what_the_tokenizer_has_added() -> None:
+def test_places_after_tokens_added_by_the_tokenizer() -> None:
     places = Places(TokenText(SentencePiece()), skip_special=True)
     assert places.of_prompt([0, 2, 2], "the the") == [0, 0, 4]
     assert places.of_answer([2, 0, 2]) == [7, 11, 11]
@@ -66,7 +66,7 @@ def test_places_within_characters_of_several_tokens() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, len(HALVES.encode())))
-def test_places_behind_a_prompt_that_ends_within_a_character(cut: int) -> None:
+def test_places_after_a_prompt_that_ends_within_a_character(cut: int) -> None:
     """The prompt's text ends in U+FFFD there, and the answer begins with its own text, whatever the rest of it is."""
     raw = list(HALVES.encode())
     prompt = bytes(raw[:cut]).decode("utf-8", "replace")

@@ -41,7 +41,7 @@ def test_text_and_calls() -> None:
         "<tool_call>[",
     ],
 )
-def test_what_is_no_call_stays_text(text: str) -> None:
+def test_text_without_a_call_stays_text(text: str) -> None:
     assert calls_in(text) == (text, [])
 
 
@@ -87,6 +87,6 @@ def test_spaces_between_calls_are_no_text(between: str) -> None:
     assert [*pieces, reader.read(between, final=True)[0]] == [""] * 4
 
 
-def test_what_follows_the_arguments_of_a_call_that_is_not_closed_is_text() -> None:
+def test_text_after_the_arguments_of_an_unclosed_call_stays_text() -> None:
     text, (call,) = calls_in('<tool_call>{"name": "f", "arguments": {}} and so on')
     assert (text, call["function"]["arguments"]) == ("} and so on", "{}")

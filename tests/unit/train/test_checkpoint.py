@@ -39,7 +39,7 @@ def test_a_round_trip_and_only_the_last_is_kept(tmp_path):
     assert state == {"step": 100}
 
 
-def test_what_was_not_finished_is_ignored_and_written_over(tmp_path):
+def test_an_unfinished_checkpoint_is_ignored_and_overwritten(tmp_path):
     """A run that is killed leaves a folder under another name."""
     first = save(tmp_path, 1)
     part = tmp_path / "step-00000002.part"

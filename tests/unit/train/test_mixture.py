@@ -90,7 +90,7 @@ def test_a_resumed_run_reads_what_an_uninterrupted_one_would_have_read(make):
 
 
 @pytest.mark.usefixtures("small_steps")
-def test_a_source_is_read_as_far_as_it_is_asked(make):
+def test_a_source_is_read_as_far_as_requested(make):
     read = []
 
     def documents():
@@ -106,7 +106,7 @@ def test_a_source_is_read_as_far_as_it_is_asked(make):
 
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("torn", ["tokens beyond the index", "no index", "tokens lost"])
-def test_token_files_of_a_killed_run_are_mended(make, tmp_path, torn):
+def test_token_files_of_a_killed_run_are_repaired(make, tmp_path, torn):
     expected = make(source("a"), folder="whole").next(40)
     make(source("a")).next(20)
     tokens, index = tmp_path / "tokens" / "a.tokens", tmp_path / "tokens" / "a.json"

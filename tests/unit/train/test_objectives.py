@@ -48,7 +48,7 @@ def test_distances_by_hand(name):
 
 
 @pytest.mark.parametrize("name", DISTANCES)
-def test_a_law_has_no_distance_to_itself(name):
+def test_a_distribution_has_no_distance_to_itself(name):
     same = logits(20, 3)
     assert distance(same, same + 5.0, name).item() == pytest.approx(0.0, abs=1e-12)  # a shift of logits is no change
     assert distance(same, same.roll(1, 1), name).item() > 0.1

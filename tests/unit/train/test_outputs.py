@@ -154,7 +154,7 @@ def test_a_model_that_changes_is_loaded_for_every_batch(tmp_path):
     assert model.count == 1
 
 
-def test_a_model_with_another_format_is_asked_in_its_own(tmp_path, monkeypatch):
+def test_a_model_is_prompted_in_its_own_format(tmp_path, monkeypatch):
     folder = save_model("llama", tmp_path / "m", max_position_embeddings=512)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = (

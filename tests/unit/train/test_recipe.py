@@ -125,7 +125,7 @@ def test_a_run_that_saved_no_step_gives_way(tmp_path, corpus):
     assert run(RECIPE, [corpus], tmp_path / "out", bounds=BOUNDS)["steps"] == 2
 
 
-def test_what_was_swapped_in_for_training_is_swapped_out_whatever_happens(tmp_path, corpus, monkeypatch):
+def test_training_parts_are_swapped_out_whatever_happens(tmp_path, corpus, monkeypatch):
     state = []
     recipe = replace(RECIPE, prepare=lambda model: state.append("in") or (lambda: state.append("out")))
     run(recipe, [corpus], tmp_path / "good", bounds=BOUNDS)
@@ -155,7 +155,7 @@ def test_a_place_that_is_a_file(tmp_path, corpus):
         ({"tokenizer": "/nowhere"}, "^model '/nowhere' does not exist"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_leaves_nothing_behind(tmp_path, corpus, changed, message):
+def test_a_recipe_that_does_not_fit_makes_no_folder(tmp_path, corpus, changed, message):
     recipe = replace(RECIPE, objective=lambda tokenizer, teacher: Distil(teacher), **changed)
     with pytest.raises(ModelError, match=message) as caught:
         run(recipe, [corpus], tmp_path / "out", bounds=BOUNDS)

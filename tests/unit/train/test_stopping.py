@@ -41,7 +41,7 @@ def start(folder: Path, work: str, minutes: float | None = None) -> subprocess.P
 
 @pytest.mark.parametrize("work", [PYTHON, NATIVE], ids=["python", "native"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_preparation_at_once_and_says_what_is_kept(tmp_path: Path, number: int, work: str) -> None:
+def test_a_signal_ends_preparation_at_once_and_reports_kept_work(tmp_path: Path, number: int, work: str) -> None:
     process = start(tmp_path, work)
     began = time.monotonic()
     process.send_signal(number)
@@ -64,7 +64,7 @@ def test_the_limit_ends_preparation(tmp_path: Path, work: str) -> None:
     assert "is kept; give the same command to go on" in said
 
 
-def test_a_step_whose_native_code_does_not_come_back_is_saved_without_it(tmp_path: Path) -> None:
+def test_a_step_that_hangs_in_native_code_is_saved_without_it(tmp_path: Path) -> None:
     """The weights of the last whole step are written by the thread that the signal wakes."""
     script = f"""
 import hashlib, os, signal, sys, threading

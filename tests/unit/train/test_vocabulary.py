@@ -20,7 +20,7 @@ def chosen(texts: Sequence[Written], size: int, **changes: object) -> Chosen:
     return choose(texts, size, 10, changes.pop("forced", set()), **{"tokens": 1000, "context_rows": 4, **changes})  # type: ignore[arg-type]
 
 
-def test_the_most_frequent_are_kept_of_equals_the_smaller_and_what_is_forced() -> None:
+def test_the_most_frequent_tokens_are_kept_with_ties_to_the_smaller_and_forced_ones() -> None:
     texts = [wrote(7, 7, 7, 3, 3), wrote(5, 5, 1)]
     assert chosen(texts, 2).ids == [3, 7]
     assert chosen(texts, 3, forced={9, 7}).ids == [3, 5, 7, 9]
@@ -46,7 +46,7 @@ def test_prompts_are_context_and_not_counted() -> None:
     assert (found.coverage, found.with_context) == (1 / 3, 1.0)
 
 
-def test_no_more_is_read_than_is_asked_for() -> None:
+def test_reading_stops_at_the_requested_size() -> None:
     endless = (wrote(1, 2, 3) for _ in iter(int, 1))
     assert chosen(endless, 2, tokens=30).num_tokens == 30  # type: ignore[arg-type]
 

@@ -155,7 +155,7 @@ def cases(rule: Any) -> Iterator[tuple[TablePair, str, tuple[int, ...]]]:
 
 
 @every_rule
-def test_the_law_of_one_token_is_the_closed_form(rule: Any) -> None:
+def test_the_distribution_of_one_token_is_the_closed_form(rule: Any) -> None:
     for pair, kind, shape in cases(rule):
         wanted = [0.0] * pair.vocab_size
         seen = []
@@ -217,7 +217,7 @@ def chain_law(rule: Any, pair: TablePair, context: tuple[int, ...], depth: int, 
 
 @every_rule
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_the_joint_law_of_a_chain_is_the_closed_form(rule: Any, depth: int) -> None:
+def test_the_joint_distribution_of_a_chain_is_the_closed_form(rule: Any, depth: int) -> None:
     for seed, style in enumerate(STYLES):
         pair = TablePair(3, 40 + seed, style)
         found = step_law(rule, pair, CHAINS[depth - 1], "sampled", length=3).joint
@@ -317,7 +317,7 @@ def test_a_bound_itself_is_on_the_side_that_the_rule_says(rule: Any, stands: lis
         assert rule.decide(p_V, torch.tensor([0.5, 0.5], dtype=torch.float64), (0,), Unlucky(0))[0] == expected
 
 
-def test_laws_that_are_as_far_apart_as_is_allowed_are_alike() -> None:
+def test_equal_distributions_pass_a_bound_of_0() -> None:
     rule = KlThresholdVerifier(KlThresholdVerifier.Config(max_kl=0.0))
     p_V = torch.tensor([0.25, 0.75], dtype=torch.float64)
     assert rule.members(p_V, p_V).tolist() == [True, True]
@@ -393,7 +393,7 @@ def test_at_temperature_0_a_forbidden_token_stands_at_no_setting() -> None:
     assert loose.verify(Draft(TokenTree((3,))), near_argmax(), Streams(0)).path == ()
 
 
-def test_at_temperature_0_the_laws_at_temperature_1_are_compared() -> None:
+def test_at_temperature_0_distributions_at_temperature_1_are_compared() -> None:
     rule = KlThresholdVerifier(KlThresholdVerifier.Config(max_kl=0.3))
     near, far = [0.35, 0.4, 0.25, 0.0], [0.05, 0.9, 0.05, 0.0]
     for token, q, path in ((1, near, (0,)), (2, near, (0,)), (3, near, ()), (1, far, ()), (0, far, (0,))):
@@ -419,7 +419,7 @@ def test_at_temperature_0_the_laws_at_temperature_1_are_compared() -> None:
     ],
     ids=lambda settings: settings["method"],
 )
-def test_at_temperature_0_drafts_carry_their_law_where_a_rule_compares(settings: dict[str, Any]) -> None:
+def test_at_temperature_0_drafts_carry_their_distribution_where_a_rule_compares(settings: dict[str, Any]) -> None:
     for verifier, carries in (("kl_threshold", True), ("ratio", False)):
         llm = with_config({**settings, "verifier": verifier})
         drafter: Any = llm.recipe.drafter
@@ -434,7 +434,7 @@ def test_at_temperature_0_drafts_carry_their_law_where_a_rule_compares(settings:
         assert any(map(len, drafts))
 
 
-def test_at_temperature_0_a_drafter_without_a_law_is_refused() -> None:
+def test_at_temperature_0_a_drafter_without_a_distribution_is_refused() -> None:
     class Silent(Empty):
         laws = (Sampled,)
 

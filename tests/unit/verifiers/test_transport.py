@@ -62,7 +62,7 @@ def test_there_is_an_unknown_for_every_member_of_every_set(kind: type, count: in
 
 
 @pytest.mark.parametrize("distinct", [False, True])
-def test_a_coupling_keeps_within_both_laws_and_gives_away_nothing(distinct: bool) -> None:
+def test_a_coupling_stays_within_both_distributions_and_loses_no_mass(distinct: bool) -> None:
     p = np.array([0.1, 0.1, 0.3, 0.3, 0.1])  # the rest of p is on tokens that cannot be drafted
     found = solve(p.tobytes(), Q.tobytes(), 2, distinct)
     assert sum(found.mass.values()) == pytest.approx(1.0)

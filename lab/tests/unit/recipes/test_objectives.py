@@ -133,7 +133,7 @@ def test_a_share_of_the_blocks_keeps_plain_positions():
     assert all(torch.equal(each, torch.arange(64)) for each in positions(20, plain=1.0))
 
 
-def test_what_lies_before_a_skip_is_read_after_it():
+def test_tokens_before_a_skip_are_read_after_it():
     """The library, told positions alone, takes each skip for the beginning of another text."""
     torch.manual_seed(0)
     small = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
@@ -162,7 +162,7 @@ def test_skipped_positions_reach_the_model():
     assert loss.item() == NextToken()(model, tokens, torch.Generator()).item()
 
 
-def test_what_is_asked_counts_less_at_skipped_positions_too():
+def test_prompt_tokens_count_less_at_skipped_positions_too():
     tokens = blocks(3, 20)
     tokens[:, 5], tokens[:, 12] = USER, END
     model, counted = Fixed(table(6)), AnswersFirst([USER], [END], 0.0)
@@ -178,7 +178,7 @@ def answers_first(asked):
     return AnswersFirst([USER], [ASSISTANT, END], asked)
 
 
-def test_what_was_asked_counts_in_its_share_and_answers_in_full():
+def test_prompt_tokens_count_in_their_share_and_answers_in_full():
     # a cut-off text, a question, an answer, the beginning of the next question
     block = torch.tensor([[6, 6, END, 0, USER, 1, 1, 1, END, ASSISTANT, 2, 2, END, USER, 1, 1]])
     counted = answers_first(0.0).weights(block, torch.Generator()) > 0

@@ -75,7 +75,7 @@ def test_the_layout_is_that_of_a_verification_and_the_copy_is_right(task, made, 
     assert 15 < wrong < 55  # about two thirds
 
 
-def test_planted_tokens_are_of_the_right_ones_kind_and_what_follows_is_the_draft_models(made, tokenizer, monkeypatch):
+def test_planted_tokens_are_of_the_right_kind_and_the_draft_model_continues(made, tokenizer, monkeypatch):
     monkeypatch.setattr(module, "KINDS", ("planted",))
     documents = list(islice(reflections("arithmetic", 1.0).documents(), 80))
     digits = operators = words = 0

@@ -121,6 +121,6 @@ def test_problems_are_of_the_categories_alone():
     )
 
 
-def test_sums_are_asked_and_answered():
+def test_sums_are_written_with_their_answers():
     (_, asked), (_, worked) = parts(next(sources.sums(0.1).documents()))
     assert worked.replace("\n", "").count("=") == len(asked.split(", "))

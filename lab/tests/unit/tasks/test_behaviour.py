@@ -67,7 +67,7 @@ def test_what_could_reach_further_is_not_run(monkeypatch: pytest.MonkeyPatch) ->
     assert not behaves(said("return a + b").replace("def", "@max\ndef"), ADD)
 
 
-def test_the_names_of_the_parameters_were_asked_for() -> None:
+def test_parameters_have_the_requested_names() -> None:
     assert not behaves(said("return x + b", signature="add(x, b)"), ADD)
     assert behaves(said("return a + b + c", signature="add(a: int, b, c=0)"), ADD)
 
@@ -85,13 +85,13 @@ def test_a_system_that_cannot_run_them_says_so(monkeypatch: pytest.MonkeyPatch, 
         behaves(said("return b + a"), replace(ADD, id="other", answer=ADD.answer.replace("a + b", "a+b+0")))
 
 
-def test_sets_are_told_in_order_and_types_apart() -> None:
+def test_sets_are_ordered_and_types_differ() -> None:
     assert calls.told({3, 1, 2}) == calls.told({2, 1, 3}) != calls.told([1, 2, 3])
     assert calls.told([1]) != calls.told([1.0]) != calls.told([True])
     assert calls.told({"a": 1, "b": [2]}) == calls.told({"b": [2], "a": 1})
 
 
-def test_the_calls_of_the_task_tell_its_functions_apart() -> None:
+def test_the_calls_of_the_task_distinguish_its_functions() -> None:
     """Every two functions of the table that take the same arguments and are not the same differ in some call."""
     seen: dict[str, dict[str, list[object]]] = defaultdict(dict)
     words = {"n": "7", "w": "Hello", "l": "a", "k": "e"}

@@ -26,7 +26,7 @@ def test_the_tasks_by_name():
 
 
 @pytest.mark.parametrize("task", FREE, ids=lambda task: task.name)
-def test_tasks_without_a_folder_give_as_many_different_examples_as_asked_and_the_same_ones(task):
+def test_tasks_without_a_folder_give_the_requested_number_of_distinct_repeatable_examples(task):
     examples = task.examples(60, Setting())
     assert len({each.prompt for each in examples}) == 60
     assert examples == task.examples(60, Setting())

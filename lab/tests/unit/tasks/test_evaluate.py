@@ -87,7 +87,7 @@ def test_nll_is_that_of_one_forward_of_the_library(monkeypatch):
     assert negative_log_likelihood(llm().target, prompt, []) == 0.0
 
 
-def test_nll_tells_the_target_s_own_output_from_another():
+def test_nll_distinguishes_the_target_s_own_output():
     """Negative control: a text that the target did not write is less probable."""
     found = report("none")
     answer = found.answers[0]

@@ -24,7 +24,7 @@ def functions():
     return list(islice(forms.code_examples("train", 3), 3000))
 
 
-def test_an_object_holds_what_was_asked_for_in_this_order(objects):
+def test_an_object_holds_the_requested_fields_in_order(objects):
     for each in objects:
         expected = json.loads(each.answer)
         assert each.category == f"{len(expected)}_fields"
@@ -42,7 +42,7 @@ def test_two_to_five_fields_of_every_kind(objects):
     assert {each.category for each in objects} == {"2_fields", "3_fields", "4_fields", "5_fields"}
 
 
-def test_a_function_has_the_name_and_parameters_that_were_asked_for(functions):
+def test_a_function_has_the_requested_name_and_parameters(functions):
     for each in functions:
         code = each.answer.removeprefix("```python\n").removesuffix("\n```")
         (function,) = ast.parse(code).body

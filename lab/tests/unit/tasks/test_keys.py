@@ -17,7 +17,7 @@ def take(number, **options):
 
 
 @pytest.mark.parametrize("length", [600, 3000])
-def test_prompts_are_as_long_as_asked_and_never_longer(length):
+def test_prompts_have_the_requested_length_and_are_never_longer(length):
     lengths = [len(each.prompt) for each in take(50, length=length)]
     assert max(lengths) <= length
     assert min(lengths) > length - 150  # a sentence at most is missing
@@ -63,7 +63,7 @@ def test_filler_of_our_own_is_split_so_that_keys_can_stand_in_it():
     assert max(each.depth for each in take(200, filler=lambda rng: paragraph)) > 0.9
 
 
-def test_what_has_no_room_is_refused():
+def test_a_context_too_short_is_refused():
     with pytest.raises(ConfigError, match="length=100 tokens have no room for 4 keys"):
         keys.examples("train", 1, length=100)
     with pytest.raises(ConfigError, match="num_keys=0"):

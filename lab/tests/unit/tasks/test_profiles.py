@@ -67,7 +67,7 @@ def examples():
     return list(islice(profiles.examples("train", 11), 600))
 
 
-def test_the_passage_gives_the_asked_thing_one_value_and_it_is_the_answer(examples):
+def test_the_passage_gives_one_value_and_it_is_the_answer(examples):
     for each in examples:
         # two facts of a ship share the words "was launched in", with a place or a year
         fitting = {value for value in answers(each) if value[0].isdigit() == each.answer[0].isdigit()}
@@ -112,7 +112,7 @@ def test_several_questions_about_one_passage_have_one_answer_each_and_are_of_the
     assert categories == set(profiles.CATEGORIES)
 
 
-def test_what_is_told_again_is_all_of_one_thing_and_nothing_of_the_others():
+def test_a_retelling_holds_all_of_one_subject_and_nothing_of_the_others():
     counts = set()
     for (prompt, again), *others in islice(profiles.retellings(5), 200):
         passage, asked = prompt.split("\n\nQuestion: ")

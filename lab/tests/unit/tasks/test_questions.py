@@ -101,7 +101,7 @@ def greedy(most: int) -> Any:
     return SamplingParams(temperature=0.0, max_tokens=most)
 
 
-def test_a_task_is_found_beside_a_file_of_its_name(tmp_path, monkeypatch) -> None:
+def test_a_task_is_found_next_to_a_file_of_its_name(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code").mkdir()
     assert find_questions("code").max_tokens == catalog.find("code").max_tokens

@@ -69,7 +69,7 @@ def test_sparse_counts_the_kept_columns_and_the_layers_that_select(
     assert cost.read == pytest.approx(kept / 100)
 
 
-def test_a_window_bounds_what_is_read_and_untied_embeddings_are_not_multiplied() -> None:
+def test_a_window_bounds_reads_and_untied_embeddings_are_not_multiplied() -> None:
     model = make("mistral", sliding_window=20, tie_word_embeddings=False)
     cost = AttentionShapes(model).cost(100, 2, SparseAttention(BlockRule(budget=0.1, dense_below=0, size=16)))
     assert cost.read == pytest.approx(0.2)

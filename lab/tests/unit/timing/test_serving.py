@@ -35,7 +35,7 @@ def test_an_answer_is_timed_and_counted(server: Served) -> None:
     assert 0 < found.first < found.last
 
 
-def test_a_failure_is_said_and_not_counted(server: Served) -> None:
+def test_a_failure_is_reported_and_not_counted(server: Served) -> None:
     assert "'gpt' is not served here" in str(ask(Endpoint(label="a", url=server.url, model="gpt"), "Hi", 2).error)
     assert ask(Endpoint(label="a", url="http://127.0.0.1:9", model=NAME), "Hi", 2) == Answer(
         error="ConnectionRefusedError: [Errno 111] Connection refused"
@@ -55,7 +55,7 @@ def test_a_line_counts_when_its_end_has_come_however_it_was_cut() -> None:
     assert _read([(1.0, b"".join([*chunks, usage]))]) == Answer(1.0, 1.0, 7)
 
 
-def test_all_prompts_are_asked_once_a_round_whoever_asks(server: Served) -> None:
+def test_all_prompts_are_sent_once_a_round_by_any_client(server: Served) -> None:
     before = server.loop.totals.ended.get("length", 0) + server.loop.totals.ended.get("stop", 0)
     plain = endpoint(server, extra={"speculation": {"enabled": False}})
     results = measure([endpoint(server), plain], PROMPTS[:4], [1, 3], max_tokens=6, repeats=2)

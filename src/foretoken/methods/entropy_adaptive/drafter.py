@@ -65,7 +65,7 @@ class EntropyAdaptiveDrafter(DraftRunner):
              drawn: under `match` and `greedy` this is a draft model with an entropy stop (each draft begins with a
              fresh mean), and lossless. Its own verifier, `entropy_adaptive`, is not.
     Limits:  with its own verifier ``threshold`` = 0 is the target, an infinite one the small model, token for token
-             and seed for seed (tests/unit/methods/entropy_adaptive/test_limits.py).
+             and seed for seed (tests/unit/methods/entropy_adaptive/test_drafter.py).
     Differs: the small model writes where the mean is *below* the threshold (printed: at most), so that 0 is exactly the
              target: a one-hot row has entropy 0. The rule chooses the first writer, too. The paper leaves open which
              position a switch holds for: from small to large it is the one that raised the alarm (``redo``), from large

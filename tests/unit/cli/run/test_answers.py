@@ -56,7 +56,7 @@ def test_a_long_prompt_says_how_far_it_is(llm: LLM, monkeypatch: pytest.MonkeyPa
     ],
     ids=["a file", "json", "a short prompt"],
 )
-def test_otherwise_nothing_is_said(
+def test_other_answers_print_no_note(
     stderr: type[io.StringIO], options: dict[str, Any], llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = answered(llm, monkeypatch, stderr(), **options)

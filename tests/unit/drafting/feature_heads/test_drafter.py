@@ -121,7 +121,7 @@ def test_the_cache_is_what_reading_the_text_anew_makes_of_it(
 
 
 @pytest.mark.parametrize("options", [{}, {"tree": True, "width": 2}], ids=["chain", "tree"])
-def test_no_path_is_longer_than_is_asked_for(options: dict[str, Any], model: LanguageModel, tmp_path: Path) -> None:
+def test_no_path_exceeds_the_requested_length(options: dict[str, Any], model: LanguageModel, tmp_path: Path) -> None:
     head = Eagle.untrained(model, tmp_path)
     drafter = EagleDrafter(EagleDrafter.Config(head=head, max_depth=2, **options), model)
     propose, longest = drafter.propose, list[int]()
@@ -145,7 +145,7 @@ READS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("shape", READS)
-def test_what_is_drafted_follows_from_the_target_s_states(shape: str, model: LanguageModel, tmp_path: Path) -> None:
+def test_drafts_follow_from_the_target_s_states(shape: str, model: LanguageModel, tmp_path: Path) -> None:
     """Every node's chance is what training's columns give its token: the same depths, norm, tokens and ids."""
     kind, part, fields, options = READS[shape]
     drafter = kind(kind.Config(head=part.untrained(model, tmp_path, **fields), **options), model)
@@ -212,7 +212,7 @@ def test_a_request_drafts_alike_alone_and_in_company(shape: str, model: Language
         assert run(alone, [prompt], 16, 1.0)[0].token_ids == output.token_ids
 
 
-def test_asked_twice_about_one_root_it_answers_alike(model: LanguageModel) -> None:
+def test_two_calls_for_one_root_propose_the_same(model: LanguageModel) -> None:
     """A neighbour's fault makes the engine ask again: the last pair is taken back and read once more."""
     drafter = drafter_of(model, "chain")
     propose, answers = drafter.propose, []

@@ -234,7 +234,7 @@ def test_after_32_empty_drafts_one_is_made_anyway_and_after_a_probe_that_fell_32
 
 
 @pytest.mark.parametrize(("node", "row"), [(1.5, 0.001), (0.001, 1.5)], ids=["drafting", "verifying"])
-def test_a_probe_is_made_when_the_purse_holds_what_it_will_cost(node, row):
+def test_a_probe_is_made_when_the_budget_covers_its_cost(node, row):
     silent = Silent(node=node, row=row)
     worth = silent.controller._worth
     while not (silent.controller._regime(1).costs.row_known and worth.affords(0.0)):
@@ -258,7 +258,7 @@ def test_a_probe_that_stands_calls_for_another_one():
 
 
 @pytest.mark.parametrize("weight", [1.0, 3.0])
-def test_its_outlook_says_what_it_will_decide(weight):
+def test_the_outlook_predicts_the_decision(weight):
     """Of a probe, and of a draft; where a token is worth more, a node need promise less."""
     run = Run()
     probed, decided = 0, set()
@@ -303,7 +303,7 @@ def test_the_rate_is_that_of_the_last_steps():
 
 
 @pytest.mark.parametrize(("gained", "tokens"), [(None, 3), (0.5, 1.5)])
-def test_the_rate_counts_what_stands_by_its_worth(gained, tokens):
+def test_the_rate_weighs_accepted_tokens_by_their_worth(gained, tokens):
     controller, expected = Controller(), _Regime()
     for _ in range(3):
         controller.measure(num_requests=1, nodes=0, accepted=0, draft=0.0, total=1.0)

@@ -191,7 +191,7 @@ def test_reading_that_is_cheaper_than_by_arithmetic_is_found_out_in_the_first_tr
 
 
 @pytest.mark.parametrize("base", [2.0, 3.0, 6.4])
-def test_a_batch_that_drains_gains_nothing_from_those_who_end_early(base):
+def test_a_draining_batch_gains_nothing_from_requests_that_end_early(base):
     """Equally long answers, of which some are easy to draft: the batch takes as long as the hardest of them."""
     found = [Batches(Machine(base, 0.16), UNEVEN, seed).serve(8, 6, answer=64, even=True) for seed in range(3)]
     assert sum(found) / len(found) > 0.98
@@ -224,7 +224,7 @@ def test_a_drafter_that_becomes_bad_is_left_alone():
     assert batches.serve(1, 30) > 0.98
 
 
-def test_what_is_known_of_a_batch_is_remembered_over_others():
+def test_a_batch_size_is_remembered_while_others_run():
     batches = Batches(CHEAP_ROWS, LOOKUP)
     first = batches.serve(1, 8)
     batches.serve(32, 2)
@@ -258,7 +258,7 @@ def test_late_steps_change_nothing_much():
     assert found[1] > 0.93 * found[0]
 
 
-def test_nobody_is_asked_before_it_is_known_what_plain_steps_take():
+def test_no_request_drafts_before_plain_steps_are_timed():
     controller = Controller()
     request = Answer([1, 2, 3], 50, 3)
     for _ in range(3):
@@ -356,7 +356,7 @@ def test_the_first_trial_is_of_the_request_that_has_least_to_read_and_of_it_alon
     assert Book(reading=0.1).step(unread(300), unread(100), read) == [False, False, True]
 
 
-def test_who_would_gain_nothing_is_passed_over_for_the_next():
+def test_a_request_that_would_gain_nothing_is_passed_over():
     """Nothing is to come of the first, which has less to read."""
     assert Book(reading=0.1).step(unread(50, room=3), unread(90, room=1000)) == [False, True]
 
@@ -383,7 +383,7 @@ def test_a_gain_is_believed_after_sixteen_steps_or_so_many_tokens_lost():
     assert lost_much.steps(100, unread(10), gained=-5.0) == 5  # the first is one of reading
 
 
-def test_what_was_lost_is_earned_by_one_128th_of_the_time_before_anything_is_tried_again():
+def test_a_loss_is_earned_back_by_one_128th_of_the_time_before_the_next_trial():
     book, request = Book(), unread(10)
     book.steps(100, request, gained=-0.5)
     again = book.steps(2000, request, gained=-0.5)  # a second one when nothing is owed: one alone is not believed
@@ -408,7 +408,7 @@ def among_eight(worth: Worth, steps: int, lost: float) -> int:
     return num_asked
 
 
-def test_what_is_gained_alone_pays_for_no_trials_among_eight():
+def test_gains_of_one_request_pay_for_no_trials_among_eight():
     book = Book()
     book.steps(400, unread(10), gained=1.0)
     assert book.worth.affords(256.0)
@@ -428,7 +428,7 @@ def test_nothing_goes_on_credit_while_anything_is_owed():
     assert among_eight(book.worth, 20, lost=0.5) > 0
 
 
-def test_without_hope_is_who_will_be_over_before_another_trial_is_earned():
+def test_a_request_that_ends_before_its_next_trial_is_hopeless():
     """By one 128th of the time, of all who run; of nobody before it is known what drafting brings, or if it pays."""
     book = Book()
     assert not book.worth.hopeless(unread(10, room=1), 1)
@@ -465,7 +465,7 @@ def test_where_drafting_pays_it_is_used_but_for_every_64th_step():
     assert book.steps(640, request, gained=1.0) == 640 - 10
 
 
-def test_a_request_is_asked_where_what_it_gains_is_more_than_its_reading_costs():
+def test_a_request_drafts_where_its_gain_exceeds_its_reading_cost():
     book = Book(reading=0.1)
     book.steps(30, unread(10), gained=1.0)
     assert book.step(unread(400, room=60), unread(400, room=30), unread(200, room=30)) == [True, False, True]
@@ -483,7 +483,7 @@ def test_what_a_drafter_has_read_costs_nothing_again():
     assert book.step(request) == [True]
 
 
-def test_the_backlog_is_what_has_to_be_read_of_those_who_were_not_asked_in_the_step_before():
+def test_the_backlog_counts_unread_tokens_of_requests_that_skipped_a_step():
     book = Book(reading=0.01)
     first, second = unread(40), unread(30)
     book.step(first)
@@ -503,7 +503,7 @@ def test_the_backlog_is_what_has_to_be_read_of_those_who_were_not_asked_in_the_s
     assert book.worth.backlog == 7 + 9
 
 
-def test_the_purse_holds_256_tokens_at_most_and_allows_what_it_holds():
+def test_the_budget_holds_256_tokens_at_most_and_allows_all_of_them():
     book, request = Book(reading=0.1), unread(10)
     assert book.worth.affords(0.0)
     assert not book.worth.affords(0.1)
@@ -515,7 +515,7 @@ def test_the_purse_holds_256_tokens_at_most_and_allows_what_it_holds():
     assert not book.worth.affords(256.1)
 
 
-def test_what_a_probe_gains_goes_into_the_purse_and_says_nothing_of_other_steps():
+def test_gains_of_a_probe_go_into_the_budget_and_not_into_other_estimates():
     book, request = Book(), unread(10)
     book.steps(12, request, gained=-0.01, typical=False)
     assert not book.worth.affords(0.0)
@@ -550,7 +550,7 @@ def weights(rooms: list[int], costs: StepCosts, *, answer: int = 1000, queued: b
     return [each.ledger.weight for each in requests]
 
 
-def test_a_token_is_worth_more_to_those_who_will_run_longest():
+def test_a_token_is_worth_more_to_the_longest_requests():
     """Half of a step of four grows with the rows; two of them end within two tokens of each other."""
     costs = rows_at(0.5, 4)
     assert weights([30, 50, 48, 47], costs) == pytest.approx([0.5, 1.5, 1.5, 0.5], rel=1e-2)
@@ -558,7 +558,7 @@ def test_a_token_is_worth_more_to_those_who_will_run_longest():
     assert weights([9], rows_at(0.5, 1)) == pytest.approx([1.0])
 
 
-def test_a_token_is_worth_the_same_to_all_where_nobody_is_known_to_run_longest():
+def test_a_token_is_worth_the_same_to_all_where_lengths_are_unknown():
     costs = rows_at(0.5, 4)
     assert weights([30, 50, 48, 47], costs, queued=True) == [1.0] * 4  # a place that is given up is taken at once
     assert weights([30, 50, 48, 47], costs, answer=20) == pytest.approx([1.0] * 4)  # they end before their room does
@@ -573,7 +573,7 @@ def test_a_row_that_costs_nothing_and_one_that_costs_a_step_are_bounded():
     assert weights([30, 50], rows_at(2.0, 2)) == pytest.approx([1.0, 1.0])
 
 
-def test_a_step_in_which_nobody_may_be_drafted_for_asks_nobody():
+def test_a_step_without_eligible_requests_drafts_nothing():
     for gained in (0.0, 1.0, -1.0):  # not known to pay, paying, and not paying
         book = Book()
         book.steps(100 if gained else 0, unread(10), gained=gained)

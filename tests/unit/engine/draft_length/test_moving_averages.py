@@ -14,7 +14,7 @@ def line(observations: list[tuple[int, float]], *, keeps: float = 1.0, believed:
     return made
 
 
-def test_a_mean_weighs_what_it_was_told_and_forgets_it_step_by_step() -> None:
+def test_a_mean_decays_its_observations_step_by_step() -> None:
     mean = Mean(0.5)
     assert (mean.value, mean.weight) == (0.0, 0.0)
     mean.add(8.0)
@@ -31,7 +31,7 @@ def test_nothing_seen_is_a_line_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("believed", [0.0, 0.5, 1.0])
-def test_of_equal_counts_the_slope_is_what_was_believed(believed: float) -> None:
+def test_equal_counts_keep_the_slope(believed: float) -> None:
     """As a share of the seconds per unit: 1 is a line through the origin."""
     found = line([(4, 2.0)] * 3, believed=believed)
     assert found.seen
@@ -77,7 +77,7 @@ def test_the_older_an_observation_the_less_it_counts() -> None:
     assert moved.slope == pytest.approx(0.1, rel=0.15)
 
 
-def test_a_late_time_is_cut_at_five_times_what_was_expected() -> None:
+def test_a_late_time_is_cut_at_five_times_the_expected_one() -> None:
     assert LATE == 5.0
     found = line([(4, 1.0), (4, 100.0)])
     assert found.at(4) == pytest.approx((1.0 + 5.0) / 2)
@@ -101,7 +101,7 @@ def test_a_line_is_moved_half_of_the_way_as_factors_go(seconds: float, factor: f
     )
 
 
-def test_what_was_not_seen_is_not_moved() -> None:
+def test_unobserved_values_do_not_move() -> None:
     found = line([])
     found.move(3, 2.0)
     assert not found.seen

@@ -81,7 +81,7 @@ def test_rows_are_forgotten() -> None:
     assert made.row(4) == pytest.approx(0.2, abs=0.02)
 
 
-def test_a_late_step_s_rows_are_cut_at_five_times_what_was_expected() -> None:
+def test_a_late_step_s_rows_are_cut_at_five_times_the_expected_cost() -> None:
     made, cut = costs(7.0, 1), costs(7.0, 1)
     made.measure(1, 2, 10_000.0)
     cut.measure(1, 2, 7.0 + 5 * 2 * 7.0)

@@ -108,7 +108,7 @@ def test_the_engine_takes_the_paper_s_rounds(gamma: int, alpha: float) -> None:
     assert_idle(llm)
 
 
-def test_what_is_thrown_away_is_counted_apart() -> None:
+def test_discarded_drafts_are_counted_apart() -> None:
     prompt = [5, 40, 9]
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     (plain,) = tiny().generate([{"prompt_token_ids": prompt}], params)
@@ -227,7 +227,7 @@ def now_and_then(drafter: Compared) -> list[list[int]]:
     return ids(llm.generate(list(PROMPTS), GREEDY))
 
 
-def test_whatever_was_refused_the_drafter_reads_what_is_asked() -> None:
+def test_the_drafter_reads_its_context_after_any_rejection() -> None:
     """To the last bit of a confidence: its cache has no row of a token that did not stand."""
     drafter = compared()
     now_and_then(drafter)
@@ -542,7 +542,7 @@ def test_an_order_that_has_become_faster_is_found() -> None:
     assert had[-1]
 
 
-def test_auto_gives_the_text_and_says_what_it_found() -> None:
+def test_auto_gives_the_text_and_reports_its_choice() -> None:
     llm = with_config({**PEARL, "executor": "auto"})
     params = SamplingParams(max_tokens=400, ignore_eos=True)
     assert ids(llm.generate([PROMPTS[0]], params)) == ids(base().generate([PROMPTS[0]], params))

@@ -202,7 +202,7 @@ def test_drafts_begun_to_different_depths_are_refused(model: LanguageModel) -> N
         resumed_forward(model, cache, batch, [one, other], DensePlan(cache, batch), HiddenLayers(()))
 
 
-def test_where_nobody_has_begun_it_is_one_forward(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_begun_forward_one_forward_runs(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, batch, calls = model.new_cache(1), _chunk([5, 3, 4]), []
     cache.acquire()
     cache.reserve(0, 3)

@@ -62,7 +62,7 @@ def test_greedy_text_of_allowed_tokens_is_that_of_plain_decoding(config):
     assert {token for tokens in plain for token in tokens} <= set(allowed)
 
 
-def test_a_rule_that_forgets_the_draft_s_own_tokens_is_seen(monkeypatch):
+def test_a_rule_that_ignores_the_draft_s_own_tokens_is_detected(monkeypatch):
     params = [SamplingParams(max_tokens=24, ignore_eos=True, **without(text)) for text in TEXTS]
     plain = ids(base().generate(TEXTS, params))
     allowed = Words.allowed
@@ -90,7 +90,7 @@ def test_words_and_a_grammar_hold_together():
     assert "allowed_token_ids forbid all" in (nothing.error or "")
 
 
-def test_a_word_is_forbidden_at_the_beginning_and_behind_a_space():
+def test_a_word_is_forbidden_at_the_beginning_and_after_a_space():
     tokenizer = target().tokenizer
     found = sequences(SamplingParams(bad_words=["dog"]))
     for text in ("dog", " dog"):
@@ -125,7 +125,7 @@ def test_a_prompt_is_cut_at_its_front(kept):
     assert output.token_ids == greedy(tokens[-kept:], 8)
 
 
-def test_a_prompt_is_cut_to_leave_room_for_the_answer():
+def test_a_prompt_is_cut_to_leave_space_for_the_answer():
     short = copy.copy(target())
     short.max_length = 64
     params = SamplingParams(max_tokens=4, truncate_prompt_tokens=-1, ignore_eos=True)

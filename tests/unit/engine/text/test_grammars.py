@@ -76,9 +76,7 @@ def plain() -> LLM:
 
 
 @pytest.mark.parametrize("wanted", WANTED, ids=lambda each: next(iter(each)))
-def test_texts_are_what_they_have_to_be_and_those_of_plain_decoding(
-    llm: LLM, plain: LLM, wanted: dict[str, Any]
-) -> None:
+def test_constrained_texts_are_valid_and_equal_plain_decoding(llm: LLM, plain: LLM, wanted: dict[str, Any]) -> None:
     params = SamplingParams(max_tokens=60, structured_outputs=wanted)
     outputs = llm.generate(list(PROMPTS), params)
     assert ids(outputs) == ids(plain.generate(list(PROMPTS), params))
@@ -137,7 +135,7 @@ def logprob_of(llm: LLM, tokens: list[int], token: int) -> float:
 
 
 @pytest.mark.parametrize("config", METHODS[2:5], ids=lambda config: f"{config['method']}{config.get('tree', '')}")
-def test_the_law_is_the_targets_under_the_constraint(plain: LLM, config: dict[str, Any]) -> None:
+def test_the_distribution_is_the_target_s_under_the_constraint(plain: LLM, config: dict[str, Any]) -> None:
     prompt, count = "My pet is a ", 600  # its distribution is far from even
     law = enumerated(plain, prompt)
     llm = with_config(config, max_num_seqs=60)
@@ -222,7 +220,7 @@ def test_a_constraint_at_a_place(plain: LLM) -> None:
         ({"grammar": 'root ::= "a" | "b"'}, "structured_outputs.grammar: rules are written in Lark's form here"),
     ],
 )
-def test_what_cannot_be_had_is_said_before_anything_runs(plain: LLM, wanted: dict[str, Any], says: str) -> None:
+def test_unsupported_grammars_are_refused_before_anything_runs(plain: LLM, wanted: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         plain.generate([PROMPTS[0]], SamplingParams(structured_outputs=wanted))
     assert not plain.engine.busy
@@ -367,7 +365,7 @@ def test_a_grammar_that_is_given_up_on_the_way_ends_the_request(llm: LLM) -> Non
     assert fine.finish_reason in ("length", "stop")
 
 
-def test_what_is_given_up_within_a_draft_is_no_free_text_behind_it(plain: LLM) -> None:
+def test_giving_up_within_a_draft_allows_no_free_text_after_it(plain: LLM) -> None:
     constraint = Grammars(target()).constraint(StructuredOutputs(grammar=given_up()), frozenset(target().end_ids))
     a, bracket, b = (plain.tokenizer.encode(each, add_special_tokens=False)[0] for each in "a(b")
     constraint.append([a])
@@ -380,7 +378,7 @@ def test_what_is_given_up_within_a_draft_is_no_free_text_behind_it(plain: LLM) -
     assert constraint.forced(3) == []
 
 
-def test_behind_tokens_that_cannot_be_nothing_is_known() -> None:
+def test_nothing_is_allowed_after_impossible_tokens() -> None:
     """Of a draft that is looked beyond: a copy that has read it permits nothing, the text goes on."""
     own = Grammars(target()).constraint(StructuredOutputs(choice=("cats", "dogs")), frozenset({2}))
     beyond = own.copy()

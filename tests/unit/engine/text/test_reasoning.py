@@ -44,7 +44,7 @@ def split(text: str, prompt: str, size: int) -> tuple[str, str, int]:
         (OPEN + "\n</think>\n\n", "Seven.", "", "Seven."),
     ],
 )
-def test_reasoning_is_told_from_the_answer(prompt: str, text: str, reasoning: str, answer: str, size: int) -> None:
+def test_reasoning_is_separated_from_the_answer(prompt: str, text: str, reasoning: str, answer: str, size: int) -> None:
     found = split(text, prompt, size)
     assert found[:2] == (reasoning, answer)
     end = text.find("</think>") + len("</think>")

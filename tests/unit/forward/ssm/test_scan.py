@@ -81,7 +81,7 @@ def test_a_chain_in_chunks_is_the_walk(size: int, delta: bool) -> None:
     assert (after - behind).abs().max() < CLOSE
 
 
-def test_a_row_that_nobody_asks_for_changes_nothing() -> None:
+def test_an_unrequested_row_changes_nothing() -> None:
     rows, state, parents = rows_of(6, 1, delta=False), state_of(1), [-1, 0, -2, 1, -2, 3]
     huge = rows._replace(v_THP=rows.v_THP.clone())
     huge.v_THP[2] = huge.v_THP[4] = 1e30

@@ -157,7 +157,7 @@ def test_a_planted_fault_is_far_from_the_plain_forward(model: LanguageModel, fau
     assert trained_difference(network, wrong, model) > 1e-3
 
 
-def test_slots_see_each_other_and_what_stands_before_the_root(model: LanguageModel) -> None:
+def test_slots_see_each_other_and_the_tokens_before_the_root(model: LanguageModel) -> None:
     network = network_of(model)
     lattices = BlockLattices(network, model, top=1)
     context = ready(lattices, 9, 1)
@@ -187,7 +187,7 @@ def test_alone_or_packed_in_any_order_the_lattices_are_the_same_bit_for_bit(mode
         assert logits_of(lattices, contexts)[0].equal(together[length])
 
 
-def test_only_asked_slots_are_scored(model: LanguageModel) -> None:
+def test_only_requested_slots_are_scored(model: LanguageModel) -> None:
     """And what is scored has the bits that it has among all slots."""
     lattices = BlockLattices(network_of(model), model, top=3)
     contexts = [ready(lattices, length, length) for length in (9, 4, 6)]
@@ -201,7 +201,7 @@ def test_only_asked_slots_are_scored(model: LanguageModel) -> None:
         assert list(lattice.ranked(0)[0]) == expected[0].topk(3).indices.tolist()
 
 
-def test_what_was_rejected_changes_nothing_and_asking_twice_neither(model: LanguageModel) -> None:
+def test_rejected_tokens_and_repeated_calls_change_nothing(model: LanguageModel) -> None:
     """A step with a draft of which one node stands leaves what plain steps over the same text leave."""
     network = network_of(model)
     drafted, plain = (BlockLattices(network, model, top=1) for _ in range(2))
@@ -290,7 +290,7 @@ def test_a_folder_that_does_not_fit_is_refused(
         BlockNetwork.load(tmp_path).check_target(model)
 
 
-def test_the_loss_is_the_target_s_law_at_every_slot_by_hand(tmp_path: Path) -> None:
+def test_the_loss_is_the_target_s_distribution_at_every_slot_by_hand(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
     loaded = load_as_is(str(save_model("llama", tmp_path, **sizes)), device="cpu")
     target = FrozenTarget(loaded.model, DEPTHS)

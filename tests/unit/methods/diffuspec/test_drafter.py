@@ -168,7 +168,7 @@ def test_left_open_it_is_a_tree_where_the_rule_takes_one_and_the_temperature_is_
         assert with_config(settings, target=model).recipe.drafter.branches == branches
 
 
-def test_penalties_and_filters_count_for_the_law(model: LanguageModel, head: Path) -> None:
+def test_penalties_and_filters_change_the_distribution(model: LanguageModel, head: Path) -> None:
     drafter = drafter_of(model, head, logits(), balance=1.0, mass=0.0, candidates=1)
     favourite = int(logits()[0].argmax())
     banned = only(drafter, request(logit_bias={favourite: -100.0}))
@@ -186,7 +186,7 @@ def test_where_no_scored_token_may_be_emitted_there_is_no_draft(model: LanguageM
 
 
 @pytest.mark.parametrize("balance", [1.0, 0.5, 0.0])
-def test_what_is_drawn_has_the_law_that_it_carries(model: LanguageModel, head: Path, balance: float) -> None:
+def test_draws_follow_the_distribution_that_they_carry(model: LanguageModel, head: Path, balance: float) -> None:
     """The second token's distribution depends on the first one, through the trigram; each row sums to one."""
     raw = logits()
     raw[0, 60] = -torch.inf
@@ -212,7 +212,7 @@ def test_what_is_drawn_has_the_law_that_it_carries(model: LanguageModel, head: P
     assert (apart > 1e-3) == (balance < 1)
 
 
-def test_whether_to_draw_is_decided_from_the_law_alone(model: LanguageModel, head: Path) -> None:
+def test_whether_to_draw_is_decided_from_the_distribution_alone(model: LanguageModel, head: Path) -> None:
     drafter = drafter_of(model, head, logits(), balance=1.0)
     asked = set()
     for seed in range(8):
@@ -224,7 +224,7 @@ def test_whether_to_draw_is_decided_from_the_law_alone(model: LanguageModel, hea
     assert len(asked) == 1
 
 
-def test_adl_follows_what_stood(model: LanguageModel, head: Path) -> None:
+def test_adl_follows_the_accepted_lengths(model: LanguageModel, head: Path) -> None:
     raw = logits()
     raw[3, END] = 30.0  # the best tokens end at the fourth slot
     drafter = drafter_of(model, head, raw, length="adl", least=1, step=1, balance=1.0)
@@ -261,7 +261,7 @@ def test_another_model_of_the_zoo_is_drafted_for_without_an_option(name: str) ->
     assert llm.recipe.drafter._trigram is not None
 
 
-def test_who_is_drafted_for_without_an_option(model: LanguageModel, head: Path, monkeypatch: Any) -> None:
+def test_targets_that_are_drafted_for_without_an_option(model: LanguageModel, head: Path, monkeypatch: Any) -> None:
     """Grown models as their originals; nobody's tokens are taken for those of the zoo."""
     monkeypatch.setattr(drafter_module, "MaskedLattices", lambda name, *_, **__: pytest.fail(f"asks {name}"))
     monkeypatch.setattr(model, "name", "grown:mamba:10m")
@@ -292,7 +292,7 @@ def law_of(llm: LLM) -> TextLaw:
 
 
 @pytest.mark.parametrize("rule", ["ratio", "block"])
-def test_drawn_paths_keep_the_target_s_law_and_searched_ones_do_not(
+def test_drawn_paths_keep_the_target_s_distribution_and_searched_ones_do_not(
     model: LanguageModel, head: Path, rule: str
 ) -> None:
     plain = text_law(with_config(None, target=model), PROMPT, [20, 57], length=LENGTH, num_nodes=0)
@@ -325,7 +325,7 @@ def test_searched_paths_are_exact_as_point_masses_and_biased_under_the_paper_s_r
     assert errors["paper"] > 1e-3
 
 
-def test_a_searched_path_carries_the_laws_of_its_slots(model: LanguageModel, head: Path) -> None:
+def test_a_searched_path_carries_the_distributions_of_its_slots(model: LanguageModel, head: Path) -> None:
     """Those of the lattice alone, filtered as the request asks; only where the rule asks for them."""
     drafter = drafter_of(model, head, logits(), balance=0.5, draw=False)
     context = request(0.7, top_k=9)

@@ -186,7 +186,7 @@ def test_neither_mask_nor_padding_is_drafted_and_long_texts_are_cut(
     assert logits_of(short, [context_of(long)])[0].equal(logits_of(short, [context_of(long[-6:])])[0])
 
 
-def test_the_bundled_one_reads_what_it_was_trained_on() -> None:
+def test_the_bundled_model_reads_its_training_text() -> None:
     target = zoo_base()
     lattices = MaskedLattices("zoo:diffusion", target, slots=8, top=5)
     long = [tokens_of(1, 400, 8000), tokens_of(2, 30, 8000)]

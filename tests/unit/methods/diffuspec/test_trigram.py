@@ -59,7 +59,7 @@ def test_it_is_kneser_ney() -> None:
 
 
 @pytest.mark.parametrize("least", [1, 2, 3])
-def test_every_row_sums_to_one_also_behind_what_was_never_seen(least: int) -> None:
+def test_every_row_sums_to_one_also_after_unseen_tokens(least: int) -> None:
     model = Trigram.fit(TEXTS, V, least=least)
     for u in range(V):
         for v in range(V):
@@ -83,7 +83,7 @@ def test_texts_do_not_run_into_each_other() -> None:
     assert float(apart.row(2, 3)[4]) < float(joined.row(2, 3)[4])
 
 
-def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no trigram model"):
         Trigram.load(tmp_path / FILE, V)
     (tmp_path / FILE).write_bytes(b"nothing")

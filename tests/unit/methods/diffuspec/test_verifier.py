@@ -75,7 +75,9 @@ def emitted(rule: Any, draft: Draft, laws: Laws) -> tuple[dict[Past, Tensor], di
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("budget", [None, 0.15, 0.0])
-def test_the_emitted_law_is_as_far_from_the_target_as_the_meter_says(style: str, budget: float | None) -> None:
+def test_the_emitted_distribution_is_as_far_from_the_target_as_the_meter_reports(
+    style: str, budget: float | None
+) -> None:
     strayed = 0.0
     for seed in range(6):
         pair = TablePair(V, seed, style)
@@ -101,7 +103,7 @@ def test_what_the_searched_token_gains_is_the_closed_form() -> None:
             assert float(mass[()][token]) - p == pytest.approx(gain, abs=1e-9)
 
 
-def test_the_same_arithmetic_on_drawn_tokens_has_the_law_of_the_target() -> None:
+def test_the_same_arithmetic_on_drawn_tokens_keeps_the_target_s_distribution() -> None:
     """The control: over tokens drawn from the slot's distribution the mean is p, which is why the rule looks exact."""
     for seed, style in enumerate(STYLES):
         pair = TablePair(V, seed, style)
@@ -135,7 +137,7 @@ def test_at_temperature_0_it_is_the_walk_along_the_argmax() -> None:
         assert (verdict.path, verdict.extra, verdict.distortions) == ((0,), second, (0.0, 0.0))
 
 
-def test_drafts_without_the_laws_of_their_slots_are_refused() -> None:
+def test_drafts_without_the_distributions_of_their_slots_are_refused() -> None:
     pair = TablePair(V, 0)
     with pytest.raises(ValueError, match="without the distributions of its slots: use method='diffuspec'"):
         rule_of().verify(Draft(TokenTree((1,))), laws_of(pair, (1,)), Streams(0))

@@ -73,7 +73,7 @@ def test_requests_that_run_together_share_the_rows() -> None:
     assert taken(ELBOW, 200.0, [0.06] * 31, requests=4) == 1
 
 
-def test_confidences_are_corrected_by_what_stood() -> None:
+def test_confidences_are_corrected_by_accepted_tokens() -> None:
     rule = Affordable((0.0,) * 9 + (0.5,), (0.3, 0.3, 0.6))
     assert rule.worthwhile(1.0, 0.95, 0)
     assert not rule.worthwhile(1.0, 0.85, 0)  # said to stand, and never does

@@ -122,7 +122,7 @@ def test_late_orders_and_answers_change_nothing(
     llm.close()
 
 
-def test_a_gpu_that_is_not_there_is_said_once(model: LanguageModel, plain: list[list[int]]) -> None:
+def test_a_missing_gpu_is_reported_once(model: LanguageModel, plain: list[list[int]]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     llm = engine(model, device="cuda")
@@ -179,7 +179,7 @@ def test_late_copies_change_nothing(model: LanguageModel, monkeypatch: pytest.Mo
     assert equal(handed_over(model), in_time)
 
 
-def test_a_single_buffer_that_nobody_waits_for_is_seen(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_buffer_without_waiting_is_detected(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the next chunk of a prompt is written over one that is still being copied."""
     in_time = handed_over(model)
     monkeypatch.setattr(staging, "_BUFFERS", 1)
@@ -305,7 +305,7 @@ def test_a_process_drafts_the_same(helped: LLM, model: LanguageModel, plain: lis
     assert_idle(helped)
 
 
-def test_a_process_that_is_told_late_drafts_the_same(
+def test_a_process_with_late_input_drafts_the_same(
     helped: LLM, model: LanguageModel, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays = delays_at.at_every_hand_over(monkeypatch, 6)

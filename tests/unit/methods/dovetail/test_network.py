@@ -130,7 +130,7 @@ def test_a_head_begins_near_the_target_s_own_feature(model: LanguageModel) -> No
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_saved_is_loaded(shape: str, model: LanguageModel, tmp_path: Path) -> None:
+def test_a_saved_part_is_loaded(shape: str, model: LanguageModel, tmp_path: Path) -> None:
     head = Dovetail.random(model, **SHAPES[shape])
     head.save(tmp_path)
     again = Dovetail.load(tmp_path)

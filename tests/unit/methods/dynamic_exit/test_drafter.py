@@ -133,7 +133,7 @@ def test_where_no_exit_could_pay_nothing_is_read_again() -> None:
     ("exit_layer", "valid"),
     [(1, 3), (2, 4), (3, 2)],  # the first wrong column is the last valid one; exit 2 said 5 6 7: all columns count
 )
-def test_columns_behind_the_first_wrong_one_do_not_count(exit_layer: int, valid: int) -> None:
+def test_columns_after_the_first_wrong_one_do_not_count(exit_layer: int, valid: int) -> None:
     statistics = observe(hand_made(TABLE, TABLE[exit_layer - 1][:3], exit_layer))
     for depth in range(1, 4):
         matches = [TABLE[depth - 1][column] == TABLE[3][column] for column in range(valid)]
@@ -302,7 +302,7 @@ def same(ours: Tensor, theirs: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_re_read_is_what_was_computed(temperature: float) -> None:
+def test_re_read_states_equal_the_computed_ones(temperature: float) -> None:
     Spy.checked = 0
     llm = llm_of(Spy(Spy.Config(draft_length=3, reread_every=1), target()))
     params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=temperature, seed=1)
@@ -419,7 +419,7 @@ def test_plain_steps_are_learnt_from() -> None:
     assert [statistics.alpha(depth) for depth in drafter._hopeful] == [1.0] * len(drafter._hopeful)
 
 
-def test_one_request_that_fails_takes_nobody_with_it() -> None:
+def test_one_failing_request_ends_no_other() -> None:
     """Asked one by one after a failure, requests with histories of their own must still agree on an exit."""
 
     class Torn(DynamicExitDrafter):

@@ -156,7 +156,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_saved_is_loaded(shape: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_saved_part_is_loaded(shape: str, tiny: Path, tmp_path: Path) -> None:
     head = Eagle.random(load(str(tiny), device="cpu"), **SHAPES[shape])
     head.save(tmp_path)
     again = Eagle.load(tmp_path)

@@ -243,7 +243,7 @@ def test_training_says_what_serving_then_measures(folder, learned, monkeypatch):
     assert learned["walked"]["T=1"]["after"] == pytest.approx(served["T=1"]["tokens_per_step"], abs=0.09)
 
 
-def test_what_is_drawn_for_one_prompt_says_nothing_of_what_is_drawn_for_another(folder):
+def test_draws_for_different_prompts_are_independent(folder):
     """Or a mean over prompts would be no better known than that of one: the bounds above take draws for independent."""
     first, second = acceptance.written(str(folder / "target"), {"method": "none"}, PROMPTS[2:3] * 2, 1.0)
     assert first.token_ids != second.token_ids

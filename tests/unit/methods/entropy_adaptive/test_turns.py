@@ -28,7 +28,7 @@ def writers(of, small, large):
     return found
 
 
-def test_entropy_is_in_bits_of_the_law_whatever_constant_is_added():
+def test_entropy_is_in_bits_and_ignores_added_constants():
     assert entropy(torch.zeros(8192)) == pytest.approx(13.0, abs=1e-5)
     one_hot = torch.full((8192,), -1e4)
     one_hot[7] = 0.0
@@ -62,7 +62,7 @@ def test_a_mean_at_the_threshold_is_the_large_models():
     assert writers(rule(math.inf), [13.0] * 5, [13.0] * 5) == "sssss"
 
 
-def test_the_large_model_hands_over_behind_its_own_position():
+def test_the_large_model_hands_over_after_its_own_position():
     assert writers(rule(), [9.0, 0.0, 0.0, 0.0], [9.0, 9.0, 0.0, 0.0]) == "llls"
 
 

@@ -76,7 +76,7 @@ def emitted_law(pair, rule, length, **options):
 @pytest.mark.parametrize("style", ["flat", "peaked", "zeros", "point", "equal"])
 @pytest.mark.parametrize("yields", [True, False])
 @pytest.mark.parametrize("budget", [None, 0.15, 0.0])
-def test_the_emitted_law_is_as_far_from_the_target_as_the_meter_says(style, yields, budget, monkeypatch):
+def test_the_emitted_distribution_is_as_far_from_the_target_as_the_meter_reports(style, yields, budget, monkeypatch):
     pair, rule = TablePair(V, 3, style), verifier(budget)
     mass, charges = emitted_law(pair, rule, 2, yields=yields, monkeypatch=monkeypatch)
     assert mass[()].sum() == pytest.approx(1.0)
@@ -104,7 +104,7 @@ def test_a_meter_that_takes_the_drawn_tokens_excess_is_caught(monkeypatch):
     assert len(charges[()]) > 1
 
 
-def test_a_rule_that_lets_the_drawn_token_decide_is_not_the_small_models_law(monkeypatch):
+def test_a_rule_that_lets_the_drawn_token_decide_is_detected(monkeypatch):
     """The planted bias that the docstring excludes: the turn ends where the drawn token is improbable."""
     pair, mass_V = TablePair(V, 3), torch.zeros(V, dtype=torch.float64)
     for token in range(V):
@@ -113,7 +113,7 @@ def test_a_rule_that_lets_the_drawn_token_decide_is_not_the_small_models_law(mon
     assert total_variation(mass_V, pair.q(())) > 0.01
 
 
-def test_the_targets_turn_is_its_own_token_and_tells_its_raw_row():
+def test_the_target_s_turn_emits_its_own_token_and_its_raw_row():
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     target = Laws(logits, greedy=False, positions=[4], process=lambda raw, rows: raw / 0.1)
     verdict = verifier(0.0).verify(Draft(TokenTree(())), target, Streams(7))

@@ -194,7 +194,7 @@ def test_questions_that_are_answered_wrongly_are_left_out(monkeypatch: pytest.Mo
         assert (found.questions, found.asked, found.right) == ([], {"planted": 1}, {"planted": 0})
 
 
-def test_nothing_is_tried_where_an_answer_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_without_space_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda text: ["the", "sum", "is", "8", "9"][: len(text) + 1], max_tokens=4)
     target = Target()
     found = labelled(mined(target))
@@ -202,7 +202,7 @@ def test_nothing_is_tried_where_an_answer_has_no_room(monkeypatch: pytest.Monkey
     assert [word for _, word, _ in found] == ["the", "sum", "is"]
 
 
-def test_random_tokens_stand_beside_the_answer_and_are_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_tokens_are_added_to_the_answer_as_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [f"{'so ' * number}Q" for number in range(20)]
     plant(monkeypatch, lambda text: ["the", "total", "is", "7", END][: len(text) + 1], prompts=prompts)
     questions = mined(count=20).questions
@@ -281,7 +281,7 @@ def test_a_draft_s_picks_are_its_own_choices(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_a_state_is_that_of_the_token_behind_its_own_past(tmp_path: Path, family: str) -> None:
+def test_a_state_belongs_to_the_token_after_its_own_past(tmp_path: Path, family: str) -> None:
     save_model(family, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     #          0   1   2   and in the place of node 1: node 3; before node 0's place: node 4

@@ -18,7 +18,7 @@ FOUND = [
 ]
 
 
-def test_what_was_written_is_read_and_a_cut_line_is_cut_off(tmp_path: Path) -> None:
+def test_written_lines_are_read_and_a_cut_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "labels.jsonl"
     Store(path, "t", "d", 4).add(FOUND[:1])
     with path.open("a") as file:

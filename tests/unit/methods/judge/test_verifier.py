@@ -161,7 +161,7 @@ def test_a_judge_that_always_accepts_lets_all_stand_that_it_may(kind: str) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("style", STYLES)
-def test_the_law_of_one_token_is_the_closed_form(style: str, kind: str) -> None:
+def test_the_distribution_of_one_token_is_the_closed_form(style: str, kind: str) -> None:
     largest = 0.0
     for seed in range(6):
         pair = TablePair(5, seed, style)
@@ -178,7 +178,7 @@ def test_the_law_of_one_token_is_the_closed_form(style: str, kind: str) -> None:
 # ---------------------------------------------------------------------- the meter
 
 
-def test_the_mean_charge_is_the_distance_of_the_law() -> None:
+def test_the_mean_charge_is_the_distance_of_the_distribution() -> None:
     for seed, style in itertools.product(range(3), STYLES):
         pair = TablePair(5, seed, style)
         rule = judge(pair, coin)
@@ -238,7 +238,7 @@ def test_a_wrong_token_falls_where_it_stands(wrong_at: int) -> None:
     assert verdict.extra == 0
 
 
-def test_the_judge_is_asked_once_and_only_where_the_exact_test_may_refuse() -> None:
+def test_the_judge_runs_once_and_only_where_the_exact_test_may_reject() -> None:
     pair = TablePair(4, 1, "flat")
     rule = judge(pair, always)
     head: Any = rule.head
@@ -268,7 +268,7 @@ def greedy_case(
     return rule.verify(Draft(TokenTree(tokens)), greedy_laws(rows, tokens, stop_ids=stop_ids), Streams(0))
 
 
-def test_at_temperature_0_what_is_not_the_argmax_stands_on_the_judge_s_word() -> None:
+def test_at_temperature_0_the_judge_decides_on_tokens_other_than_the_argmax() -> None:
     verdict = greedy_case((1, 0, 2, 1))
     assert (verdict.path, verdict.extra) == ((0, 1, 2, 3), 0)
     assert verdict.distortions == (1.0, 0.0, 1.0, 1.0, 0.0)
@@ -288,7 +288,7 @@ def test_guarded_tokens_never_stand_on_the_judge_s_word_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_guarded_and_impossible_tokens_have_the_exact_law(kind: str) -> None:
+def test_guarded_and_impossible_tokens_follow_the_exact_distribution(kind: str) -> None:
     for seed in range(6):
         pair = TablePair(4, seed, "zeros" if seed % 2 else "flat")
         for rule, options in (
@@ -373,7 +373,7 @@ def test_budgets_hold_on_every_prefix(budget: float, kind: str) -> None:
 # ---------------------------------------------------------------------- options and refusals
 
 
-def test_the_threshold_is_the_head_s_unless_told() -> None:
+def test_the_threshold_is_the_head_s_unless_given() -> None:
     for given, level, stands in ((None, 0.7, False), (0.5, 0.7, True), (0.75, 0.75, False), (1.0, 1.0, False)):
         head = Planted(lambda row_D, level=level: level, threshold=0.8)
         rule = JudgeVerifier(JudgeVerifier.Config(threshold=given), head, ())
@@ -411,7 +411,7 @@ def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], messag
         JudgeVerifier.Config(**options)
 
 
-def test_other_kinds_shapes_and_laws_without_states_are_refused() -> None:
+def test_other_kinds_shapes_and_drafts_without_states_are_refused() -> None:
     pair = TablePair(3, 0)
     rule = judge(pair, always)
     draft, laws = case(pair, "point", (1, 2))

@@ -131,7 +131,7 @@ def test_no_reply_in_a_micro_batch_moves_nothing(folder):
     assert not any(parameter.grad.any() for parameter in adapter.parameters())
 
 
-def test_what_is_judged_by_hand(folder):
+def test_judged_tokens_by_hand(folder):
     loaded, target, adapter = parts_of(folder / "target")
 
     class Blocks:

@@ -111,7 +111,7 @@ def test_its_memory_does_not_grow_with_the_context(shape: str, model: LanguageMo
     assert held[0] == held[1] == 2 * 2 * (2 * WINDOW + 1 + nodes) * 32 * 4
 
 
-def test_asked_twice_about_one_root_it_answers_alike(model: LanguageModel) -> None:
+def test_two_calls_for_one_root_propose_the_same(model: LanguageModel) -> None:
     drafter = drafter_of(model, "chain")
     checked, propose, answers = check_rings(drafter), drafter.propose, []
 
@@ -189,7 +189,7 @@ def test_a_beam_has_the_widths_of_the_paper(model: LanguageModel) -> None:
     assert drafter_of(model, "chain").laws == (Sampled,)
 
 
-def test_a_head_beside_the_weights_is_found_and_a_folder_is_taken(model: LanguageModel, tmp_path: Path) -> None:
+def test_a_head_next_to_the_weights_is_found_and_a_folder_is_accepted(model: LanguageModel, tmp_path: Path) -> None:
     LongSpec.untrained(model, tmp_path, window=WINDOW, levels=2)
     assert LongSpecDrafter(LongSpecDrafter.Config(head=str(tmp_path)), model)._depth == 2
     assert LongSpecDrafter(LongSpecDrafter.Config(), model)._depth == 5
@@ -197,7 +197,7 @@ def test_a_head_beside_the_weights_is_found_and_a_folder_is_taken(model: Languag
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # tied, and with a head of its own
 @pytest.mark.parametrize("native", [True, False])
-def test_a_head_drafts_for_what_was_grown_from_its_target(
+def test_a_head_drafts_for_a_model_grown_from_its_target(
     family: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found without an option, the same drafts, at the cost that they have next to the original."""

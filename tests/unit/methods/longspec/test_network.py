@@ -370,7 +370,7 @@ def test_nothing_is_drafted_where_the_head_was_never_trained(model: LanguageMode
     assert len(Drafting(model, place, length=PROMPT + 2).draft()) == 0
 
 
-def test_what_is_read_of_the_target_s_cache_is_checked(model: LanguageModel, head: Path) -> None:
+def test_reads_of_the_target_s_cache_are_checked(model: LanguageModel, head: Path) -> None:
     if model.native_decoder is None:
         pytest.skip("native code is next to a fused target")
     drafting = Drafting(model, head)

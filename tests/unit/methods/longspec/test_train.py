@@ -157,7 +157,7 @@ def run(place: Path, tmp_path: Path, monkeypatch: Any) -> Callable[..., dict[str
     return train
 
 
-def test_training_teaches_and_says_what_it_did(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+def test_training_improves_the_head_and_reports_it(run: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     record = run(count=60, rate=5.0)
     assert [(stage["name"], stage["block"], stage["offset"]) for stage in record["stages"]] == [
         ("short", 32, True),

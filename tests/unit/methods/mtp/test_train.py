@@ -79,7 +79,7 @@ def train(folder: Path, out: str, steps: int, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_drafted_follows_from_the_target_s_states(name: str, tmp_path: Path) -> None:
+def test_drafts_follow_from_the_target_s_states(name: str, tmp_path: Path) -> None:
     """Every drafted token's probability is the plain forward's, from the target's final states."""
     source = str(save_mtp(name, tmp_path))
     frozen, model = FrozenTarget(load_as_is(source, device="cpu").model, ()), load(source, device="cpu")

@@ -83,7 +83,7 @@ def law_of(llm):
 
 
 @pytest.mark.parametrize("options", [{}, {"coupled": False}, {"drafter": "none", "verifier": "naive"}])
-def test_texts_have_the_target_s_law(pair, store, options):
+def test_texts_follow_the_target_s_distribution(pair, store, options):
     plain = law_of(with_config(None, target=pair[0]))
     found = law_of(recipe(pair, store, **options))
     assert found.num_drafted > 20
@@ -134,7 +134,7 @@ def test_a_seed_has_one_stream_whatever_was_retrieved(pair, store, coupled):
 # ---------------------------------------------------------------- the draft's cache
 
 
-def test_retrieved_tokens_beside_a_draft_of_nothing_keep_the_stream(pair, store):
+def test_retrieved_tokens_with_an_empty_draft_keep_the_stream(pair, store):
     """A draft model may have nothing to say; a draft of nothing has no distribution of its own."""
     llm = recipe(pair, store)
     inner = drafter_of(llm)._inner
@@ -189,7 +189,7 @@ def _budget(nodes):
     return Budget(nodes, nodes)
 
 
-def test_scores_are_the_draft_s_law_behind_each_path(pair, store):
+def test_scores_are_the_draft_s_distribution_after_each_path(pair, store):
     """Against a forward of every path alone."""
     llm = recipe(pair, store, num_speculative_tokens=6)
     runner = drafter_of(llm)._scorer
@@ -227,7 +227,7 @@ def test_accepted_tokens_are_counted_by_source():
     assert any("prompt" in name for name in found)
 
 
-def test_retrieval_runs_beside_the_draft_and_late_results_change_nothing(pair, store):
+def test_retrieval_runs_in_parallel_and_late_results_change_nothing(pair, store):
     llm = recipe(pair, store)
     drafter = drafter_of(llm)
     rng, threads = random.Random(0), set()
@@ -269,7 +269,7 @@ def test_a_source_that_raises_ends_its_own_request_only(pair, store):
     assert not drafter._requests
 
 
-def test_an_eagle_head_is_fused_and_goes_on_behind_retrieved_tokens(store, tmp_path):
+def test_an_eagle_head_is_fused_and_continues_after_retrieved_tokens(store, tmp_path):
     sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
     model = load(str(save_model("llama", tmp_path / "model", **sizes)), device="cpu")
     head = Eagle.untrained(model, Path(tmp_path, "head"), draft_vocab_size=60)

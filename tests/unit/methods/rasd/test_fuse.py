@@ -106,7 +106,7 @@ def test_scores_are_evidence_for_every_node_and_come_first():
     assert union.child(0, 4) is None
 
 
-def test_estimates_begin_as_averages_and_learn_whom_to_believe():
+def test_estimates_begin_as_averages_and_learn_each_source_s_rate():
     estimates = Estimates()
     assert estimates.of({DRAFT: 0.3}) == pytest.approx(0.3)
     assert 0.2 < estimates.of({DRAFT: 0.9, PROMPT: 0.1}) < 0.8

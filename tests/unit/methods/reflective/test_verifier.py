@@ -121,7 +121,7 @@ def test_alpha_0_of_a_lossless_rule_costs_nothing(name, greedy):
 
 
 @pytest.mark.parametrize("name", [each for each in RULES if each != "match"])
-def test_the_law_given_a_draft_is_that_of_all_its_verdicts(name):
+def test_the_distribution_given_a_draft_sums_over_its_verdicts(name):
     plain = catalog.find(name, "verifier").load()()
     for seed in range(4):
         pair = TablePair(V, seed)
@@ -152,7 +152,7 @@ def test_the_meter_is_the_distance_given_the_draft_and_never_flatters(style, nam
     assert charged > 0.01
 
 
-def test_a_residual_from_the_unmixed_law_is_caught():
+def test_a_residual_from_the_unmixed_distribution_is_caught():
     """The planted mistake of the specification: test by the mix, resample by p."""
 
     class Wrong(ReflectiveVerifier):

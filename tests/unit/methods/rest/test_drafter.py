@@ -86,12 +86,12 @@ def test_budgets_are_kept(made, nodes, depth):
     assert (len(draft) == 0) == (nodes == 0 or depth == 0)
 
 
-def test_what_is_too_short_is_not_drafted_from(made):
+def test_too_short_matches_draft_nothing(made):
     drafter = made("the cat sat", min_match=3)
     assert draft_of(drafter, "a mat the cat") is NO_DRAFT
 
 
-def test_rates_follow_what_came(made):
+def test_rates_follow_the_hits(made):
     drafter = made("the cat sat on a mat")
     before = draft_of(drafter, "the cat").confidence
     for request_id in range(40):
@@ -160,7 +160,7 @@ def test_bad_options_are_refused(options, says):
         RestDrafter.Config(**options)
 
 
-def test_what_is_no_datastore_or_anothers_is_refused(made, tmp_path):
+def test_invalid_and_foreign_datastores_are_refused(made, tmp_path):
     with pytest.raises(InputError, match="not a datastore"):
         RestDrafter(RestDrafter.Config(datastore=tmp_path), TARGET)
     made("the cat")

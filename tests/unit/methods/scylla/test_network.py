@@ -91,7 +91,7 @@ def test_every_layer_counts(model: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_saved_is_loaded(shape: str, model: LanguageModel, tmp_path: Path) -> None:
+def test_a_saved_part_is_loaded(shape: str, model: LanguageModel, tmp_path: Path) -> None:
     head = Scylla.random(model, **SHAPES[shape])
     head.save(tmp_path)
     again = Scylla.load(tmp_path)
@@ -159,7 +159,7 @@ def test_a_rate_that_is_a_large_whole_number(model: LanguageModel, tmp_path: Pat
     compose.build({"method": "scylla", "head": str(folder)}, model)
 
 
-def test_what_is_not_there_is_made_where_it_is_found(model: LanguageModel) -> None:
+def test_a_missing_head_is_refused_with_its_command(model: LanguageModel) -> None:
     place = Path(model.source) / "scylla"
     with pytest.raises(ModelError, match=f"train scylla --target {model.name} --out {place}', or name one with --set"):
         compose.build({"method": "scylla"}, model)

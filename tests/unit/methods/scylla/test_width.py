@@ -151,7 +151,7 @@ def test_smaller_trees_are_nested_in_a_larger_one() -> None:
     )
 
 
-def test_what_is_measured(model: LanguageModel, head: Path) -> None:
+def test_measure_times_every_batch_and_width(model: LanguageModel, head: Path) -> None:
     llm = LLM.from_target(model)
     seen: list[int] = []
     found = measure(
@@ -214,7 +214,7 @@ def test_one_thread_is_timed_by_its_processor(model: LanguageModel, head: Path) 
         torch.set_num_threads(before)
 
 
-def test_what_is_free_to_verify_shrinks_with_the_batch(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_verification_width_shrinks_with_the_batch(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "machine_balance", lambda *given: (8.0, 1.0))
 
     def roof(batches: Sequence[int]) -> list[int]:

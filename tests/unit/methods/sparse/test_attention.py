@@ -141,7 +141,7 @@ def test_random_shapes_and_trees_equal_the_definition(data: st.DataObject) -> No
     assert worst(Case((G * n, G, 4, 6), requests, seed=data.draw(st.integers(0, 99))), rule) < 3e-6
 
 
-def test_the_definition_notices_what_is_left_out() -> None:
+def test_the_definition_detects_left_out_blocks() -> None:
     """The control: with the same tolerance, dense attention is not the sparse one."""
     case = Case((4, 2, 8, 8), RAGGED)
     rule = BlockRule(budget=0.6, dense_below=0, size=8)

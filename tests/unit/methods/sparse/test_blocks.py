@@ -42,7 +42,7 @@ def test_the_budget_of_a_layer_is_floored_over_all_heads_or_for_each() -> None:
         assert BlockRule(budget=0.3, dense_below=0, size=16, sets=sets).keep(1000, 3) == 54
 
 
-def test_what_is_always_kept_is_kept_where_the_budget_is_smaller() -> None:
+def test_fixed_blocks_are_kept_under_a_smaller_budget() -> None:
     assert BlockRule(budget=0.01, dense_below=0, size=16, sinks=2, locals=3).keep(1000, 2) == 10
     assert BlockRule(budget=0.01, dense_below=0, size=16, sinks=0, locals=0).keep(160, 2) == 2
 

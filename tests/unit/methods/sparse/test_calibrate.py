@@ -238,7 +238,7 @@ def test_the_file_comes_back_as_it_went(dense, tmp_path):
         assert calibration.find(dense, path) == written
 
 
-def test_one_beside_the_weights_is_found_by_itself(dense, tmp_path):
+def test_a_calibration_next_to_the_weights_is_found(dense, tmp_path):
     assert calibration.find(dense, None) is None
     place = calibration.default_path(dense)
     full(dense).save(place)
@@ -276,7 +276,7 @@ def test_a_damaged_file_is_refused(damage, dense, tmp_path):
         Calibration.load(path)
 
 
-def test_a_missing_file_is_said_to_be(dense, tmp_path):
+def test_a_missing_file_is_reported(dense, tmp_path):
     with pytest.raises(ModelError, match="there is no such calibration file"):
         calibration.find(dense, str(tmp_path / "none.json"))
 

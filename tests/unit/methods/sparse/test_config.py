@@ -162,7 +162,7 @@ def test_a_sparse_recipe_promises_nothing_and_says_that_its_distance_is_not_know
         llm.generate(PROMPTS[2], SamplingParams(logprobs=2))
 
 
-def test_the_share_of_the_prefix_that_was_read_is_told():
+def test_the_read_share_of_the_prefix_is_reported():
     """Three blocks of 16 are kept whatever the budget is, and what lies after the last whole block."""
     attention = {"attention": "per_head", "block": 16, "budget": 0.01, "dense_below": 0}
     params = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -208,7 +208,7 @@ def test_a_threshold_that_shuts_nothing_changes_nothing(config):
     assert ids(outputs) == [greedy(prompt, 24) for prompt in PROMPTS[:3]]
 
 
-def test_a_threshold_that_shuts_much_changes_the_text_and_the_target_stays_what_it_was():
+def test_a_high_threshold_changes_the_text_and_not_the_target():
     llm = with_config({"method": "ngram", "verification.ffn": 4.0})
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     (output,) = llm.generate(PROMPTS[0], params)

@@ -61,7 +61,7 @@ def test_the_control_unconfirmed_texts_differ() -> None:
     assert tokens(llm, greedy) != tokens(zoo_llms.with_config(None), greedy)
 
 
-def test_behind_a_short_prefix_the_inner_drafter_drafts_alone() -> None:
+def test_after_a_short_prefix_the_inner_drafter_drafts_alone() -> None:
     greedy = SamplingParams(max_tokens=24, ignore_eos=True)
     inner = zoo_llms.with_config({"method": "ngram", "num_speculative_tokens": 5})
     llm = zoo_llms.with_config(

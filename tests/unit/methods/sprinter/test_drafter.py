@@ -253,7 +253,7 @@ def test_threshold_and_cap() -> None:
 
 
 @pytest.mark.parametrize("feature", ["pre", "drawn", "post"])
-def test_what_is_charged_is_eta_fp_times_the_distance_of_the_pair(feature: str) -> None:
+def test_the_charge_is_eta_fp_times_the_distance_of_the_pair(feature: str) -> None:
     llm = sprinter(feature, 0.0, 0.1, max_draft=64)
     rule = Watched(llm.recipe.verifier)
     llm = llm.with_method({"method": llm.recipe.drafter, "verifier": rule})

@@ -91,7 +91,7 @@ def test_labels_and_states_by_hand(folder: Path, ratio: float) -> None:
     torch.testing.assert_close(soft, (found.p_N / found.q_N).clamp(max=1.0))
 
 
-def test_drawn_tokens_are_of_a_seed_and_of_the_laws_at_the_temperature(folder: Path) -> None:
+def test_drawn_tokens_depend_on_the_seed_and_the_temperature(folder: Path) -> None:
     first, again, other = (examples_of(folder, temperature=0.8, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(first.q_N, again.q_N)
     assert not torch.equal(first.q_N, other.q_N)
@@ -169,7 +169,7 @@ def test_quality_by_hand() -> None:
     assert found == {"loss": 0.4, "auc": 0.75, "accuracy": 0.5, "acceptable": 0.5, "examples": 4}
 
 
-def test_a_score_that_only_tells_sources_apart_is_chance_within_each() -> None:
+def test_a_score_that_only_separates_sources_is_chance_within_each() -> None:
     good, source = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0]), ["a"] * 4 + ["b"] * 4
     apart, true = torch.tensor([1.0] * 4 + [0.0] * 4), good + 0.1
     found = by_source({"apart": apart, "true": true}, good, source)
@@ -179,7 +179,7 @@ def test_a_score_that_only_tells_sources_apart_is_chance_within_each() -> None:
     assert by_source({"true": true[:3]}, good[:3], ["a"] * 3)["a"]["auc"]["true"] is None
 
 
-def test_facts_of_a_law_by_hand() -> None:
+def test_facts_of_a_distribution_by_hand() -> None:
     q_MV = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
     found = facts_of(q_MV, torch.tensor([1, 2]))
     torch.testing.assert_close(found[0], torch.tensor([math.log(0.25), 1.5 * math.log(2.0), 0.25]))

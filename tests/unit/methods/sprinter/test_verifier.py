@@ -116,7 +116,7 @@ def joint_law(pair: TablePair, head: Head, cap: int, length: int = 2, **options:
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("size", "cap"), [(6, 1), (6, 2), (4, 3), (3, 4)])
-def test_an_oracle_gives_exactly_the_target_law(style: str, size: int, cap: int) -> None:
+def test_an_oracle_gives_exactly_the_target_distribution(style: str, size: int, cap: int) -> None:
     for seed, (head, saw) in itertools.product(range(2), ((certain, True), (equal, False))):
         pair = TablePair(size, seed, style)
         found = joint_law(pair, head, cap, saw_token=saw)
@@ -198,7 +198,7 @@ def test_a_judge_that_sees_the_token_adds_up_the_excess_that_it_lets_pass() -> N
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_what_is_charged_for_a_token_is_the_distance_of_its_law(style: str) -> None:
+def test_the_charge_for_a_token_is_the_distance_of_its_distribution(style: str) -> None:
     """Given the past: every token's distribution is enumerated on its own, and compared with the meter."""
     for seed in range(4):
         pair = TablePair(4, seed, style)
@@ -370,7 +370,7 @@ def laws_in_a_step(pair: TablePair, head: Head, cap: int, rule: Verifier) -> dic
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("head", [always, coin_of_token, certain])
-def test_a_judge_whose_word_on_every_token_is_known_is_charged_exactly(head: Head, style: str) -> None:
+def test_a_judge_with_known_answers_is_charged_exactly(head: Head, style: str) -> None:
     for seed in range(4):
         pair = TablePair(4, seed, style)
         for past, (e_V, charge) in laws_in_a_step(pair, head, 3, SprinterVerifier()).items():
@@ -397,7 +397,7 @@ def test_a_budget_bounds_the_total_variation_of_every_prefix(budget: float) -> N
 # ---------------------------------------------------------------------- refusals
 
 
-def test_drafts_that_nobody_judged_are_refused() -> None:
+def test_unjudged_drafts_are_refused() -> None:
     pair = TablePair(3, 0)
     draft = Draft(TokenTree((1,)), Sampled(pair.q(())[None], (0,)))
     with pytest.raises(ValueError, match="that its drafter has not judged: use method='sprinter'"):

@@ -77,7 +77,7 @@ def test_repeated_text_is_copied_and_the_draft_model_reads_the_rest_alone(pair):
     assert len(asked) == 1  # nobody is left to draft for
 
 
-def test_a_high_threshold_leaves_copies_to_those_for_whom_nobody_else_drafts(pair):
+def test_a_high_threshold_leaves_copies_to_requests_without_other_drafts(pair):
     llm = recipe(pair, threshold=100)
     drafter = drafter_of(llm)
     (request,) = llm.new_requests({"prompt_token_ids": REPEATED})
@@ -112,7 +112,7 @@ def law_of(llm):
 @pytest.mark.parametrize(
     "options", [{}, {"coupled": True}, {"verifier": "ratio"}, {"drafter": "ngram", "model": None, "verifier": "naive"}]
 )
-def test_texts_have_the_target_s_law(pair, options):
+def test_texts_follow_the_target_s_distribution(pair, options):
     plain = law_of(with_config(None, target=pair[0]))
     found = law_of(recipe(pair, **options))
     assert found.num_drafted > 20
@@ -120,7 +120,7 @@ def test_texts_have_the_target_s_law(pair, options):
     assert found.distance(plain) <= 1e-12
 
 
-def test_a_copy_that_is_said_to_be_drawn_is_seen(pair):
+def test_a_copy_declared_as_drawn_is_detected(pair):
     """Planted: a copy with a distribution that it was not drawn from stands too often."""
     llm = recipe(pair)
     drafter, size = drafter_of(llm), pair[0].vocab_size
@@ -162,7 +162,7 @@ def test_a_seed_has_one_stream_whoever_drafts(pair):
 # ---------------------------------------------------------------- heads, failures
 
 
-def test_an_eagle_head_goes_on_behind_copied_tokens(tmp_path):
+def test_an_eagle_head_continues_after_copied_tokens(tmp_path):
     """Its rows are those of a head that has read the same text plainly: no copy is missing among them."""
     sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
     model = load(str(save_model("llama", tmp_path / "model", **sizes)), device="cpu")

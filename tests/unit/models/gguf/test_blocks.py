@@ -63,7 +63,7 @@ def test_a_block_is_what_ggml_says(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
-def test_what_is_not_quantised_keeps_its_bits(name: str, tmp_path: Path) -> None:
+def test_unquantised_tensors_keep_their_bits(name: str, tmp_path: Path) -> None:
     values = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
     values = values.to({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[name])
     raw = values.view(torch.uint8).numpy()

@@ -205,7 +205,7 @@ def test_llama_3s_rotary_embedding(factor: float, wrong: bool, saved: Path, tmp_
         assert load_config(path).rope_parameters == rope
 
 
-def test_fingerprints_tell_files_apart(saved: Path, tmp_path: Path) -> None:
+def test_fingerprints_distinguish_files(saved: Path, tmp_path: Path) -> None:
     other = gguf_files.rewrite(saved, tmp_path / "x.gguf", kind="Q8_0")
     assert fingerprint(saved) == fingerprint_of(str(saved)) == load_as_is(saved, device="cpu").fingerprint
     assert fingerprint(other) != fingerprint(saved)

@@ -206,7 +206,7 @@ def test_codes_without_their_scales(plain: Path, tmp_path: Path) -> None:
     assert f"its tensor '{GATE}.weight' is of int8, which is no weight that is not quantised" in refusal(tmp_path / "q")
 
 
-def test_codes_whose_config_no_longer_says_so(plain: Path, tmp_path: Path) -> None:
+def test_codes_without_a_quantisation_config_are_refused(plain: Path, tmp_path: Path) -> None:
     """The library would take them for weights, and pass over their scales."""
     made.write(plain, tmp_path / "q", *LAYOUTS["int"])
     config = json.loads((tmp_path / "q" / "config.json").read_text())
@@ -241,7 +241,7 @@ def test_more_than_one_number_for_a_whole_tensor(key: str, count: int, plain: Pa
     assert f"the tensor '{GATE}.{key}' is [{count}]" in refusal(tmp_path / "q")
 
 
-def test_values_that_are_not_finite_in_what_is_not_quantised(folder: Path) -> None:
+def test_values_that_are_not_finite_in_unquantised_tensors(folder: Path) -> None:
     norm = torch.ones(64, dtype=torch.bfloat16)
     norm[3] = torch.nan
     made.change(folder, **{"model.layers.2.input_layernorm.weight": norm})
@@ -331,7 +331,7 @@ def test_a_file_that_is_cut_short(folder: Path) -> None:
     assert "the checkpoint may be incomplete: fetch it again" in refusal(folder)
 
 
-def test_a_tensor_beside_a_layer_that_means_something(plain: Path, tmp_path: Path) -> None:
+def test_a_tensor_with_a_meaning_that_is_not_read_is_refused(plain: Path, tmp_path: Path) -> None:
     def make(outputs: int, inputs: int, generator: Any) -> made.Made:
         parts, dense = compressed(outputs, inputs, generator)
         return {**parts, "input_scale": torch.ones(1)}, dense
@@ -420,7 +420,7 @@ UNREAD = {
 
 
 @pytest.mark.parametrize("case", UNREAD)
-def test_what_is_not_read_says_what_is(case: str, plain: Path, tmp_path: Path) -> None:
+def test_an_unreadable_format_names_the_readable_ones(case: str, plain: Path, tmp_path: Path) -> None:
     found, message = UNREAD[case]
     make = (LAYOUTS["packed-4"] if found.get("quant_method") == "compressed-tensors" else LAYOUTS["gptq"])[1]
     made.write(plain, tmp_path / "q", found, make)

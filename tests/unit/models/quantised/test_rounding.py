@@ -51,7 +51,7 @@ def test_linear_layers_are_rounded_and_nothing_else(saved: Path, dtype: str) -> 
     assert found.sizes == plain.sizes
 
 
-def test_a_tied_head_is_rounded_beside_its_embedding() -> None:
+def test_a_tied_head_is_rounded_and_its_embedding_is_not() -> None:
     plain, found = load("zoo:draft", device="cpu"), load("zoo:draft", device="cpu", dtype="int4")
     assert isinstance(found.model.lm_head, QuantisedLinear)
     assert torch.equal(found.model.model.embed_tokens.weight, plain.model.model.embed_tokens.weight)
@@ -136,7 +136,7 @@ def test_experts_are_rounded_one_by_one(dtype: str, threshold: float, tmp_path: 
     assert torch.equal(experts(x_RD[2:3], chosen_Rk[2:3], shares_Rk[2:3])[0], ours[2])
 
 
-def test_mixtures_of_another_build_keep_their_dtype_and_it_is_said(
+def test_mixtures_of_another_build_keep_their_dtype_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = load(save_model("gpt_oss", tmp_path), device="cpu", dtype="int8")

@@ -130,14 +130,14 @@ def test_all_subsets_of_ten_tokens_and_four_drafts(scheme):
             assert ours(p, q, n, scheme) == pytest.approx(by_subsets(p, draft_law(q.tolist(), n, scheme)), abs=1e-8)
 
 
-def test_the_hub_is_its_pair_law():
+def test_the_hub_equals_its_pair_distribution():
     rng = np.random.default_rng(13)
     for _ in range(20):
         p, q = rng.dirichlet(np.ones(5)), rng.dirichlet(np.ones(5))
         assert ours(p, q, 2, "hub") == pytest.approx(by_program(p, draft_law(q.tolist(), 2, "hub")), abs=1e-8)
 
 
-def test_the_oracle_catches_the_wrong_law(monkeypatch):
+def test_the_oracle_catches_a_wrong_distribution(monkeypatch):
     """Q of independent draws in the place of Q without replacement must not pass."""
     monkeypatch.setitem(SCHEMES, "without_replacement", SCHEMES["iid"])
     rng = np.random.default_rng(14)

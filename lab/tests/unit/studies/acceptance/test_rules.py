@@ -121,7 +121,7 @@ def test_kseq_keeps_its_guarantee(n):
     assert torch.allclose(mass_B, rho_B * beta_B, atol=1e-8) or n == 1
 
 
-def test_equal_laws_are_always_accepted():
+def test_equal_distributions_are_always_accepted():
     p_BV = torch.softmax(torch.randn(3, 30, generator=torch.Generator().manual_seed(8), dtype=torch.float64), -1)
     for name, scheme in (("recursive", "iid"), ("recursive", DISTINCT), ("kseq", "iid"), ("transport", DISTINCT)):
         rate_B = rule_acceptance(p_BV, p_BV, 1, name, scheme)
@@ -153,7 +153,7 @@ def test_a_rule_that_cannot_honour_the_draft_is_refused(n, rule, scheme, message
         rule_acceptance(p_V, p_V, n, rule, scheme)
 
 
-def test_bad_laws_and_sample_counts_are_refused():
+def test_bad_distributions_and_sample_counts_are_refused():
     p_V = torch.tensor([0.5, 0.25, 0.25])
     with pytest.raises(ConfigError, match="sums to"):
         rule_acceptance(p_V, p_V * 0.9, 2, "kseq", "iid")

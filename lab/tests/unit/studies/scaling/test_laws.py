@@ -17,7 +17,7 @@ TOKENS = [1e6, 3e6, 1e7, 3e7, 1e8, 1e9]
 
 
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
-def test_a_known_law_is_recovered(law):
+def test_a_known_scaling_law_is_recovered(law):
     xs = TOKENS if law is DATA else [1, 2, 3, 4, 6]
     found = fit_log(law, xs[::-1], [0.08 * law.log(x) + 5.05 for x in xs[::-1]])
     assert (found.a, found.b) == pytest.approx((0.08, 5.05))
@@ -52,13 +52,13 @@ def test_noise_stays_within_the_band():
     assert 0.98 < found.r2 < 1
 
 
-def test_outside_of_what_was_measured_it_warns():
+def test_outside_of_the_measured_range_it_warns():
     found = fit_log(CAPACITY, [1, 2, 3, 4], [1.0, 1.2, 1.3, 1.42])
     assert found.at(3)[1] == ""
     assert found.at(8)[1] == "8 lies outside of what was measured, 1 to 4"
 
 
-def test_a_law_that_bends_has_a_knee():
+def test_a_scaling_law_that_bends_has_a_knee():
     """Planted: a parabola in ln T whose top is at 1e8 tokens."""
     found = fit_log(DATA, TOKENS, [5 - 0.02 * (math.log(x) - math.log(1e8)) ** 2 for x in TOKENS])
     assert found.saturates
@@ -119,6 +119,6 @@ def test_a_stored_fit_can_be_recomputed_and_a_wrong_base_is_seen():
         ([1, 2, 3, 4], [1, 2, math.nan, 3], "a finite y"),
     ],
 )
-def test_points_that_give_no_law(xs, ys, message):
+def test_points_that_give_no_scaling_law(xs, ys, message):
     with pytest.raises(ValueError, match=message):
         fit_log(BATCH, xs, ys)

@@ -124,7 +124,7 @@ def test_a_sweep_that_was_killed_before_it_began(script, tmp_path, monkeypatch):
     assert len(run(tmp_path / "sweep")) == 7
 
 
-def test_planted_laws_are_found_from_the_raw_points(script, tmp_path):
+def test_planted_scaling_laws_are_found_from_the_raw_points(script, tmp_path):
     found = study(run(tmp_path), 1, 8000)
     assert found.fits["data"].a == pytest.approx(0.3)
     assert found.fits["data"].xs == tuple(each + 24 for each in TOKENS)  # what was really read
@@ -157,7 +157,7 @@ def test_the_speed_model(script, tmp_path):
     assert speed.model(crooked).error > 0.05  # planted: no line goes through these
 
 
-def test_too_few_points_are_no_law(script, tmp_path):
+def test_too_few_points_give_no_scaling_law(script, tmp_path):
     found = study(run(tmp_path, layers=(1, 2), batches=(1,)), 1, 8000)
     assert set(found.fits) == {"data"}
     assert found.left_out == {

@@ -222,7 +222,7 @@ def test_a_failed_request_is_in_no_pair():
 # ---------------------------------------------------------------------- advice
 
 
-def test_overlapping_intervals_are_not_told_apart():
+def test_overlapping_intervals_are_not_ranked():
     text = advice(compared(36, 2, 3, 9, seconds=(0.8, 0.9)))
     assert "Exact verification is faster than plain decoding, 2.00 (2.00 to 2.00) times." in text
     assert "mixture lam=0.1 runs at 1.18 (1.11 to 1.25) times the speed of exact verification" in text
@@ -231,7 +231,7 @@ def test_overlapping_intervals_are_not_told_apart():
     assert "worse" not in text
 
 
-def test_a_shown_loss_is_told_with_its_interval():
+def test_a_shown_loss_is_reported_with_its_interval():
     text = advice(compared(36, 2, 12, 0, seconds=(0.8, 0.9)))
     assert "Every lossy point that is shown to be faster than exact verification is worse than it: mixture" in text
     assert "-20.0 points of accuracy, 95 % -34.0 to -5.7" in text
@@ -266,7 +266,7 @@ def test_one_repeat_shows_no_speed():
     assert "One repeat has no range" in advice(study)
 
 
-def test_two_rules_whose_ranges_overlap_are_not_told_apart_in_speed():
+def test_two_rules_with_overlapping_ranges_are_not_ranked_in_speed():
     right = [True] * 30 + [False] * 30
     study = tradeoff(
         POINTS,
@@ -281,7 +281,7 @@ def test_two_rules_whose_ranges_overlap_are_not_told_apart_in_speed():
     assert "In speed it is not told apart from typical epsilon=0.3." in advice(study)
 
 
-def test_a_gain_over_slow_exact_verification_is_shown_beside_plain_decoding():
+def test_a_gain_over_slow_exact_verification_is_shown_with_plain_decoding():
     right = [True] * 30
     study = tradeoff(
         POINTS,
@@ -317,7 +317,7 @@ def with_model(rule, drafter, fixed):
     return {"method": drafter, "model": "zoo:draft", **fixed}
 
 
-def test_every_rule_over_its_knob_and_the_budgets_beside_the_three_references():
+def test_every_rule_over_its_knob_and_the_budgets_with_the_three_references():
     varied = {"mixture": {"lam": [0.2, 0.4]}}
     points = make_points(named(EXACT, "typical", "mixture"), varied, [0.01], draft=True, own=with_model)
     labels = [point.label for point in points]
@@ -402,7 +402,7 @@ def test_a_rule_enters_once_more_with_other_options_as_its_baseline():
         make_points({"sprinter+stop=confidnce": {"stop": "confidnce"}}, {}, [], draft=False, own=with_model)
 
 
-def test_a_rule_whose_drafter_cannot_be_had_is_left_out():
+def test_a_rule_without_an_available_drafter_is_left_out():
     points = make_points(named("sprinter", "mixture"), {}, [], draft=False, own=lambda rule, drafter, fixed: None)
     assert {point.rule for point in points} == {PLAIN, EXACT, "mixture"}
 

@@ -114,7 +114,7 @@ def test_a_seed_keeps_its_stream_under_match() -> None:
     llm.close()
 
 
-def test_requests_come_and_go_and_the_helper_forgets_them(helped: LLM) -> None:
+def test_the_helper_releases_requests_that_ended(helped: LLM) -> None:
     stream = helped.stream(PROMPTS[0], GREEDY)
     next(stream)
     next(stream)
