@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def small_steps(monkeypatch):
 
     def small(*arguments):
         recipe = made(*arguments)
-        return kangaroo.replace(recipe, block=BLOCK, schedule=kangaroo.replace(recipe.schedule, batch=BATCH))
+        return replace(recipe, block=BLOCK, schedule=replace(recipe.schedule, batch=BATCH))
 
     monkeypatch.setattr(kangaroo, "recipe", small)
     monkeypatch.setattr(outputs, "BATCH", 16)

@@ -31,7 +31,8 @@ def train_draft(config: DraftConfig, session: Session) -> dict[str, Any]:
     """Distil a draft, and measure what the engine accepts of it."""
     from foretoken.train import acceptance
     from foretoken.train.distil import distil
-    from foretoken.train.recipe import add_to_record, run
+    from foretoken.train.recipe import run
+    from foretoken.train.run_folder import add_to_record
 
     prompts = session.prompts(config.suite)
     recipe = distil(config.target, config.start, config.loss, config.own_words, config.on_policy)

@@ -52,7 +52,7 @@ def train_and_draft(
         the record, with ``acceptance`` added.
     """
     from foretoken.train import acceptance
-    from foretoken.train.recipe import add_to_record
+    from foretoken.train.run_folder import add_to_record
 
     prompts = session.prompts(config.suite)
     with session.training(title) as report:

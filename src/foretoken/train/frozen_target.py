@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.core.errors import ModelError, UnsupportedArchitecture
 from foretoken.forward import anatomy
 from foretoken.forward.hidden_states import FINAL, Depth, state_of, watching
 from foretoken.forward.span import Span, within
 from foretoken.train.processor import product_dtype, products
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 HEAD_ROWS = 512  # positions of one sequence that the head is given
 
@@ -55,6 +58,20 @@ class FrozenTarget:
     def device(self) -> torch.device:
         """Where it is."""
         return next(self.model.parameters()).device
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        """Refuse a tokenizer with ids that the model does not have.
+
+        Args:
+            name: of the model, for the message.
+        Raises:
+            ModelError: gives both numbers.
+        """
+        if len(tokenizer) > self.vocabulary:
+            raise ModelError(
+                f"vocabulary mismatch: the tokenizer of {name} has {len(tokenizer)} entries, its model "
+                f"{self.vocabulary}"
+            )
 
     @torch.no_grad()
     def states(self, tokens_BT: Tensor) -> dict[Depth, Tensor]:

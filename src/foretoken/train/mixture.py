@@ -13,7 +13,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,12 @@ class Source:
     documents: Callable[[], Iterator[str]]
     files: tuple[Path, ...] = ()
     kept: Callable[[], Iterator[str]] | None = None
+
+
+def scaled(sources: Sequence[Source], share: float) -> list[Source]:
+    """Return the sources with shares that add up to ``share``; none for 0."""
+    total = sum(source.share for source in sources)
+    return [replace(source, share=source.share / total * share) for source in sources if share > 0]
 
 
 Encode = Callable[[list[str]], list[list[int]]]

@@ -58,6 +58,19 @@ class StoredBlocks:
         self._order_of = -1
         self._loaded: dict[int, tuple[Features, list[tuple[int, int]]]] = {}
 
+    @classmethod
+    def of(cls, folder: Path, depths: Sequence[int], seed: int, target: Path) -> StoredBlocks:
+        """Open a store and check that its features are those of a target.
+
+        Args:
+            target: the folder of the model.
+        Raises:
+            MismatchError: they are those of another one.
+        """
+        found = cls(folder, depths, seed)
+        found.store.check_target(target)
+        return found
+
     def next(self, count: int) -> Tensor:
         """The next sequences' numbers, int64 [count, 1]."""
         numbers = []

@@ -123,6 +123,10 @@ class Blocks(Protocol):
         """Go on from there."""
         ...
 
+    def report(self) -> list[dict[str, Any]]:
+        """Describe what was read from each source, for the record."""
+        ...
+
 
 Report = Callable[[Progress], None]
 

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from foretoken.train.mixture import Encode, Source
-from foretoken.train.recipe import scaled
+from foretoken.train.mixture import Encode, Source, scaled
 from foretoken.train.trainer import Bounds
 from foretoken_lab.recipes import base_tasks, base_tasks_2
 from foretoken_lab.recipes.reflections import Counted, Reflections, reflections

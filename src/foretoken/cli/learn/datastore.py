@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken.cli.learn.training import SECONDS_BETWEEN_LINES
-from foretoken.cli.shared.console import emit, emit_json, note, quiet_transformers, stderr_console
+from foretoken.cli.shared.console import display, emit, emit_json, quiet_transformers
 from foretoken.cli.shared.options import Verbose, check_model_name, json_option, out_option
 from foretoken.core.errors import InputError, ModelError
 from foretoken.core.files import check_readable
@@ -177,21 +175,9 @@ def _entry(context: typer.Context, files: Sequence[Path]) -> dict[str, Any]:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Report]:
-    """The count so far: on a terminal always, else a line now and then."""
-    console = stderr_console()
-    if console.is_terminal:
-        with console.status(title) as status:
-            yield lambda documents, tokens: status.update(f"{title}: {documents:,} documents, {tokens:,} tokens")
-        return
-    said = time.monotonic()
-
-    def line(documents: int, tokens: int) -> None:
-        nonlocal said
-        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            note(f"{title}: {documents:,} documents, {tokens:,} tokens")
-
-    yield line
+    """Show the count so far."""
+    with display(title) as show:
+        yield lambda documents, tokens: show(f"{documents:,} documents, {tokens:,} tokens")
 
 
 def _say(folder: Path, manifest: Manifest, as_json: bool) -> None:

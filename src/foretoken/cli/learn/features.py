@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foretoken.cli.shared.console import emit_json, note, quiet_transformers, stderr_console
+from foretoken.cli.shared.console import display, emit_json, note, quiet_transformers
 from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import Verbose, data_option, json_option, out_option
 from foretoken.core.errors import ConfigError, nearest
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 GIGABYTE = 10**9
-SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
 
 
 @with_flags
@@ -210,37 +208,20 @@ Report = Callable[["Progress"], None]
 
 @contextmanager
 def _progress(wanted: int | None) -> Iterator[Report]:
-    """What it will take first, then a bar on a terminal, else a line now and then."""
-    console = stderr_console()
-    if not console.is_terminal:
-        yield _announced(wanted, _lines(wanted))
-        return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    """Show how far the extraction is, after one line that says how much it will take."""
+    with display("features") as show:
+        show("reading the text")
+        announced = False
 
-    columns = (TextColumn("features"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
-    with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("features", total=None, state="reading the text")
-        yield _announced(
-            wanted,
-            lambda progress: bar.update(
-                task, completed=progress.tokens, total=_end(progress, wanted), state=_state(progress)
-            ),
-        )
+        def report(progress: Progress) -> None:
+            nonlocal announced
+            if not announced:
+                announced = True
+                note(_estimate(progress, wanted))
+            end = _end(progress, wanted)
+            show(_state(progress, end), None if not end else min(1.0, progress.tokens / end))
 
-
-def _announced(wanted: int | None, report: Report) -> Report:
-    """The estimate with the first report, then as ``report`` does."""
-    first = True
-
-    def announce(progress: Progress) -> None:
-        nonlocal first
-        if first:
-            first = False
-            note(_estimate(progress, wanted))
-        report(progress)
-
-    return announce
+        yield report
 
 
 def _estimate(progress: Progress, wanted: int | None) -> str:
@@ -261,20 +242,7 @@ def _end(progress: Progress, wanted: int | None) -> int | None:
     return min((bound for bound in (wanted, progress.fits) if bound is not None), default=None)
 
 
-def _lines(wanted: int | None) -> Report:
-    last = time.monotonic()
-
-    def report(progress: Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            end = _end(progress, wanted)
-            done = "" if not end else f"{min(1.0, progress.tokens / end):.0%}, "
-            note(f"features: {done}{_state(progress)}")
-
-    return report
-
-
-def _state(progress: Progress) -> str:
+def _state(progress: Progress, end: int | None) -> str:
     rate = progress.new / max(progress.seconds, 1e-9)
-    return f"{progress.tokens:,} tokens, {rate:,.0f} tokens/s"
+    done = "" if not end else f"{min(1.0, progress.tokens / end):.0%}, "
+    return f"{done}{progress.tokens:,} tokens, {rate:,.0f} tokens/s"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from foretoken.cli.shared.console import note, stderr_console
+from foretoken.cli.shared.console import display
 from foretoken.core.errors import ConfigError
 from foretoken.options.model import ModelOptions
 from foretoken.options.option import named
 
 if TYPE_CHECKING:
     from foretoken.train.trainer import Progress, Report
-
-SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
 
 
 def found_device(device: str) -> str:
@@ -37,57 +34,24 @@ def found_device(device: str) -> str:
 
 @contextmanager
 def progress(title: str) -> Iterator[Report]:
-    """A bar on a terminal, else a line now and then."""
-    console = stderr_console()
-    if not console.is_terminal:
-        yield _lines(title)
-        return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn(title), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
-    with Bar(*columns, TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task(title, total=1.0, state="reading the data")
-        yield lambda progress: bar.update(task, completed=progress.done, state=_state(progress))
+    """Show how far a training loop is; see :func:`foretoken.cli.shared.console.display`."""
+    with display(title) as show:
+        show("reading the data")
+        yield lambda progress: show(_state(progress), progress.done)
 
 
 @contextmanager
 def counting(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """The same for something that is counted up to about ``total``."""
-    console = stderr_console()
-    if not console.is_terminal:
-        last = time.monotonic() - SECONDS_BETWEEN_LINES
-
-        def line(number: int) -> None:
-            nonlocal last
-            if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-                last = time.monotonic()
-                note(f"{title}: {number:,} of {total:,}")
-
-        yield line
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda number: bar.update(task, completed=min(number, total))
-
-
-def _lines(title: str) -> Report:
-    last = time.monotonic() - SECONDS_BETWEEN_LINES
-
-    def report(progress: Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            note(f"{title}: {progress.done:.0%}, step {progress.step}, {_state(progress)}")
-
-    return report
+    """Show something that is counted up to about ``total``."""
+    with display(title) as show:
+        show(f"0 of {total:,}", 0.0)
+        yield lambda number: show(f"{number:,} of {total:,}", min(1.0, number / max(1, total)))
 
 
 def _state(progress: Progress) -> str:
     rate = progress.tokens / max(progress.seconds, 1e-9)
     measured = f", {progress.measured}" if progress.measured else ""
-    return f"loss {progress.loss:.3f}, {progress.tokens / 1e6:.2f} M tokens, {rate:,.0f} tokens/s{measured}"
+    return (
+        f"{progress.done:.0%}, step {progress.step:,}, loss {progress.loss:.3f}, {progress.tokens / 1e6:.2f} M tokens, "
+        f"{rate:,.0f} tokens/s{measured}"
+    )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretoken.cli.learn.training import SECONDS_BETWEEN_LINES
+from foretoken.cli.learn.training import counting
 from foretoken.cli.run.answers import completion_fields
-from foretoken.cli.shared.console import emit, emit_json, note, quiet_transformers, stderr_console
+from foretoken.cli.shared.console import emit, emit_json, note, quiet_transformers
 from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import (
     Loading,
@@ -150,7 +148,7 @@ def rag(
     if loading.threads is not None:
         torch.set_num_threads(loading.threads)
     target = load(model, **loading.of_a_checkpoint)
-    with _progress(len(found)) as report:
+    with counting("reading passages", len(found)) as report:
         system = Rag(
             target,
             found,
@@ -202,22 +200,3 @@ def _statistics(answers: Sequence[Answer]) -> str:
         parts.append(f"{total['rollbacks']} rollbacks")
     parts.append(f"{total['recomputed_rows']} rows recomputed")
     return " · ".join(parts)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """The number of passages read so far: on a terminal always, else a line now and then."""
-    console = stderr_console()
-    if console.is_terminal:
-        with console.status("reading passages") as status:
-            yield lambda count: status.update(f"reading passages: {count:,} of {total:,}")
-        return
-    said = time.monotonic()
-
-    def line(count: int) -> None:
-        nonlocal said
-        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
-            note(f"reading passages: {count:,} of {total:,}")
-
-    yield line

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from foretoken.core.errors import ForetokenError
 from foretoken.core.phases import PHASES
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PATIENCE_SECONDS = 2.0  # without a word
-SECONDS_BETWEEN_LINES = 30.0  # of progress where stderr is no terminal
+SECONDS_BETWEEN_LINES = 30.0  # of a display where stderr is no terminal
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -140,57 +140,126 @@ def stderr_console() -> Console:
     return Console(stderr=True)
 
 
-@contextmanager
-def progress_bar(name: str, total: int) -> Iterator[Callable[..., None]]:
-    """How far something is: a bar on a terminal, else a line on stderr now and then.
+class Show(Protocol):
+    """Tells a display how far its task is."""
 
-    Gives what to call after every piece of work; it may be told what is under way, which then stands after the name.
+    def __call__(self, state: str, share: float | None = None, title: str | None = None) -> None:
+        """Show a state, such as "3 of 10".
+
+        Args:
+            share: done, from 0 to 1; None: not known, and no time left is shown.
+            title: of the task from now on; None: unchanged.
+        """
+
+
+@contextmanager
+def display(title: str, *, live: bool = True) -> Iterator[Show]:
+    """Show how far a task is: a bar on a terminal, else a line on stderr every 30 seconds.
+
+    Args:
+        live: keep the elapsed time and the lines coming while the task reports nothing. A measurement passes False,
+            because the thread that does it would take processor time from what is measured.
     """
     if not sys.stderr.isatty():
-        yield _lines(name, total)
+        with _Lines(title, live) as lines:
+            yield lines.show
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # drawn when called only: a thread that redraws would take processor time from what is measured
-    with Progress(*columns, console=stderr_console(), transient=True, auto_refresh=False) as progress:
-        bar = progress.add_task(f"{name}warm-up" if name.endswith(" ") or not name else name, total=total)
-        yield lambda what="": progress.update(bar, advance=1, description=name + what, refresh=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"), TimeElapsedColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=stderr_console(), transient=not live, auto_refresh=live
+    ) as progress:
+        bar = progress.add_task(title, total=None, state="")
+
+        def show(state: str, share: float | None = None, title: str | None = None) -> None:
+            total = None if share is None else 1.0
+            progress.update(bar, completed=share, total=total, description=title, state=state, refresh=not live)
+
+        yield show
+
+
+class _Lines:
+    """Writes the newest state as a line on stderr, every 30 seconds.
+
+    Args:
+        live: write also while nothing is reported, in a thread.
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, title: str, live: bool, clock: Callable[[], float] | None = None) -> None:
+        self._title, self._clock = title, clock or time.monotonic
+        self._state = ""
+        self._share: float | None = None
+        self._first: tuple[float, float] | None = None  # time and share from which the time left is estimated
+        self._last = self._clock()
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._keep_writing, name="progress", daemon=True) if live else None
+
+    def __enter__(self) -> _Lines:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def show(self, state: str, share: float | None = None, title: str | None = None) -> None:
+        with self._lock:
+            if share is not None and (self._first is None or share < (self._share or 0.0)):
+                self._first = (self._clock(), share)  # the task, or its next stage, begins
+            self._state, self._share, self._title = state, share, title or self._title
+        self.write_if_due()
+
+    def write_if_due(self) -> None:
+        """Write a line if the last one is 30 seconds old."""
+        with self._lock:
+            if self._clock() - self._last >= SECONDS_BETWEEN_LINES:
+                self._last = self._clock()
+                note(f"{self._title}: {self._state}{self._left()}" if self._state else self._title)
+
+    def _left(self) -> str:
+        if self._share is None or self._first is None or self._share <= self._first[1]:
+            return ""
+        began, share = self._first
+        left = (self._last - began) / (self._share - share) * max(0.0, 1.0 - self._share)
+        return f", about {time_left(left)} left"
+
+    def _keep_writing(self) -> None:
+        while not self._over.wait(max(0.1, self._last + SECONDS_BETWEEN_LINES - self._clock())):
+            self.write_if_due()
+
+
+@contextmanager
+def progress_bar(name: str, total: int) -> Iterator[Callable[..., None]]:
+    """Show how many pieces of work are done, without a thread (see :func:`display`).
+
+    Gives what to call after every piece of work; the name of the piece, if given, is shown after ``name``.
+    """
+    done = 0
+    with display(f"{name}warm-up" if name.endswith(" ") or not name else name, live=False) as show:
+
+        def advance(what: str = "") -> None:
+            nonlocal done
+            done += 1
+            show(f"{done:,} of {total:,}", done / max(1, total), name + what)
+
+        show(f"0 of {total:,}", 0.0)
+        yield advance
+
+
+@contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """Show what is under way, without a thread; gives what to call with the words."""
+    with display("", live=False) as show:
+        yield lambda what: show("", None, what)
 
 
 def time_left(seconds: float) -> str:
     """Seconds as a person says them."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _lines(name: str, total: int) -> Callable[..., None]:
-    done, began = 0, time.monotonic()
-    last = began
-
-    def line(what: str = "") -> None:
-        nonlocal done, last
-        done += 1
-        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = time.monotonic()
-            left = (last - began) / done * max(0, total - done)
-            note(f"{name + what}: {done:,} of {total:,}, about {time_left(left)} left")
-
-    return line
-
-
-@contextmanager
-def status_line() -> Iterator[Callable[[str], None]]:
-    """One line on stderr that says what is under way, if that is a terminal; gives what to call with the words."""
-    if not sys.stderr.isatty():
-        yield lambda what: None
-        return
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    # drawn when called only, as above
-    with Progress(*columns, console=stderr_console(), transient=True, auto_refresh=False) as progress:
-        line = progress.add_task("", total=None)
-        yield lambda what: progress.update(line, description=what, refresh=True)
 
 
 def prepare_output() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from foretoken.core.errors import InputError
 from foretoken.core.tree import TokenTree
 from foretoken.methods.judge.labels import Marked
-from foretoken.train.recipe import disk_trouble
+from foretoken.train.run_folder import disk_trouble
 
 RULES = 2  # of what is fine (mining.py): labels made by others do not mix with today's
 

@@ -14,7 +14,6 @@ Letters: N tokens.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -25,7 +24,6 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, InputError, MismatchError
-from foretoken.core.files import write_whole
 from foretoken.core.intervals import wilson_interval
 from foretoken.core.provenance import provenance
 from foretoken.engine.llm import LLM
@@ -39,8 +37,8 @@ from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel, check_same_vocabulary
 from foretoken.models.load import load
 from foretoken.train.grouped_split import grouped_split
-from foretoken.train.recipe import RECORD, disk_trouble
 from foretoken.train.roc import auc, smallest_threshold
+from foretoken.train.run_folder import disk_trouble, write_record
 
 TRAINED, CHOSEN_BY = 0.7, 0.15  # of the questions; the rest is reported
 FEWEST = 50  # tokens of either kind
@@ -162,7 +160,7 @@ def run(
     }
     with disk_trouble(out):
         JudgeHead(config, fitted.unit).save(out)
-        write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
+        write_record(out, record)
     return record
 
 

@@ -18,51 +18,39 @@ Letters: B sequences, T positions, N rows, D width, V vocabulary.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
-from foretoken.core.files import write_whole
-from foretoken.core.provenance import provenance
+from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.forward import anatomy
 from foretoken.methods.kangaroo.network import Adapter, AdapterConfig
-from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is, load_config
-from foretoken.train import trainer
 from foretoken.train.begin_as import begin_as
-from foretoken.train.feature_heads.batches import Batches, FromFeatures, FromTokens
+from foretoken.train.feature_heads.batches import Batches, batches_of
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.mixture import Mixture, Source
+from foretoken.train.mixture import Source
 from foretoken.train.optimiser import Rates
-from foretoken.train.recipe import (
-    RECORD,
-    Recipe,
-    claim_of,
-    disk_trouble,
-    refuse_another,
-    scaled,
-    write_claim,
-    written,
-)
+from foretoken.train.recipe import Recipe
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
+from foretoken.train.run import LoopOptions, TrainingRun, within_memory
 from foretoken.train.sources import mixture
 from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.trainer import Blocks, Bounds, Schedule
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 OWN_WORDS = 0.5
 RATE = 3e-3
 HELD_OUT_BLOCKS = 32
 AGREE = 3  # agreement is measured for the adapter's 1, 2 and 3 most probable tokens
-LOGITS = 1 << 25  # of one micro-batch, about: 128 MB of float32 for each distribution
 
 
 def recipe(target: str, exit_layer: int, own_words: float = OWN_WORDS) -> Recipe:
@@ -202,16 +190,10 @@ def run(
     sources: Sequence[Source],
     out: Path,
     *,
-    bounds: Bounds | None = None,
     own_words: float = OWN_WORDS,
     features: Path | None = None,
     start: Path | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    report: trainer.Report = lambda progress: None,
-    arguments: Sequence[str] = (),
-    checkpoint_every: float = trainer.CHECKPOINT_SECONDS,
-    rate: float = 1.0,
+    **loop: Unpack[LoopOptions],
 ) -> dict[str, Any]:
     """Train an adapter, or resume an interrupted run.
 
@@ -220,13 +202,10 @@ def run(
         exit_layer: E.
         sources: the text; not read if features are given.
         out: the folder to write: ``config.json``, ``model.safetensors``, ``training.json``, and ``run/``.
-        bounds: None: the recipe's.
         own_words: share of the text that the target generates; ignored if features are given.
         features: folder of a feature store to train from instead.
         start: folder of an adapter of the same shape to start from.
-        arguments: the command line, for the record.
-        checkpoint_every: seconds between two checkpoints.
-        rate: factor on the learning rate.
+        loop: see :class:`foretoken.train.run.TrainingRun`.
     Returns:
         the record that is saved as ``training.json``.
     Raises:
@@ -234,85 +213,37 @@ def run(
     """
     Adapter.check_place(out)
     chosen = recipe(name, exit_layer, 0.0 if features else own_words)
-    bounds = bounds or chosen.bounds
-    loaded = load_as_is(name, device=device)
+    training = TrainingRun(chosen, sources, out, start=start, **loop)
+    loaded = load_as_is(name, device=training.device)
     target = ExitTarget(loaded.model, exit_layer)
-    if len(loaded.tokenizer) > target.vocabulary:
-        raise ModelError(
-            f"vocabulary mismatch: the tokenizer of {name} has {len(loaded.tokenizer)} entries, its model "
-            f"{target.vocabulary}"
-        )
+    target.check_tokenizer(loaded.tokenizer, name)
     replies = Replies(loaded.tokenizer)
-    torch.manual_seed(seed)
+    torch.manual_seed(training.seed)
     adapter = build(loaded.model.config, target, name, loaded.fingerprint).to(target.device)
     if start is not None:
         begin_as(adapter, Adapter.load(start), start)
-    stored = None
-    if features is not None:
-        stored = StoredBlocks(features, (exit_layer,), seed)
-        stored.store.check_target(loaded.folder)
-    work = out / "run"
-    with disk_trouble(out):
-        claim = {**claim_of(chosen, sources, seed), "target": loaded.fingerprint, "exit layer": exit_layer}
-        if start is not None:
-            claim["start"] = fingerprint(start)
+    stored = None if features is None else StoredBlocks.of(features, (exit_layer,), training.seed, loaded.folder)
+    with training.claimed(loaded.fingerprint, {"exit layer": exit_layer}, stored):
+        blocks: Blocks
         if stored is not None:
-            claim["features"] = [shard.sha256 for shard in stored.store.index.shards]
-        refuse_another(work, claim)
-        write_claim(work, claim)
-        batches: Batches
-        blocks: Blocks | Any
-        if stored is not None:
-            blocks, batches = stored, FromFeatures(target, replies, stored, (target.exit_layer,))
+            blocks = stored
         else:
-            text = [*scaled(sources, 1 - own_words), *written(chosen, adapter, sources, work, seed)]
             block = min(chosen.block, target.longest or chosen.block)
-            encode = encoder(loaded.tokenizer)
-            blocks = Mixture(text, encode, work / "tokens", block, target.vocabulary, seed)
-            batches = FromTokens(target, replies, (target.exit_layer,))
-        micro_batch = max(1, min(chosen.schedule.micro_batch, LOGITS // (blocks.block * target.vocabulary)))
-        rates = chosen.schedule.rates.scaled(rate)
-        schedule = replace(chosen.schedule, micro_batch=micro_batch, rates=rates, seed=seed)
+            blocks = training.mixture(training.text(adapter), encoder(loaded.tokenizer), target.vocabulary, block)
+        batches = batches_of(target, replies, stored, (exit_layer,))
+        schedule = within_memory(chosen.schedule, blocks.block, target.vocabulary)
         untrained = deepcopy(adapter)
-        objective = FullLaw(target, batches)
-        progress = trainer.fit(
-            adapter,
-            objective,
-            blocks,
-            schedule,
-            bounds,
-            work / "checkpoints",
-            report=report,
-            device=target.device,
-            checkpoint_every=checkpoint_every,
-        )
+        training.fit(adapter, FullLaw(target, batches), blocks, schedule)
         # both at the end, on the same blocks: the text that the target generates does not exist before
         pair = {"before": untrained.eval(), "after": adapter.eval()}
-        held_out = judge(pair, target, batches, blocks, HELD_OUT_BLOCKS, micro_batch)
-        record = {
-            "method": "kangaroo",
-            "target": name,
-            "target_fingerprint": loaded.fingerprint,
+        fields = {
+            **training.part_fields(loaded.fingerprint),
             "exit_layer": exit_layer,
-            "start": None if start is None else {"name": str(start), "fingerprint": fingerprint(start)},
-            "parameters": sum(parameter.numel() for parameter in adapter.parameters()),
             "own_words": chosen.own_words,
             "replies_only": replies.known,
-            "block": blocks.block,
-            "batch": schedule.batch,
-            "rates": asdict(rates),
-            "bounds": asdict(bounds),
-            "seed": seed,
-            "objective": objective.name,
-            "steps": progress.step,
-            "tokens": progress.tokens,
-            "minutes": round(progress.seconds / 60, 1),
-            "threads": torch.get_num_threads(),
-            "held_out": held_out,
-            "mixture": blocks.report(),
-            "curve": progress.curve,
-            "provenance": provenance(arguments),
+            "held_out": judge(pair, target, batches, blocks, HELD_OUT_BLOCKS, schedule.micro_batch),
         }
+        record = training.record(adapter, FullLaw.name, fields)
         adapter.save(out)
-        write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
+        training.save_record(record)
     return record

@@ -18,50 +18,39 @@ Letters: B sequences, T positions, N used positions, W width, G key/value heads,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.core.files import write_whole
-from foretoken.core.provenance import provenance
+from foretoken.core.errors import ConfigError
 from foretoken.forward import target_kv
 from foretoken.methods.longspec.network import LEVELS, LongSpec, config_for
 from foretoken.methods.longspec.noisy import noisy_forward
-from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is, load_config
-from foretoken.train import trainer
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.mixture import Mixture, Source
+from foretoken.train.mixture import Source
 from foretoken.train.optimiser import Rates
-from foretoken.train.recipe import (
-    RECORD,
-    Recipe,
-    claim_of,
-    disk_trouble,
-    refuse_another,
-    scaled,
-    write_claim,
-    written,
-)
+from foretoken.train.recipe import Recipe
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
+from foretoken.train.run import LoopOptions, TrainingRun, within_memory
 from foretoken.train.sources import mixture
 from foretoken.train.trainer import Blocks, Bounds, Schedule
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 OWN_WORDS = 0.5
 ANCHORS = 4  # first positions of a block, which are not moved: they are attention sinks
 DECAY = 0.8  # weight of a gap relative to the previous one: about how often one more drafted token is reached
 HELD_OUT_TOKENS = 1 << 14
-LOGITS = 1 << 25  # of one micro-batch, about: 128 MB of float32 for each distribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,14 +250,8 @@ def run(
     mlp_width: int | None = None,
     levels: int = LEVELS,
     start: Path | None = None,
-    bounds: Bounds | None = None,
     own_words: float = OWN_WORDS,
-    seed: int = 0,
-    device: str = "cpu",
-    report: trainer.Report = lambda progress: None,
-    arguments: Sequence[str] = (),
-    checkpoint_every: float = trainer.CHECKPOINT_SECONDS,
-    rate: float = 1.0,
+    **loop: Unpack[LoopOptions],
 ) -> dict[str, Any]:
     """Train a head, or resume an interrupted run.
 
@@ -278,11 +261,8 @@ def run(
         mlp_width: of its MLP; None: the target's, or that of ``start``.
         levels: gaps that are trained, and tokens of a draft at most.
         start: the folder of a head to start from, trained for any target; None: layers of the target.
-        bounds: of both stages together; None: the recipe's.
         own_words: share of the text that the target generates.
-        arguments: the command line, for the record.
-        checkpoint_every: seconds between two checkpoints.
-        rate: factor on the learning rates.
+        loop: see :class:`foretoken.train.run.TrainingRun`.
     Returns:
         the record that is saved as ``training.json``.
     Raises:
@@ -291,20 +271,16 @@ def run(
     """
     LongSpec.check_place(out)
     chosen = recipe(name, own_words)
-    bounds = bounds or chosen.bounds
+    training = TrainingRun(chosen, sources, out, start=start, **loop)
     begun = None if start is None else LongSpec.load(start)
     if begun is not None:
         mlp_width = mlp_width or begun.config.mlp_width
-    loaded = load_as_is(name, device=device)
+    loaded = load_as_is(name, device=training.device)
     replies = Replies(loaded.tokenizer)
     target = KeyedTarget(loaded.model, name, replies)
-    if len(loaded.tokenizer) > target.vocabulary:
-        raise ModelError(
-            f"vocabulary mismatch: the tokenizer of {name} has {len(loaded.tokenizer)} entries, its model "
-            f"{target.vocabulary}"
-        )
+    target.check_tokenizer(loaded.tokenizer, name)
     shape = {"mlp_width": mlp_width, "levels": levels}
-    torch.manual_seed(seed)
+    torch.manual_seed(training.seed)
     config = config_for(loaded.model.config, name, loaded.fingerprint, target.kv, **shape)
     head = LongSpec(config).to(target.device)
     if begun is None:
@@ -312,69 +288,37 @@ def run(
         head.begin_near(target.model)
     else:
         head.go_on_from(begun, str(start))
-    untrained, work, done = deepcopy(head), out / "run", []
-    with disk_trouble(out):
-        claim = {**claim_of(chosen, sources, seed), "target": loaded.fingerprint, "shape": shape}
-        if start is not None:
-            claim["start"] = fingerprint(start)
-        refuse_another(work, claim)
-        write_claim(work, claim)
-        text = [*scaled(sources, 1 - own_words), *written(chosen, head, sources, work, seed)]
+    untrained = deepcopy(head)
+    with training.claimed(loaded.fingerprint, {"shape": shape}, None):
+        text = training.text(head)
         for stage in STAGES:
-            block = min(stage.block, config.max_length)
-            place = work / stage.name
-            blocks = Mixture(text, encoder(loaded.tokenizer), place / "tokens", block, target.vocabulary, seed)
-            micro_batch = max(1, min(stage.batch, LOGITS // (block * target.vocabulary)))
-            rates = chosen.schedule.rates.scaled(rate * stage.rate)
-            objective = Noisy(target, levels, config.max_length if stage.offset else None)
-            progress = trainer.fit(
+            place, block = training.work / stage.name, min(stage.block, config.max_length)
+            blocks = training.mixture(text, encoder(loaded.tokenizer), target.vocabulary, block, place)
+            rates = chosen.schedule.rates.scaled(stage.rate)
+            schedule = Schedule(batch=stage.batch, micro_batch=stage.batch, rates=rates)
+            training.fit(
                 head,
-                objective,
+                Noisy(target, levels, config.max_length if stage.offset else None),
                 blocks,
-                Schedule(batch=stage.batch, micro_batch=micro_batch, rates=rates, seed=seed),
-                bounds.part(stage.share),
-                place / "checkpoints",
-                report=report,
-                device=target.device,
-                checkpoint_every=checkpoint_every,
-            )
-            done.append(
-                {
-                    **asdict(stage),
-                    "block": block,
-                    "rates": asdict(rates),
-                    "steps": progress.step,
-                    "tokens": progress.tokens,
-                    "minutes": round(progress.seconds / 60, 1),
-                    "mixture": blocks.report(),
-                    "curve": progress.curve,
-                }
+                within_memory(schedule, block, target.vocabulary),
+                place=place,
+                share=stage.share,
+                fields=asdict(stage),
             )
         # both at the end, on the same blocks: the text that the target generates does not exist before
-        held_out = judge({"before": untrained.eval(), "after": head.eval()}, target, blocks)
-        record = {
-            "method": "longspec",
-            "target": name,
-            "target_fingerprint": loaded.fingerprint,
+        pair = {"before": untrained.eval(), "after": head.eval()}
+        fields = {
+            **training.part_fields(loaded.fingerprint),
             "start": None if start is None else str(start),
             "layer": config.layer,
             "levels": levels,
             "window": config.window,
             "mlp_width": config.mlp_width,
-            "parameters": sum(parameter.numel() for parameter in head.parameters()),
             "own_words": own_words,
             "replies_only": replies.known,
-            "bounds": asdict(bounds),
-            "seed": seed,
-            "objective": Noisy.name,
-            "threads": torch.get_num_threads(),
-            "steps": sum(each["steps"] for each in done),
-            "tokens": sum(each["tokens"] for each in done),
-            "minutes": round(sum(each["minutes"] for each in done), 1),
-            "held_out": held_out,
-            "stages": done,
-            "provenance": provenance(arguments),
+            "held_out": judge(pair, target, blocks),
         }
+        record = training.record(head, Noisy.name, fields)
         head.save(out)
-        write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
+        training.save_record(record)
     return record

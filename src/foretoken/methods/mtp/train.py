@@ -35,7 +35,7 @@ from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.load import load_as_is, load_config, source_of
 from foretoken.train.feature_heads.training import HeadTraining, Stage, recipe_for
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.recipe import RECORD
+from foretoken.train.run_folder import RECORD
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ def run(config: Config, session: Session) -> dict[str, Any]:
     """Collect examples, train a head, and let it serve the held-out prompts."""
     from foretoken.methods.sprinter import train as training
     from foretoken.methods.sprinter.labels import Collecting
-    from foretoken.train.recipe import add_to_record
+    from foretoken.train.run_folder import add_to_record
     from foretoken.train.sources import mixture
 
     prompts = session.prompts(config.suite)

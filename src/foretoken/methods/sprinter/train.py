@@ -15,7 +15,6 @@ Letters: N examples, D width.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,6 @@ from torch import Tensor
 from foretoken.core.distortion import Spent, total_variation
 from foretoken.core.draft import Approvals, Draft
 from foretoken.core.errors import ConfigError, InputError, MismatchError
-from foretoken.core.files import write_whole
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Verifier
@@ -48,9 +46,9 @@ from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.mixture import Source
-from foretoken.train.recipe import RECORD, disk_trouble
 from foretoken.train.regression import Standard, regress
 from foretoken.train.roc import auc
+from foretoken.train.run_folder import disk_trouble, write_record
 
 RATE, BATCH, EPOCHS, TRAINED = 5e-4, 10, 20, 0.7
 PENALTIES = tuple(10.0**power for power in range(2, -5, -1))  # on the state, relative to a mean loss; strictest first
@@ -285,7 +283,7 @@ def run(
     }
     with disk_trouble(out):
         SprinterHead(config, Logistic(found[feature].weight_D, found[feature].bias)).save(out)
-        write_whole(out / RECORD, json.dumps(record, indent=1) + "\n")
+        write_record(out, record)
     return record
 
 

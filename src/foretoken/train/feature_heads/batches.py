@@ -112,6 +112,15 @@ class FromFeatures:
         return TrainingBatch(tokens_BT.to(device), states_BTF, used_BT.to(device), target_NV)
 
 
+def batches_of(
+    target: FrozenTarget, counted: CountedPositions, stored: StoredBlocks | None, depths: tuple[Depth, ...]
+) -> Batches:
+    """Return batches from a feature store, or from tokens where there is none."""
+    if stored is None:
+        return FromTokens(target, counted, depths)
+    return FromFeatures(target, counted, stored, depths)
+
+
 def target_logits(target: FrozenTarget, rows_ND: Tensor) -> Tensor:
     """Logits of the target's LM head; [0, V] for no rows."""
     return target.logits(rows_ND) if len(rows_ND) else rows_ND.new_zeros(0, target.vocabulary)

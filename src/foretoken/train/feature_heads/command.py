@@ -103,7 +103,7 @@ def network_command(
         from foretoken.train import acceptance
         from foretoken.train.feature_heads.run import run as train
         from foretoken.train.feature_heads.training import BOUNDS, SOURCES, HeadTraining
-        from foretoken.train.recipe import add_to_record
+        from foretoken.train.run_folder import add_to_record
 
         prompts = session.prompts(options.suite)
         text = options.sources(SOURCES) if options.features is None else []

@@ -1,27 +1,90 @@
-"""Progress without a terminal: a line now and then, and none where it is soon done."""
+"""Progress without a terminal: a line every 30 seconds, and none where the task is done sooner."""
 
 from __future__ import annotations
 
+import threading
+import time
+
+import pytest
+
+from foretoken.cli.learn import training
 from foretoken.cli.shared import console
+from foretoken.train.trainer import Progress
 
 
-def test_a_line_now_and_then(monkeypatch, capsys):
-    clock = iter([0.0, 10.0, 31.0, 31.0, 40.0, 62.0, 62.0])
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
-    with console.progress_bar("1 of 2: ", 1234) as advance:
-        advance("none")
-        advance("suffix")
-        advance()
-        advance("ngram")
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def after(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     out, err = capsys.readouterr()
     assert out == ""
-    first, second = err.splitlines()
-    assert first.startswith("1 of 2: suffix: 2 of 1,234, about 318 min left")
-    assert second.startswith("1 of 2: ngram: 4 of 1,234, about 318 min left")
+    return err.splitlines()
 
 
-def test_short_work_prints_no_progress(capsys):
+def test_pieces_of_work_are_counted_30_seconds_apart(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with console.progress_bar("1 of 2: ", 100) as advance:
+        for seconds, what in ((10.0, "none"), (20.0, "suffix"), (29.0, ""), (1.0, "ngram")):
+            clock.after(seconds)
+            advance(what)
+    assert lines(capsys) == [
+        "1 of 2: suffix: 2 of 100, about 24 min left",
+        "1 of 2: ngram: 4 of 100, about 24 min left",
+    ]
+
+
+def test_a_task_that_is_done_soon_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with console.progress_bar("prompts", 2) as advance:
         advance()
         advance()
-    assert capsys.readouterr() == ("", "")
+    with training.progress("training a head") as report:
+        report(Progress(step=1, tokens=10, seconds=1.0, loss=2.0, done=1.0))
+    assert lines(capsys) == []
+
+
+def test_training_writes_step_loss_tokens_and_time_left(
+    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    monkeypatch.setattr(threading.Thread, "join", lambda self: None)
+    with training.progress("training a head") as report:
+        for step in range(1, 10):  # from 10 % on, as of a run that was resumed; 10 seconds a step
+            clock.after(10.0)
+            done = 0.1 + 0.04 * step
+            report(Progress(step=step, tokens=step * 100_000, seconds=step * 10.0, loss=3.0 - step / 10, done=done))
+    assert lines(capsys) == [
+        "training a head: 22%, step 3, loss 2.700, 0.30 M tokens, 10,000 tokens/s, about 3 min left",
+        "training a head: 34%, step 6, loss 2.400, 0.60 M tokens, 10,000 tokens/s, about 3 min left",
+        "training a head: 46%, step 9, loss 2.100, 0.90 M tokens, 10,000 tokens/s, about 2 min left",
+    ]
+
+
+def test_the_time_left_is_of_the_stage_under_way(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with console.display("heads", live=False) as show:
+        for seconds, share in ((0.0, 0.0), (20.0, 1.0), (0.0, 0.0), (10.0, 0.5)):
+            clock.after(seconds)
+            show("working", share)
+    assert lines(capsys) == ["heads: working, about 10 s left"]
+
+
+def test_preparation_that_reports_nothing_still_writes_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.1)
+    with training.progress("training a head"):
+        time.sleep(0.5)
+    found = lines(capsys)
+    assert len(found) >= 2
+    assert set(found) == {"training a head: reading the data"}

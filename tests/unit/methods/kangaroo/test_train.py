@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,8 +44,8 @@ def small_steps(monkeypatch):
 
     def small(*arguments):
         recipe = made(*arguments)
-        schedule = kangaroo.replace(recipe.schedule, batch=BATCH, micro_batch=2)
-        return kangaroo.replace(recipe, block=BLOCK, schedule=schedule)
+        schedule = replace(recipe.schedule, batch=BATCH, micro_batch=2)
+        return replace(recipe, block=BLOCK, schedule=schedule)
 
     monkeypatch.setattr(kangaroo, "recipe", small)
 

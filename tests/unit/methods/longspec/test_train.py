@@ -19,7 +19,7 @@ from foretoken.methods.longspec.network import LongSpec, config_for
 from foretoken.methods.longspec.noisy import noisy_forward
 from foretoken.methods.longspec.train import ANCHORS, DECAY, KeyedTarget, Noisy, judge, read
 from foretoken.models.load import load_as_is
-from foretoken.train import sources
+from foretoken.train import sources, trainer
 from foretoken.train.replies import Replies
 from foretoken.train.stopping import Interrupted
 from foretoken.train.trainer import Bounds
@@ -175,7 +175,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     run: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: Any
 ) -> None:
     run("whole", count=10)
-    step = training.trainer._step
+    step = trainer._step
     calls = 0
 
     def stopped(*arguments: Any) -> float:
@@ -185,10 +185,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
             raise Interrupted("stopped")
         return step(*arguments)
 
-    monkeypatch.setattr(training.trainer, "_step", stopped)
+    monkeypatch.setattr(trainer, "_step", stopped)
     with pytest.raises(ForetokenError, match="stopped"):
         run("cut", count=10, checkpoint_every=0.0)
-    monkeypatch.setattr(training.trainer, "_step", step)
+    monkeypatch.setattr(trainer, "_step", step)
     run("cut", count=10)
     whole, cut = (LongSpec.load(tmp_path / name).state_dict() for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
