@@ -87,7 +87,7 @@ def test_what_does_not_grow_is_refused(folder: Path, tmp_path: Path) -> None:
     Eagle.untrained(original, tmp_path / "two", algorithm="eagle")
     Eagle.untrained(original, tmp_path / "normed", draft_vocab_size=60, norm_before_fc=True)
     for place in ("two", "normed"):
-        with pytest.raises(MismatchError, match="only heads of EAGLE-3 without norms"):
+        with pytest.raises(MismatchError, match="only EAGLE-3 heads without norms"):
             compose.build({"method": "eagle", "head": str(tmp_path / place)}, wide)
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     save_model("llama", other, seed=5, hidden_size=64, num_attention_heads=2, intermediate_size=128)

@@ -95,7 +95,7 @@ BAD = [
     (
         "--task questions.jsonl --examples 1",
         2,
-        "tokens were found that are fine and not what the target would say itself; 50",
+        "tokens were found that are fine and not the target's own choice; 50",
     ),
     ("--triples none.jsonl", 2, "none.jsonl: no such file"),
     ("--triples odd.jsonl", 2, "odd.jsonl:1: 'error' must be [BEGIN, END]"),
@@ -103,7 +103,7 @@ BAD = [
     (
         "--triples mine.jsonl --labels new.jsonl",
         2,
-        "--labels new.jsonl: keeps what is mined, and nothing is: name --task",
+        "--labels new.jsonl: stores mined labels, but nothing is mined: name --task",
     ),
     ("--triples mine.jsonl --tail keep", 2, "--tail keep: must be mask or negative"),
 ]

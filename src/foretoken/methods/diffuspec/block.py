@@ -1,7 +1,7 @@
 """Lattices from the block network (network.py): one pass over the target's states fills all slots.
 
     cache    row i: keys and values from the target's states of token i, for committed tokens; the root x_n has none yet
-    pass     k slots after them, all of which see each other; never committed
+    pass     k slots after the context; each slot attends to all slots; never committed
 
 The cache depends on the target's states only, so rejected drafts leave no trace in it.
 
@@ -41,9 +41,9 @@ class BlockLattices(LatticeNetwork):
     """One block network for one target, in the target's dtype and on its device.
 
     Args:
-        network: copied.
-        target: gives the states; with a native decoder, the network runs natively, too.
-        top: tokens of each slot to rank.
+        network: is copied.
+        target: provides the states; if it has a native decoder, the network runs natively, too.
+        top: number of tokens to rank at each slot.
     """
 
     def __init__(self, network: BlockNetwork, target: LanguageModel, *, top: int) -> None:
@@ -71,7 +71,7 @@ class BlockLattices(LatticeNetwork):
 
     @property
     def native(self) -> bool:
-        """Whether it runs in native code."""
+        """Whether the network runs in native code."""
         return self._decoder is not None
 
     @property
@@ -90,7 +90,7 @@ class BlockLattices(LatticeNetwork):
 
     @torch.inference_mode()
     def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
-        """Run one pass for all requests whose rows before the root are known; the head scores the asked slots."""
+        """Run one pass for all requests with known rows before the root; score only the requested slots."""
         found: list[Lattice | None] = [None] * len(contexts)
         ready = [(place, state) for place, context in enumerate(contexts) if (state := self._ready(context))]
         if not ready:
@@ -106,7 +106,7 @@ class BlockLattices(LatticeNetwork):
         return found
 
     def _at_once(self, states: Sequence[Pending], roots: Sequence[int], counts: Sequence[int]) -> Output:
-        """Read the waiting rows and fill the slots in one native call."""
+        """Read the pending rows and fill the slots in one native call."""
         assert self._decoder is not None
         blocks = [
             Block(state.slot, root, state.num_rows, None if state.num_rows else state.last, count)
@@ -121,7 +121,7 @@ class BlockLattices(LatticeNetwork):
         return Output.ranked(ranked, self._columns)
 
     def _filled(self, states: Sequence[Pending], roots: Sequence[int], counts: Sequence[int]) -> Output:
-        """The same with torch."""
+        """Read the pending rows and fill the slots with torch."""
         self._read(states)
         batch, lasts = PackedBatch(), []
         for state, root in zip(states, roots, strict=True):
@@ -137,7 +137,7 @@ class BlockLattices(LatticeNetwork):
         return self._pass(batch, (entered_AW.float()[:, None] + self._masks_kW.float()).flatten(0, 1))
 
     def _ready(self, context: Context) -> Pending | None:
-        """The state of a request if all rows before its root are known; drops a draft that was never verified."""
+        """Return the request's state if all rows before its root are known; discard a draft without an outcome."""
         state = self._pending.get(context.request_id)
         if state is None:
             return None
@@ -146,7 +146,7 @@ class BlockLattices(LatticeNetwork):
         return state if rows == read > 0 and rows + self.slots < self._cache.max_length else None
 
     def _read(self, states: Sequence[Pending]) -> None:
-        """Write keys and values of the waiting rows, in every layer."""
+        """Write keys and values of the pending rows, in every layer."""
         fresh = [(state, state.num_rows) for state in states if state.num_rows]
         if not fresh:
             return
@@ -169,7 +169,7 @@ class BlockLattices(LatticeNetwork):
             state.last = s_TF[start - 1 : start].clone()
 
     def _heads(self, s_TF: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
-        """Keys and values of rows in every layer, [L, G, T, d] both, rotated."""
+        """Return keys and values of rows in every layer, [L, G, T, d] both, rotated."""
         config, dtype = self._net.config, self._target.dtype
         product_TO = self._net.context(s_TF.to(dtype)).float()
         both = product_TO.view(len(positions), 2, config.layers, config.kv_heads, config.head_dim)
@@ -181,7 +181,7 @@ class BlockLattices(LatticeNetwork):
         return rotate(keys, cos_Td, sin_Td).to(dtype), values.to(dtype)
 
     def _pass(self, batch: PackedBatch, entering_TW: Tensor) -> Output:
-        """Run the layers over all slots, and the head over the wanted ones."""
+        """Run the layers over all slots, and the LM head over the requested ones."""
         net, depth = self._net, self._net.num_layers
         plan = DensePlan(self._cache, batch)
         cos_Td, sin_Td = (table[batch.positions] for table in self._rotary)
@@ -194,7 +194,7 @@ class BlockLattices(LatticeNetwork):
         return Output.of(self._head.score(net.norm(h_TW[batch.wanted])), top=self._top, columns=self._columns)
 
     def _native(self, network: BlockNetwork, weight_KW: Tensor) -> LatticeDecoder:
-        """Describe the network for native code, where a row's bits depend on its own block and past only."""
+        """Describe the network for native code, where a row's result depends only on its own block and past."""
         config, target = network.config, self._target
         assert target.native_decoder is not None
         whole = network.ids_K is None

@@ -1,4 +1,4 @@
-"""``foretoken train diffuspec``: its options and its help; without torch until it runs."""
+"""``foretoken train diffuspec``: options and help text; imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from foretoken.train.feature_heads.command import NetworkOptions, network_comman
 
 @dataclass(frozen=True, kw_only=True)
 class Config(NetworkOptions):
-    """Options of ``foretoken train diffuspec``; None: the recipe's."""
+    """Options of ``foretoken train diffuspec``; None: the recipe's value."""
 
     layers: Annotated[int, Option("Decoder layers of the network.", metavar="N", least=1)] = 2
     slots: Annotated[int, Option("Tokens that one pass drafts.", metavar="N", least=1)] = 8
-    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 4096.", metavar="N", least=1)] = (
-        None
-    )
+    draft_vocab_size: Annotated[
+        int | None, Option("Tokens that the network scores; default: 4096.", metavar="N", least=1)
+    ] = None
     num_scored = 4096
     mlp_width: Annotated[
         int | None,
-        Option("Channels of its MLPs; default: a quarter of the target's.", metavar="N", least=32, most=WIDEST),
+        Option("Channels of the MLPs; default: a quarter of the target's.", metavar="N", least=32, most=WIDEST),
     ] = None
-    own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 1.")] = None
+    own_words: Annotated[float | None, Option("Share of the text that the target generates itself; default: 1.")] = None
     own_words_else = 1.0
 
     def check_together(self) -> None:
@@ -37,7 +37,7 @@ class Config(NetworkOptions):
 
 
 def chain(options: Config) -> dict[str, Any]:
-    """Drafts all slots each time."""
+    """Draft all slots at every step."""
     shape = {"trigram": "none", "tree": False, "num_speculative_tokens": options.slots}
     return {"method": "diffuspec", "head": str(options.out), **shape}
 
@@ -47,9 +47,9 @@ COMMAND = network_command(
     help="""\
     Train DiffuSpec's block network: a few layers that fill a block of masks from a target's hidden states.
 
-    The target stays as it is, and by default writes the text. While the network trains, it is tried on the
-    target's answers to held-out prompts, and the tokens per step that are printed are those of serving; at the end the
-    engine drafts for these prompts. A trigram model of the same text is stored next to the network.
+    The target stays unchanged, and generates the text by default. During training, the network drafts for the
+    target's answers to held-out prompts; the printed tokens per step are those of serving. At the end, the
+    engine drafts for these prompts. A trigram model of the same text is stored with the network.
     """,
     example="foretoken train diffuspec --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,

@@ -1,8 +1,8 @@
-"""DiffuSpec: one pass fills a lattice of the next tokens; a path through it is searched, or drawn, and verified.
+"""DiffuSpec: one pass fills a lattice of the next tokens; a path through it is searched or sampled, then verified.
 
-temperature 0    pruned; the best path, or the best tree, is found (search.py)                     a point mass
-above            slot by slot a token is drawn, q_i(x) ~ l_i(x)^balance p_ng(x | u, v)^(1-balance)   Sampled
-`draw`: false    the best path is found above temperature 0, too                                   a point mass
+temperature 0     prune; search the best path or the best tree (search.py)                           a point mass
+above             sample a token per slot, q_i(x) ~ l_i(x)^balance p_ng(x | u, v)^(1-balance)        Sampled
+`draw`: false     search the best path above temperature 0, too                                      a point mass
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from foretoken.methods.diffuspec.verifier import SlotLaws
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.options.option import Checked, Option
 
-_MASKED_SLOTS = 8  # of a masked checkpoint, unless told
-_MASKED = "zoo:diffusion"  # for models of the zoo that have no block network
+_MASKED_SLOTS = 8  # default number of slots of a masked checkpoint
+_MASKED = "zoo:diffusion"  # default for zoo models without a block network
 
 
 class DiffuSpecDrafter(Drafter):
-    """Drafts a whole block in one pass, as a path, a tree or a drawn path through a lattice.
+    """Drafts a whole block in one pass, as a path, a tree or a sampled path through a lattice.
 
-    Paper:   DiffuSpec, arXiv:2510.02358: lattice, path search (4.2), adaptive length (4.3); the block network after
+    Paper:   DiffuSpec, arXiv:2510.02358: lattice, path search (4.2), adaptive length (4.3); the block network follows
              DFlash, arXiv:2602.06036 (network.py).
-    Exact:   at temperature 0 paths and trees are point masses. Above it a path is drawn slot by slot from a
-             distribution that is normalised over all tokens that are scored, and carries that distribution (Sampled).
-             Lossless under any lossless verifier that knows the kind.
-    Differs: the paper verifies the searched path by min(1, p/q), as if it had been drawn from the lattice, which is
-             biased: so does the verifier of this name (verifier.py). Else what is verified by p/q is drawn. A
-             distribution that is drawn from is not pruned. The network may be fed by the target's hidden states, and is
-             by default; trees; batches; the length is the adaptive controller's unless ``length`` is "adl", whose
-             bounds and step are for blocks of 8, not of 20 to 30. An end token stays a candidate where it is ranked,
-             not always.
+    Exact:   at temperature 0, paths and trees are point masses. Above it, a path is sampled slot by slot from a
+             distribution that is normalised over all scored tokens; the draft carries that distribution (Sampled).
+             Lossless under any lossless verifier of these draft kinds.
+    Differs: the paper verifies the searched path by min(1, p/q), as if the path had been sampled from the lattice,
+             which is biased; the verifier `diffuspec` does the same (verifier.py). With other verifiers a path is
+             sampled before the test by p/q, from an unpruned distribution. By default the network reads the
+             target's hidden states. Trees and batches are supported. The adaptive controller sets the length unless
+             ``length`` is "adl"; the bounds and the step of adl suit blocks of 8 tokens, not of 20 to 30. An end
+             token stays a candidate only if it is ranked.
     """
 
     name = "diffuspec"
@@ -94,7 +94,7 @@ class DiffuSpecDrafter(Drafter):
         head: Annotated[
             str | Path | None,
             Option(
-                "The folder of a block network (foretoken train diffuspec); None: `diffuspec` next to the target's "
+                "A block network (foretoken train diffuspec); None: `diffuspec` in the folder of the target's "
                 "weights, unless model is given."
             ),
         ] = None
@@ -102,54 +102,58 @@ class DiffuSpecDrafter(Drafter):
             str | None,
             Option(
                 "A masked diffusion checkpoint that drafts instead: zoo:diffusion, a folder or a hub id, in the layout "
-                "of Dream, LLaDA or a masked language model of the library; None: zoo:diffusion for models of the zoo "
-                "that have no block network."
+                "of Dream, LLaDA or a masked language model of transformers; None: zoo:diffusion for zoo models "
+                "without a block network."
             ),
         ] = None
         slots: Annotated[
             int | None,
-            Option("Tokens of a pass at most; None: the network's, of a checkpoint 8.", least=1, most=MOST_SLOTS),
+            Option(
+                "Most tokens of a pass; None: the block network's number, or 8 for a checkpoint.",
+                least=1,
+                most=MOST_SLOTS,
+            ),
         ] = None
         tree: Annotated[
             bool | None,
             Option(
-                "The best tree of the lattice instead of a path, at every temperature; None: at temperature 0 only, "
-                "and where the verifier takes trees."
+                "Search the best tree of the lattice instead of a path, at every temperature; None: at temperature 0 "
+                "only, and only if the verifier accepts trees."
             ),
         ] = None
         draw: Annotated[
             bool | None,
             Option(
-                "Above temperature 0 a path is drawn; false: it is searched there, too, and a point mass; None: drawn, "
+                "Sample a path above temperature 0; false: search it there, too, as a point mass; None: sample, "
                 "unless the verifier is `diffuspec`, which tests searched paths."
             ),
         ] = None
-        beam: Annotated[int, Option("Paths that the search keeps.", least=1, most=64)] = 3
+        beam: Annotated[int, Option("Paths that the beam search keeps.", least=1, most=64)] = 3
         mass: Annotated[
             float,
-            Option("Of a slot, the fewest best tokens that have this probability are considered.", least=0, most=1),
+            Option("Keep the fewest best tokens of a slot with this total probability.", least=0, most=1),
         ] = 0.8
-        candidates: Annotated[int, Option("Tokens of a slot that are considered, at most.", least=1, most=256)] = 15
+        candidates: Annotated[int, Option("Most tokens of a slot to consider.", least=1, most=256)] = 15
         trigram: Annotated[
             str | Path | None,
             Option(
-                "A trigram model (foretoken train diffuspec writes one); None: the one next to the block network, if "
-                "there is one, and that of zoo:base for zoo:diffusion; 'none': none."
+                "A trigram model (foretoken train diffuspec writes one); None: the one in the block network's folder, "
+                "if any, and that of zoo:base for zoo:diffusion; 'none': no trigram model."
             ),
         ] = None
         balance: Annotated[
-            float, Option("Weight of the lattice against the trigram; 1: the trigram is not used.", least=0, most=1)
+            float, Option("Weight of the lattice against the trigram model; 1: lattice only.", least=0, most=1)
         ] = 0.5
         length: Annotated[
             str,
-            Option("controller: as long as another token pays; adl: the paper's rule.", choices=("controller", "adl")),
+            Option("controller: adaptive length; adl: the paper's rule.", choices=("controller", "adl")),
         ] = "controller"
         least: Annotated[int, Option("Shortest draft of adl.", least=1, most=MOST_SLOTS)] = 2
-        step: Annotated[int, Option("What adl adds while acceptance keeps up.", least=0, most=MOST_SLOTS)] = 2
+        step: Annotated[int, Option("Tokens that adl adds while acceptance keeps up.", least=0, most=MOST_SLOTS)] = 2
         context: Annotated[
             int | None,
             Option(
-                "Tokens that a checkpoint reads at most; None: as many as it was trained on, where it says so.",
+                "Most tokens that a checkpoint reads; None: its training length, if its config has one.",
                 least=2,
                 most=1 << 20,
             ),
@@ -159,7 +163,9 @@ class DiffuSpecDrafter(Drafter):
             if self.model is not None and self.head is not None:
                 raise ConfigError(f"model={self.model!r} and head={self.head!r}: one network drafts; leave one out")
             if self.model is None and self.context is not None:
-                raise ConfigError(f"context={self.context!r} is of a masked checkpoint: give model, or leave it out")
+                raise ConfigError(
+                    f"context={self.context!r} applies to a masked checkpoint: give model, or leave it out"
+                )
 
     @classmethod
     def settle(cls, config: Config, verifier: Verifier | None) -> Config:
@@ -196,7 +202,7 @@ class DiffuSpecDrafter(Drafter):
         self._wrote: dict[int, int] = {}  # request -> tokens before the first end of its last lattice's best tokens
 
     def _found(self, target: LanguageModel) -> tuple[LatticeNetwork, Path | None]:
-        """The network, and the folder where its trigram model may lie."""
+        """Return the network, and the folder that may contain its trigram model."""
         config, model = self.config, self.config.model
         own = Path(target.source) / BlockNetwork.algorithm
         if not model and not config.head and not BlockNetwork.lies_in(own) and zoo.drafts_for(_MASKED, target.name):
@@ -212,7 +218,7 @@ class DiffuSpecDrafter(Drafter):
         return BlockLattices(network, target, top=config.candidates), beside
 
     def _grams(self, beside: Path | None, target: LanguageModel) -> Trigram | None:
-        """The trigram model that is asked for, or that lies next to the network."""
+        """Load the trigram model of the config, or the one in the network's folder."""
         given = self.config.trigram
         if given == "none" or self.config.balance == 1:
             return None
@@ -229,14 +235,14 @@ class DiffuSpecDrafter(Drafter):
         self._network.on_forward(features)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """One pass of the network for all requests; then each finds or draws its draft."""
+        """Run one pass of the network for all requests; then search or sample each draft."""
         asked = [
             place
             for place, budget in enumerate(budgets)
             if budget.max_nodes > 0 and budget.max_depth > 0 and _pays(budget, 1.0, 1.0, 0)
         ]
         drafts = [NO_DRAFT] * len(contexts)
-        # the paper's length looks at the best tokens of all slots
+        # adl needs the best tokens of all slots
         slots = [self._slots if self.config.length == "adl" else budgets[place].max_depth for place in asked]
         lattices = self._network.lattices([contexts[place] for place in asked], slots)
         for place, lattice in zip(asked, lattices, strict=True):
@@ -274,7 +280,7 @@ class DiffuSpecDrafter(Drafter):
         return finished
 
     def _allowed(self, context: Context, lattice: Lattice) -> int:
-        """How long the draft may be."""
+        """Return the maximum length of the draft."""
         if self.config.length != "adl":
             return self._slots
         found = self._lengths.get(context.request_id)
@@ -287,8 +293,8 @@ class DiffuSpecDrafter(Drafter):
         return found.current
 
     def _judged(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> tuple[Lattice, int]:
-        """The lattice under the distribution that a request has at its root, and how many slots of it have
-        probabilities.
+        """Return the lattice under the request's distribution at its root, and the number of slots with
+        nonzero probabilities.
         """
         context = draft.context
         if not context.laws.trivial:
@@ -297,13 +303,13 @@ class DiffuSpecDrafter(Drafter):
             lattice = Lattice(Output.of(processed_kC, top=lattice.top, columns=columns), 0, slots)
         for slot in range(slots):
             share = lattice.ranked(slot)[1][0]
-            if share != share:  # none of the tokens that are scored may be emitted
+            if share != share:  # the request allows none of the scored tokens
                 check_numbers(lattice.logits_kC[slot : slot + 1], self._network.name)
                 return lattice, slot
         return lattice, slots
 
     def _find(self, draft: DraftBuilder, lattice: Lattice, slots: int, *, tree: bool) -> None:
-        """The best path or the best tree, as far as another node pays."""
+        """Add the best path or the best tree, while another node pays."""
         lattice, slots = self._judged(draft, lattice, slots)
         context, budget = draft.context, draft.budget
         found = self._finder.nodes(lattice, slots, _past(context), context.stop_ids, most=budget.max_nodes, tree=tree)
@@ -314,8 +320,8 @@ class DiffuSpecDrafter(Drafter):
             draft.add(node.token, node.parent, chance, 0)
 
     def _draw(self, draft: DraftBuilder, lattice: Lattice, slots: int) -> None:
-        """Slot by slot: the distribution is settled by what was drawn before, and whether to draw at all by the
-        distribution alone.
+        """Sample slot by slot. The earlier tokens of the path determine the distribution; the distribution alone
+        determines whether to sample at all.
         """
         columns, parent = lattice.output.columns, ROOT
         logits_kC, past = lattice.logits_kC[:slots].float(), _past(draft.context)
@@ -333,7 +339,7 @@ class DiffuSpecDrafter(Drafter):
                 logits_1C = logits_1C + (1 - balance) * fluent_C.log()
                 logits_1C = logits_1C.masked_fill(never_kC[slot], -torch.inf)
             q_C = torch.softmax(draft.process(logits_1C, columns)[0].float(), dim=-1)
-            # the chance that an independent draw from q agrees, as drafters/draft_model.py takes it
+            # the probability that an independent sample from q agrees, as in drafters/draft_model.py
             confidence = float((q_C * q_C).sum()) ** 0.5
             if confidence != confidence:
                 check_numbers(lattice.logits_kC[slot : slot + 1], self._network.name)
@@ -347,8 +353,8 @@ class DiffuSpecDrafter(Drafter):
 
 
 def _laws_of(draft: DraftBuilder, lattice: Lattice) -> SlotLaws:
-    """The distribution of each slot under the history that the path gives it: what the paper takes the path to be drawn
-    from.
+    """Return the distribution of each slot given the path's history; the paper treats the path as sampled from these
+    distributions.
     """
     columns, rows = lattice.output.columns, []
     for slot in range(len(draft.tokens)):
@@ -363,6 +369,6 @@ def _pays(budget: Budget, reach: float, confidence: float, count: int) -> bool:
 
 
 def _past(context: Context) -> tuple[int, int]:
-    """The last two tokens of the text; one that has a single token stands for two."""
+    """Return the last two tokens of the text; a single token is repeated."""
     tokens = context.tokens
     return tokens[max(0, len(tokens) - 2)], tokens[-1]

@@ -1,4 +1,4 @@
-"""Finds a draft in a lattice: in one native call where there is a compiled decoder, else as search.py has it."""
+"""Searches a draft in a lattice: in one native call with a compiled decoder, else in Python (search.py)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Finder:
     """Prunes lattices and searches them.
 
     Args:
-        mass, candidates: of pruning.
-        beam: its width.
-        balance: weight of the lattice next to the trigram model.
-        trigram: None: the lattice decides alone.
+        mass, candidates: limits of pruning.
+        beam: width of the beam search.
+        balance: weight of the lattice relative to the trigram model.
+        trigram: None: scores come from the lattice alone.
     """
 
     def __init__(self, *, mass: float, candidates: int, beam: int, balance: float, trigram: Trigram | None) -> None:
@@ -31,13 +31,13 @@ class Finder:
     def nodes(
         self, lattice: Lattice, slots: int, past: tuple[int, int], ends: Collection[int], *, most: int, tree: bool
     ) -> Iterable[Node]:
-        """The best path's nodes, or the best nodes of all paths, parents first.
+        """Return the nodes of the best path, or the best nodes of all paths, parents first.
 
         Args:
-            slots: of the lattice, from the first one on; none of them without a probability.
+            slots: number of slots to search, from the first one on; each has a token with nonzero probability.
             past: the last two tokens of the text.
-            ends: tokens after which nothing follows.
-            most: nodes at most.
+            ends: end tokens; a path stops at the first one.
+            most: maximum number of nodes.
         """
         if not slots or not most:
             return ()

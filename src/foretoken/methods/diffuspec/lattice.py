@@ -1,12 +1,11 @@
-"""A draft lattice: for each of the next k tokens a distribution that does not know which tokens stand before it in the
-draft.
+"""A draft lattice: a distribution for each of the next k tokens, independent of the other tokens of the draft.
 
              slot 1      slot 2      slot 3
     root ──   the         cat         sat        best token of each slot
-              a           dog         is         and the next ones, with their probabilities
+              a           dog         is         further tokens, with their probabilities
 
 Two networks make lattices: a masked diffusion checkpoint (masked.py: the paper's) and a block of masks over the
-target's own hidden states (block.py). Whether they become a searched path, a tree or a drawn path, the drafter decides.
+target's own hidden states (block.py). The drafter makes a searched path, a tree or a sampled path of them.
 
 Letters: k slots, C columns, V vocabulary.
 """
@@ -27,11 +26,11 @@ from foretoken.models.language_model import Output
 
 @dataclass(frozen=True, slots=True)
 class Lattice:
-    """One request's slots: rows of a forward that several requests may share.
+    """One request's slots: rows of a forward pass that several requests may share.
 
     Attributes:
-        output: with the ``top`` best tokens of every row; a token that is not to be drafted has the logit -inf.
-        first: the row of slot 1; the others follow.
+        output: with the ``top`` best tokens of every row; a token that may not be drafted has the logit -inf.
+        first: the row of slot 1; the rows of the other slots follow it.
         slots: k.
     """
 
@@ -41,7 +40,7 @@ class Lattice:
 
     @property
     def top(self) -> int:
-        """Tokens that are ranked at each slot."""
+        """Number of ranked tokens at each slot."""
         return len(self.output.top_ids) // len(self.output.best)
 
     @property
@@ -50,23 +49,23 @@ class Lattice:
         return self.output.logits_MV[self.first : self.first + self.slots]
 
     def ranked(self, slot: int) -> tuple[Sequence[int], Sequence[float]]:
-        """The best tokens of a slot, counted from 0, best first, and their probabilities at temperature 1."""
+        """Return the best tokens of a slot (numbered from 0), best first, and their probabilities at temperature 1."""
         begin = (self.first + slot) * self.top
         return self.output.top_ids[begin : begin + self.top], self.output.top_shares[begin : begin + self.top]
 
     def ranked_all(self, slots: int) -> tuple[Sequence[int], Sequence[float]]:
-        """The same of the first slots, one after the other."""
+        """Return the best tokens and probabilities of the first slots, concatenated."""
         begin, end = self.first * self.top, (self.first + slots) * self.top
         return self.output.top_ids[begin:end], self.output.top_shares[begin:end]
 
 
 class LatticeNetwork(Protocol):
-    """Makes lattices. A request's lattice follows from its own tokens alone, whoever runs next to it.
+    """Makes lattices. A request's lattice depends on its own tokens alone, not on the rest of the batch.
 
     Attributes:
-        name: what messages call it.
-        slots: k at most.
-        needs: what it is shown of the target.
+        name: its name in messages.
+        slots: maximum k.
+        needs: features of the target that it reads.
     """
 
     name: str
@@ -75,10 +74,10 @@ class LatticeNetwork(Protocol):
 
     @abstractmethod
     def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
-        """One for each context, in one pass; None where there is none: the text is too long, or was not seen.
+        """Return one lattice per context, from one pass; None: the text is too long, or its states are unknown.
 
         Args:
-            asked: slots of each that are going to be looked at, from the first one on; None: all of them.
+            asked: number of leading slots of each lattice to score; None: all of them.
         """
 
     def on_forward(self, features: Sequence[Features]) -> None:
@@ -90,5 +89,5 @@ class LatticeNetwork(Protocol):
         return
 
     def release(self, request_id: int) -> None:
-        """Forget a request."""
+        """Drop the state of a request."""
         return

@@ -1,7 +1,7 @@
-"""The paper's adaptive draft length: as long as the drafter tends to write before it ends, longer while that stands.
+"""The paper's adaptive draft length: the drafter's usual length before an end token, longer while drafts are accepted.
 
     gen  <-  (1 - rho) gen + rho L_gen      L_gen  tokens before the first end token of the best tokens of all slots
-    acc  <-  (1 - rho) acc + rho L_acc      L_acc  draft tokens that stood
+    acc  <-  (1 - rho) acc + rho L_acc      L_acc  accepted draft tokens
     k    <-  clip(floor(gen) + delta [acc >= gen], k_min, k_max)              gen_0 = acc_0 = 0, k_1 = k_max
 
 Paper: DiffuSpec, arXiv:2510.02358, section 4.3.
@@ -17,7 +17,7 @@ RHO = 0.5
 
 @dataclass(slots=True)
 class AdaptiveLength:
-    """One request's.
+    """The adaptive length of one request.
 
     Attributes:
         least, most: k_min and k_max.
@@ -35,10 +35,10 @@ class AdaptiveLength:
         self.current = self.current or self.most
 
     def learn(self, generated: int, accepted: int) -> None:
-        """Take in a round.
+        """Update the averages with one round.
 
         Args:
-            generated: L_gen, of the lattice as it was before the search.
+            generated: L_gen, of the lattice before the search.
             accepted: L_acc.
         """
         self.generated += RHO * (generated - self.generated)

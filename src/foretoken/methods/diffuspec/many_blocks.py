@@ -1,10 +1,10 @@
 """Many blocks of many texts in one pass of the block network, for training.
 
-Every block is ``BlockNetwork.forward`` of its own anchor: keys and values of the context are computed once for a text,
-and a mask hides the rows at and after a block's root from it.
+Every block equals ``BlockNetwork.forward`` of its own anchor: keys and values of the context are computed once for a
+text, and a mask hides the rows from a block's root on.
 
 Letters: B sequences, T positions, F width of the target's states, W width, G key/value heads, n query heads of a group,
-d head width, A anchors of a sequence, k slots, V vocabulary, N asked columns.
+d head width, A anchors of a sequence, k slots, V vocabulary, N requested columns.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from foretoken.methods.diffuspec.network import BlockNetwork
 def many_blocks(
     network: BlockNetwork, states_BTF: Tensor, tokens_BT: Tensor, anchors_BA: Tensor, embedding_VW: Tensor
 ) -> Tensor:
-    """What the target's head reads, [B, A, k, W], for many blocks of a text at once.
+    """Return the inputs of the target's LM head, [B, A, k, W], for many blocks of a text at once.
 
     Args:
-        states_BTF: the target's states of rows 0..T-1, the depths side by side.
+        states_BTF: the target's states of rows 0..T-1, the depths concatenated.
         tokens_BT: x.
-        anchors_BA: positions of roots, from 1 on; a block sees the rows before its root only.
+        anchors_BA: positions of roots, from 1 on; a block attends only to the rows before its root.
         embedding_VW: see ``embedding_of``.
     """
     config, length = network.config, states_BTF.shape[1]
@@ -70,7 +70,7 @@ def unrolled(
     """Yield slot after slot of the blocks of all columns, as drafting/feature_heads/unroll.py does for chains of pairs.
 
     Returns:
-        for s = 0, 1, ..: of the asked columns, [N, W]: slot s + 1 of the block whose root is x_{c+1}.
+        for s = 0, 1, ..: the requested columns, [N, W]: slot s + 1 of the block with the root x_{c+1}.
     """
     length = tokens_BT.shape[1]
     anchors_BA = torch.arange(1, length, device=tokens_BT.device).expand(len(tokens_BT), -1)

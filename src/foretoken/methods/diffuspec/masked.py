@@ -1,15 +1,15 @@
-"""Lattices from a masked diffusion checkpoint, as the paper has them: the text, k masks after it, one pass.
+"""Lattices from a masked diffusion checkpoint, as in the paper: the text, then k masks, in one pass.
 
                  Dream                          LLaDA                             masked language models
-    read as      Qwen2                          Llama, weights renamed            the library's own class
-    told by      model_type "Dream"             model_type "llada"                the library's table (ModernBERT, ...)
-    rows         P-1 .. P+k-2: row j says       P .. P+k-1: row j says what       P .. P+k-1
-                 what stands after it          stands at its own place
+    class        Qwen2                          Llama, weights renamed            transformers' own class
+    recognised   model_type "Dream"             model_type "llada"                transformers' table (ModernBERT, ...)
+    rows         P-1 .. P+k-2: row j predicts   P .. P+k-1: row j predicts        P .. P+k-1
+                 position j + 1                 position j
 
-The first two are packed for all requests: a segment whose rows all see each other is two-way attention. Nothing is kept
-between passes, because every row depends on every other one. No code of a checkpoint is run.
+The first two pack all requests; rows of a segment attend to each other in both directions. No state is kept
+between passes, because every row depends on every other one. The code of a checkpoint is never run.
 
-Letters: P tokens that are read, k slots, V vocabulary of the target.
+Letters: P tokens of text that are read, k slots, V vocabulary of the target.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from foretoken.models.fingerprint import folder_of
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import load_config, load_network, load_tokenizer, source_of
 
-_SLOTS = 1024  # requests of one pass, at most
+_SLOTS = 1024  # maximum number of requests in one pass
 _LLADA_FIXED = {"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "rope": True}
 _LLADA_ABSENT = ("alibi", "include_bias", "include_qkv_bias", "attention_layer_norm", "scale_logits")
 _LLADA_NAMES = {
@@ -62,14 +62,14 @@ _LLADA_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A masked diffusion model, ready to compute.
+    """A masked diffusion model, ready to run.
 
     Attributes:
-        model: a decoder over packed rows, or the library's masked language model.
-        tokenizer: its own.
+        model: a decoder over packed rows, or a masked language model of transformers.
+        tokenizer: the checkpoint's tokenizer.
         mask: id of the mask token.
-        shift: row that predicts a masked place, less the place: -1 or 0.
-        longest: positions that it has.
+        shift: row that predicts a masked position, minus that position: -1 or 0.
+        longest: number of positions.
     """
 
     model: Any
@@ -80,19 +80,19 @@ class Checkpoint:
 
 
 class MaskedLattices(LatticeNetwork):
-    """One checkpoint for one target.
+    """Makes lattices with one checkpoint for one target.
 
     Args:
-        name: zoo:NAME, a local folder, or a hub id; of the target's tokens, whose ids must be the same.
-        target: whose dtype and device are taken.
+        name: zoo:NAME, a local folder, or a hub id; token ids must equal the target's.
+        target: sets dtype and device.
         slots: k.
-        top: tokens of each slot to rank.
-        context: tokens that are read at most, masks included; None: as many as the model was trained on, where its
-            record says so, else as many as it has positions for.
+        top: number of tokens to rank at each slot.
+        context: maximum number of tokens read, masks included; None: the training length if the checkpoint
+            records it, else its number of positions.
     Raises:
-        ModelError: there is no such model, or it is damaged.
-        UnsupportedArchitecture: it is no masked diffusion model of a known layout.
-        MismatchError: its tokenizer gives another token one of the target's ids.
+        ModelError: the model does not exist or is damaged.
+        UnsupportedArchitecture: the model is no masked diffusion model of a known layout.
+        MismatchError: its tokenizer assigns a different token to one of the target's ids.
     """
 
     def __init__(self, name: str, target: LanguageModel, *, slots: int, top: int, context: int | None = None) -> None:
@@ -115,13 +115,13 @@ class MaskedLattices(LatticeNetwork):
             )
         known = torch.tensor(sorted(ours.values()), device=target.device)
         self._never = torch.ones(target.vocab_size, dtype=torch.bool, device=target.device)
-        self._never[known] = False  # neither padding of the table nor tokens that the target does not know
+        self._never[known] = False  # excludes padding of the table and tokens unknown to the target
         self._never[found.mask : found.mask + 1] = True
         self._cache = found.model.new_cache(_SLOTS) if isinstance(found.model, LanguageModel) else None
 
     @torch.inference_mode()
     def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
-        """One forward for all requests where the model is a decoder, else one for each."""
+        """Run one forward for all requests if the model is a decoder, else one for each."""
         read = [list(context.tokens[-(self._context - self.slots) :]) for context in contexts]
         if not read:
             return []
@@ -161,7 +161,7 @@ class MaskedLattices(LatticeNetwork):
 
 
 def _trained_length(name: str) -> int | None:
-    """What the record of a checkpoint's training says of the length of its texts; None: there is none."""
+    """Return the text length in the training record of a checkpoint; None: no record."""
     try:
         found = json.loads((Path(source_of(name)) / "training.json").read_text(encoding="utf-8"))
         return int(found["block"]) if found.get("objective") == "masked_diffusion" else None
@@ -185,14 +185,14 @@ def _load(name: str, target: LanguageModel) -> Checkpoint:
     if kind in ("Dream", "llada"):
         try:
             return (_dream if kind == "Dream" else _llada)(name, folder, settings, target)
-        except Exception as error:  # configs and files that do not fit fail anywhere; the remedy is the same
+        except Exception as error:  # mismatched configs and files can fail anywhere; the remedy is the same
             reason = " ".join(str(error).split())[:300]
             raise ModelError(f"masked model '{name}': its files do not fit the {kind} layout ({reason})") from None
     config = load_config(name)
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         raise UnsupportedArchitecture(
-            f"model '{name}' ({kind}) is no masked diffusion model: Dream, LLaDA and the library's masked language "
-            "models are known; for a causal model use method='draft_model'"
+            f"model '{name}' ({kind}) is no masked diffusion model: Dream, LLaDA and the masked language models of "
+            "transformers are supported; for a causal model use method='draft_model'"
         )
     tokenizer = load_tokenizer(name)
     mask = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else getattr(config, "mask_token_id", None)
@@ -204,7 +204,7 @@ def _load(name: str, target: LanguageModel) -> Checkpoint:
 
 
 def _dream(name: str, folder: Path, settings: Mapping[str, Any], target: LanguageModel) -> Checkpoint:
-    """Qwen2 with its own names; a row predicts what stands after it."""
+    """Load Qwen2 under Dream's tensor names; a row predicts the next position."""
     config = Qwen2Config(**{key: value for key, value in settings.items() if key not in ("model_type", "auto_map")})
     model = _decoder(Qwen2ForCausalLM, config, _weights(folder), name, target)
     if (folder / "tokenizer.json").is_file():
@@ -216,7 +216,7 @@ def _dream(name: str, folder: Path, settings: Mapping[str, Any], target: Languag
 
 
 def _llada(name: str, folder: Path, settings: Mapping[str, Any], target: LanguageModel) -> Checkpoint:
-    """Llama under other names; a row predicts its own place."""
+    """Load Llama under LLaDA's tensor names; a row predicts its own position."""
     for field, value in _LLADA_FIXED.items():
         if settings.get(field, value) != value:
             raise ValueError(f"{field}={settings[field]!r}, only {value!r} is known")
@@ -245,7 +245,7 @@ def _llada(name: str, folder: Path, settings: Mapping[str, Any], target: Languag
 
 
 def _renamed(key: str) -> str:
-    """Of a LLaDA weight, the name that a Llama has for it."""
+    """Return Llama's name of a LLaDA weight."""
     bare = key.removeprefix("model.transformer.")
     whole = {
         "wte.weight": "model.embed_tokens.weight",
@@ -256,15 +256,15 @@ def _renamed(key: str) -> str:
         return whole[bare]
     parts = bare.split(".")
     if len(parts) != 4 or parts[0] != "blocks" or parts[2] not in _LLADA_NAMES:
-        raise ValueError(f"the tensor {key} is not of such a model")
+        raise ValueError(f"the tensor {key} does not belong to a LLaDA model")
     return f"model.layers.{parts[1]}.{_LLADA_NAMES[parts[2]]}.{parts[3]}"
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder.
+    """Return all tensors of a folder.
 
     Raises:
-        ValueError: there are none, or a file is damaged.
+        ValueError: the folder has no tensors, or a file is damaged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -279,7 +279,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _decoder(kind: Any, config: Any, weights: dict[str, Tensor], name: str, target: LanguageModel) -> Any:
-    """A model of transformers with these weights, all of which it needs and none of which is left over."""
+    """Build a model of transformers with exactly these weights: none missing, none left over."""
     config._attn_implementation = attention.NAME
     model = kind(config).to(target.dtype)
     expected = {key: list(value.shape) for key, value in model.state_dict().items()}

@@ -1,19 +1,19 @@
 """The block network: a masked block of slots, filled in one pass, with the target's states as context.
 
-    s_i         the target's states of row i, those of several depths concatenated, each normed
+    s_i         the target's states of row i at several depths, each normed, concatenated
     context     keys and values of row i in layer l  =  W_l s_i, keys rotated to position i; no other use of s_i
     input       slot j of the block after root x_n:   mask_j + W_in [e(x_n); s_{n-1}]      at position n + j
-    layers      every slot sees the context and all k slots, itself and later ones included
+    layers      every slot attends to the context and to all k slots, itself and later ones included
     slot j ── norm ── rows of the target's head: q of x_{n+j}, given x_0 .. x_n but not the other slots' tokens
 
 :meth:`BlockNetwork.forward` computes this for one block. Serving (``block.py``, with torch or in native code) and
 training (``many_blocks.py``) are tested to be equal to it.
 
 Paper: DFlash, arXiv:2602.06036: features of several depths are the keys and values of every layer of a block diffusion
-drafter. It stands in the place of the diffusion language model of DiffuSpec, arXiv:2510.02358. Differs: states are
-normed before they are fused, and each layer has fusion weights of its own for its keys and values (as in DFlare,
-arXiv:2606.02091); root and last state enter every slot instead of the root being a row of the block; every slot has a
-mask of its own; two layers and three depths.
+drafter. It replaces the diffusion language model of DiffuSpec, arXiv:2510.02358. Differs: states are normed before
+they are fused, and each layer has its own fusion weights for keys and values (as in DFlare, arXiv:2606.02091); root
+and last state enter every slot, while DFlash makes the root a row of the block; every slot has its own mask; two
+layers and three depths.
 
 Letters: N rows before the root, B sequences, T positions, F width of the target's states, W width, L layers, H query
 heads, G key/value heads, d head width, A anchors of a sequence, k slots, V vocabulary, K draft vocabulary.
@@ -44,7 +44,7 @@ MOST_SLOTS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class BlockNetworkConfig(BlockConfig):
-    """Sizes of a block network, and the target that it was trained for.
+    """Sizes of a block network, and its target.
 
     Attributes:
         layers: L.
@@ -79,7 +79,7 @@ class BlockNetwork(StateNetwork):
 
     Args:
         config: its sizes.
-        ids_K: int64, increasing: the tokens that it scores; None: all.
+        ids_K: int64, increasing: the scored tokens; None: all.
     """
 
     algorithm = "diffuspec"
@@ -101,10 +101,10 @@ class BlockNetwork(StateNetwork):
     # ------------------------------------------------------------------ the network on one page
 
     def forward(self, states_NF: Tensor, e_W: Tensor) -> Tensor:
-        """What the target's head reads for the k slots of one block, [k, W].
+        """Return the inputs of the target's LM head for the k slots of one block, [k, W].
 
         Args:
-            states_NF: the target's states of rows 0 .. n - 1, depths side by side; row n, the root, has none yet.
+            states_NF: the target's states of rows 0 .. n - 1, depths concatenated; row n, the root, has none yet.
             e_W: embedding of the root x_n.
         """
         config, n, eps = self.config, len(states_NF), self.config.norm_eps
@@ -127,7 +127,7 @@ class BlockNetwork(StateNetwork):
             q = rotate(q, cos[at], sin[at])
             keys = torch.cat([rotate(k_context, cos[:n], sin[:n]), rotate(k, cos[at], sin[at])], dim=1)
             values = torch.cat([context_v[number], v], dim=1)
-            # no mask: every slot sees the whole context and the whole block
+            # no mask: every slot attends to the whole context and the whole block
             attended = F.scaled_dot_product_attention(q[None], keys[None], values[None], enable_gqa=True)[0]
             h_kW = h_kW + heads.o_proj(attended.transpose(0, 1).flatten(1))
             m_kW, mlp = layer.post_attention_layernorm(h_kW), layer.mlp
@@ -138,7 +138,7 @@ class BlockNetwork(StateNetwork):
     # ------------------------------------------------------------------ its pieces, for serving and training
 
     def fused(self, states_TF: Tensor) -> Tensor:
-        """s [..., F]: the target's states, each depth normed for itself."""
+        """Return s [..., F]: the target's states, each depth normed separately."""
         depths = states_TF.float().unflatten(-1, (len(self.config.depths), -1))
         return F.rms_norm(depths, depths.shape[-1:], eps=self.config.norm_eps).flatten(-2)
 
@@ -152,12 +152,12 @@ class BlockNetwork(StateNetwork):
         return keys, values
 
     def key_gains(self) -> Tensor:
-        """Gains of the norms of each layer's keys, [L, 1, d]."""
+        """Return the gains of each layer's key norm, [L, 1, d]."""
         norms = [self.layer(number).self_attn.k_norm for number in range(self.num_layers)]
         return torch.stack([norm.weight for norm in norms if norm is not None])[:, None]
 
     def entering(self, e_AW: Tensor, s_AF: Tensor) -> Tensor:
-        """Input of the first layer, [..., A, k, W].
+        """Return the input of the first layer, [..., A, k, W].
 
         Args:
             e_AW: embeddings of roots.
@@ -171,7 +171,7 @@ class BlockNetwork(StateNetwork):
         """Refuse a target of another width, vocabulary or depth.
 
         Raises:
-            MismatchError: a field of ``config.json`` differs; it is named.
+            MismatchError: a field of ``config.json`` differs; the message names it.
         """
         super().check_shape(model)
         config = self.config
@@ -187,7 +187,7 @@ class BlockNetwork(StateNetwork):
 
     @torch.no_grad()
     def begin_near(self, model: Any) -> None:
-        """Start with the last state's deepest depth as the input of every slot, and the target's final norm."""
+        """Initialise every slot's input as the last state's deepest depth, and the norm as the target's final norm."""
         width = self.config.width
         if self.config.target_width == width:
             self.enter.weight.mul_(0.3)
@@ -197,16 +197,16 @@ class BlockNetwork(StateNetwork):
             self.norm.weight.copy_(gain_D)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights in bfloat16, and the ids of the scored tokens."""
+        """Return all weights in bfloat16, and the ids of the scored tokens."""
         found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
         return found if self.ids_K is None else {**found, IDS: self.ids_K}
 
     @classmethod
     def of(cls, config: BlockNetworkConfig, tensors: Mapping[str, Tensor]) -> BlockNetwork:
-        """Build the network that a config and saved weights describe, float32.
+        """Build the network from a config and saved weights, float32.
 
         Raises:
-            ValueError: they do not fit each other; the tensor is named.
+            ValueError: config and weights do not fit each other; the message names the tensor.
         """
         found = dict(tensors)
         network = cls(config, ids_K=checked_ids(config, found.pop(IDS, None)))
@@ -220,7 +220,7 @@ class BlockNetwork(StateNetwork):
         """Return an untrained network.
 
         Args:
-            draft_vocab_size: number of scored tokens, evenly spread over the vocabulary; None, or more: all.
+            draft_vocab_size: number of scored tokens, evenly spread over the vocabulary; None or too many: all.
             fields: further fields of the config.
         """
         size = None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size)
@@ -245,12 +245,12 @@ def config_for(
     mlp_width: int | None = None,
     **fields: Any,
 ) -> BlockNetworkConfig:
-    """Return the config of a network that fits a model of transformers: layers as ``fields_for`` makes them; it reads
-    the target after a quarter, half and three quarters of its layers.
+    """Return the config of a network that fits a model of transformers: layers by ``fields_for``; depths after a
+    quarter, half and three quarters of the target's layers.
 
     Args:
         config: the target's configuration.
-        draft_vocab_size: None: all of the vocabulary.
+        draft_vocab_size: None: the whole vocabulary.
         fields: further fields of :class:`BlockNetworkConfig`.
     Raises:
         UnsupportedArchitecture: the target's configuration lacks a size.

@@ -1,11 +1,11 @@
-"""Causal-consistency path search: a token for each slot such that the whole reads from left to right.
+"""Causal-consistency path search: choose a token for each slot so that the path reads well from left to right.
 
     S(path) = sum over i of  balance * l_i(x_i) + (1 - balance) * log p_ng(x_i | x_{i-2}, x_{i-1})         natural logs
 
-Paper: DiffuSpec, arXiv:2510.02358, section 4.2. Pruning keeps the fewest tokens of a slot whose probabilities sum to
-``mass``; a left-to-right beam keeps the best ``width`` paths; a path that has ended is not extended. Of equal scores
-the smaller token ids go first. Trees: the best nodes by S of their path (ours; DDTree, arXiv:2604.12989, has the
-product of the l_i), best first, which is what a beam without a bound would leave of its paths.
+Paper: DiffuSpec, arXiv:2510.02358, section 4.2. Pruning keeps the fewest tokens of a slot with the total probability
+``mass``; a left-to-right beam keeps the best ``width`` paths; a path with an end token is not extended. Ties go to
+the smaller token ids. Trees contain the best nodes by S of their path, best first (ours; DDTree, arXiv:2604.12989, uses
+the product of the l_i); a beam search without a width limit would find the same nodes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
 
 Grams = Callable[[int, int, Sequence[int]], Sequence[float]]
-"""(u, v, tokens) -> log p(token | u, v) of each."""
+"""(u, v, tokens) -> log p(token | u, v) of each token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What is left of one slot after pruning.
+    """The tokens of one slot after pruning.
 
     Attributes:
         tokens: most probable first.
@@ -34,18 +34,18 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """By what paths are compared.
+    """Weights of the score of a path.
 
     Attributes:
-        balance: weight of the lattice; 1: the n-gram model is not asked.
-        grams: the n-gram model; None: there is none, and the lattice decides alone.
+        balance: weight of the lattice; 1: the n-gram model is not used.
+        grams: the n-gram model; None: scores come from the lattice alone.
     """
 
     balance: float = 1.0
     grams: Grams | None = None
 
     def of(self, u: int, v: int, slot: Candidates) -> Sequence[float]:
-        """The share of S that each candidate adds after the tokens u and v."""
+        """Return the contribution to S of each candidate after the tokens u and v."""
         if self.grams is None or self.balance == 1.0:
             return slot.logs
         fluent = self.grams(u, v, slot.tokens)
@@ -55,10 +55,10 @@ class Scoring:
 def prune(
     ids: Sequence[int], shares: Sequence[float], *, mass: float, most: int, ends: Collection[int] = ()
 ) -> Candidates:
-    """The fewest best tokens that have ``mass``, from 1 to ``most``; an end token that is ranked always stays.
+    """Return the fewest best tokens with the mass ``mass``, from 1 to ``most``; a ranked end token always stays.
 
     Args:
-        ids, shares: of the ranked tokens, best first.
+        ids, shares: the ranked tokens and their probabilities, best first.
     """
     kept: list[tuple[int, float]] = []
     total = 0.0
@@ -76,8 +76,8 @@ class Path:
     """A path from the root.
 
     Attributes:
-        tokens: of the slots from the first one on.
-        logs: what the lattice gives each.
+        tokens: tokens of the slots, from the first one on.
+        logs: their log probabilities in the lattice.
         score: S.
     """
 
@@ -89,13 +89,13 @@ class Path:
 def best_path(
     slots: Sequence[Candidates], past: tuple[int, int], scoring: Scoring, *, width: int, ends: Collection[int] = ()
 ) -> Path:
-    """The best path that a beam of ``width`` finds.
+    """Return the best path of a beam search of ``width``.
 
     Args:
         past: the last two tokens of the text.
-        ends: tokens after which nothing follows: such a path is frozen, and compared by its sum as it is.
+        ends: end tokens; a path that has one is not extended and keeps its score.
     """
-    beam: list[tuple[float, tuple[int, ...], tuple[float, ...]]] = [(0.0, (), ())]  # minus S, tokens, logs
+    beam: list[tuple[float, tuple[int, ...], tuple[float, ...]]] = [(0.0, (), ())]  # -S, tokens, log probabilities
     for slot in slots:
         grown: list[tuple[float, tuple[int, ...], tuple[float, ...]]] = []
         for path in beam:
@@ -121,9 +121,9 @@ class Node:
     """A node of a tree.
 
     Attributes:
-        token: its own.
-        parent: number of the node above it, -1 for the root.
-        log: what the lattice gives it.
+        token: token id.
+        parent: index of the parent node, -1 for the root.
+        log: log probability in the lattice.
     """
 
     token: int
@@ -134,7 +134,7 @@ class Node:
 def best_nodes(
     slots: Sequence[Candidates], past: tuple[int, int], scoring: Scoring, *, ends: Collection[int] = ()
 ) -> Iterator[Node]:
-    """The nodes of all paths, best path first; a parent comes before its children. The caller stops when it has enough.
+    """Yield the nodes of all paths, best path first; a parent precedes its children. The caller stops the iteration.
 
     Args:
         past, ends: as for :func:`best_path`.

@@ -2,13 +2,13 @@
 
     loss = mean over slots j of all blocks, weighted e^(-(j - 1) / gamma), of  -sum over kept v of p_j(v) log q_j(v)
 
-p_j is the target's distribution at slot j given the true text before it; q_j is the network's, which sees the text up
-to the root. A trigram model of the same text is stored next to the network (trigram.py).
+p_j is the target's distribution at slot j given the true text before it; q_j is the network's, given the text up
+to the root. A trigram model of the same text is stored with the network (trigram.py).
 
-Texts are by default the target's own answers, both greedy and drawn; roots are drawn among the positions of replies.
+By default the texts are the target's own answers, both greedy and sampled; roots are sampled among reply positions.
 
-Paper: DFlash, arXiv:2602.06036 (position-weighted loss, random anchors). Differs: the loss is against the whole
-distribution of the target, not its token, and at every slot, also after one that would have been rejected.
+Paper: DFlash, arXiv:2602.06036 (position-weighted loss, random anchors). Differs: the loss uses the target's whole
+distribution instead of its token, and covers every slot, also after a token that would have been rejected.
 
 Letters: B sequences, T positions, A anchors of a sequence, k slots, N used positions, W width, K draft vocabulary.
 """
@@ -36,12 +36,12 @@ from foretoken.train.feature_heads.objective import HeadObjective
 from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scored, recipe_for, vocabulary_of
 from foretoken.train.frozen_target import FrozenTarget
 
-TRIGRAM_LEAST = 2  # occurrences from which a triple is kept
+TRIGRAM_LEAST = 2  # minimum number of occurrences of a triple
 _ANCHORS = 32  # blocks of one sequence
 
 
 class BlockLoss(HeadObjective):
-    """The loss of all slots; 0 where a micro-batch has no position that counts. ``steps`` is k."""
+    """Sum the loss over all slots; 0 where a micro-batch has no counted position. ``steps`` is k."""
 
     name = "block_cross_entropy"
 
@@ -75,19 +75,19 @@ class BlockLoss(HeadObjective):
 
 
 def _anchors(used_BT: Tensor, generator: torch.Generator) -> Tensor:
-    """Roots of blocks, int64 [B, A], drawn without replacement; those that count come first where there are enough."""
+    """Sample roots of blocks, int64 [B, A], without replacement; counted positions come first if there are enough."""
     counts = used_BT.clone()
-    counts[:, 0] = False  # the first token has nothing before it
+    counts[:, 0] = False  # the first token has no row before it
     noise_BT = torch.rand(used_BT.shape, generator=generator).to(used_BT.device) + counts
     noise_BT[:, 0] = -1.0
     return noise_BT.topk(min(_ANCHORS, used_BT.shape[1] - 1), dim=-1).indices
 
 
 def training(options: Config) -> HeadTraining:
-    """The network that the options describe, and how it is trained.
+    """Return the network of the options, and its training.
 
     Raises:
-        ConfigError: the share of own words is out of range, or the target has fewer tokens than are to be scored.
+        ConfigError: the share of own words is out of range, or the target has fewer tokens than the draft vocabulary.
     """
     target = options.target
 

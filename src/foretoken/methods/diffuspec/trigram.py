@@ -1,11 +1,11 @@
-"""A trigram model over token ids: interpolated Kneser-Ney, in one file, asked in a few lookups.
+"""A trigram model over token ids: interpolated Kneser-Ney, in one file; a probability takes a few lookups.
 
     p(w | u, v)  =  max(c(uvw) - D3, 0) / c(uv.)        +  D3 N(uv.) / c(uv.)      p(w | v)
     p(w | v)     =  max(N(.vw) - D2, 0) / N(.v.)        +  D2 N(v.) / N(.v.)       p(w)
     p(w)         =  max(N(.w) - D1, 0) / N(..)          +  D1 N1+ / N(..)          1 / V
 
-c counts, N counts different neighbours. D = n1 / (n1 + 2 n2) of its order, from how many things were counted once and
-twice. A context that was never seen hands the question down as it is. Every row sums to 1.
+c counts, N counts different neighbours. D = n1 / (n1 + 2 n2) of its order, where n1 and n2 are the numbers of entries
+counted once and twice. An unseen context uses the order below unchanged. Every row sums to 1.
 
 Papers: Kneser and Ney 1995; Chen and Goodman 1998, section 2.7. DiffuSpec, arXiv:2510.02358, uses KenLM over words.
 
@@ -27,15 +27,15 @@ from foretoken.core.files import write_whole
 from foretoken.methods.diffuspec.native.paths import Entries, NativeGrams
 
 FILE = "trigram.safetensors"
-_KEPT = 1 << 14  # contexts that were looked up before
+_KEPT = 1 << 14  # size of the cache of looked-up contexts
 
 
 class Trigram:
-    """The model.
+    """The interpolated trigram model.
 
     Args:
         single: float32 [V]: p(w).
-        pairs, triples: the orders above it.
+        pairs, triples: bigrams and trigrams.
     """
 
     def __init__(self, single: np.ndarray, pairs: Entries, triples: Entries) -> None:
@@ -50,14 +50,14 @@ class Trigram:
 
     @classmethod
     def fit(cls, texts: Iterable[Sequence[int]], vocab_size: int, *, least: int = 1) -> Trigram:
-        """Count texts.
+        """Count texts, and return the model.
 
         Args:
             texts: token ids.
             vocab_size: V.
-            least: leave triples out that were met less often; their mass goes to the order below.
+            least: omit triples with fewer occurrences; their mass goes to the order below.
         Raises:
-            ValueError: there is no text of three tokens.
+            ValueError: no text has three tokens.
         """
         parts = [np.asarray(text, dtype=np.int64) for text in texts]
         keys = [(part[:-2] * vocab_size + part[1:-1]) * vocab_size + part[2:] for part in parts if len(part) > 2]
@@ -76,7 +76,7 @@ class Trigram:
         )
 
     def row(self, u: int, v: int) -> Tensor:
-        """p(. | u, v), float32 [V]."""
+        """Return p(. | u, v), float32 [V]."""
         found = self._single.copy()
         for order, context in ((self._pairs, v), (self._triples, u * self.vocab_size + v)):
             start, stop, below = _at(order, context)
@@ -85,7 +85,7 @@ class Trigram:
         return torch.from_numpy(found)
 
     def logs(self, u: int, v: int, tokens: Sequence[int]) -> list[float]:
-        """log p(w | u, v) of some tokens."""
+        """Return log p(w | u, v) of the given tokens."""
         single, found = self._singles, []
         (own_2, below_2), (own_3, below_3) = self._above(1, v), self._above(2, u * self.vocab_size + v)
         for token in tokens:
@@ -94,7 +94,7 @@ class Trigram:
         return found
 
     def _above(self, order: int, context: int) -> tuple[dict[int, float], float]:
-        """What a context of pairs (1) or triples (2) adds to tokens, and what it leaves to the order below."""
+        """Return the probabilities that a context of pairs (1) or triples (2) adds, and the mass of the order below."""
         found = self._looked_up.get((order, context))
         if found is None:
             if len(self._looked_up) >= _KEPT:
@@ -106,13 +106,13 @@ class Trigram:
         return found
 
     def native(self) -> NativeGrams:
-        """The same for native code."""
+        """The same model in the layout of native code."""
         return NativeGrams(self._single, self._pairs, self._triples)
 
     # ------------------------------------------------------------------ files
 
     def save(self, folder: Path) -> None:
-        """Write ``trigram.safetensors``, whole or not at all."""
+        """Write ``trigram.safetensors`` atomically."""
         from safetensors.numpy import save
 
         tensors = {"single": self._single}
@@ -127,7 +127,7 @@ class Trigram:
         Args:
             vocab_size: of the target.
         Raises:
-            ModelError: there is none, it is damaged, or another vocabulary's.
+            ModelError: the file does not exist, is damaged, or has another vocabulary.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
@@ -151,7 +151,7 @@ class Trigram:
 
 
 def _at(order: Entries, context: int) -> tuple[int, int, float]:
-    """Where a context's entries begin and end, and what is left; (0, 0, 1) for one that was never seen."""
+    """Return begin and end of a context's entries, and the mass of the order below; (0, 0, 1) for an unseen context."""
     place = int(np.searchsorted(order.contexts, context))
     if place == len(order.contexts) or order.contexts[place] != context:
         return 0, 0, 1.0
@@ -164,7 +164,7 @@ def _discount(counts: np.ndarray) -> float:
 
 
 def _order(keys: np.ndarray, counts: np.ndarray, vocab_size: int, least: int) -> Entries:
-    """One order from its sorted keys, context * V + token, and their counts."""
+    """Build one order from its sorted keys, context * V + token, and their counts."""
     discount = _discount(counts)
     contexts, first = np.unique(keys // vocab_size, return_index=True)
     totals = np.add.reduceat(counts, first)
@@ -173,7 +173,7 @@ def _order(keys: np.ndarray, counts: np.ndarray, vocab_size: int, least: int) ->
     kept = counts >= least
     below = 1.0 - np.bincount(of[kept], own[kept], minlength=len(contexts))
     some = np.bincount(of[kept], minlength=len(contexts))
-    left = some > 0  # a context without entries is as good as one that was never seen
+    left = some > 0  # a context without entries behaves like an unseen one
     return Entries(
         contexts=contexts[left],
         starts=np.concatenate([[0], np.cumsum(some[left])]).astype(np.int32),

@@ -1,4 +1,4 @@
-"""The paper's verification above temperature 0: a searched path, tested as though the lattice had drawn it.
+"""The paper's verification above temperature 0: test a searched path as if it had been sampled from the lattice.
 
 Letters: V vocabulary.
 """
@@ -23,11 +23,11 @@ from foretoken.verifiers.walk import Pick, Siblings
 
 @dataclass(frozen=True, slots=True)
 class SlotLaws(Evidence):
-    """The distributions of the slots that a searched path's tokens come from; the draft is a point mass.
+    """The slots' distributions for the tokens of a searched path; the draft is a point mass.
 
     Attributes:
-        law: of each node, its slot's distribution without the trigram, processed as the target's: what the token was
-            *not* drawn from.
+        law: for each node, its slot's distribution without the trigram, processed like the target's. The token was
+            *not* sampled from it.
     """
 
     title = "the distributions of the lattice that a path was searched in"
@@ -39,17 +39,17 @@ class DiffuSpecVerifier(BudgetedVerifier):
     """Test each token x of a searched path by min(1, p(x)/q(x)), q the lattice's distribution of its slot.
 
     Paper:   DiffuSpec, arXiv:2510.02358, section 4 (same letters: p target, q draft).
-    Exact:   no. The paper says yes, but the path was found by a search and not drawn from q. Given the path, the
+    Exact:   no. The paper claims it, but the path was found by a search and not sampled from q. Given the path, the
              distribution at x is
 
                  e = a 1[x] + (1 - a) norm((p - q)+)        a = min(1, p(x)/q(x))
 
-             and exact rejection of a point mass would have p(x) for a. So x has p(x) (1/q(x) - 1) too much where
-             p(x) <= q(x), and 1 - p(x) where q(x) is smaller: the surer the lattice, the less. `ratio` does the same
-             arithmetic on drawn tokens, where the mean over the draw is p. Checked by enumeration in
-             tests/unit/methods/diffuspec/test_verifier.py.
-    Differs: e is metered, and there is a budget, beyond which a token is tested exactly, as a point mass. At
-             temperature 0 the rule is the walk along the argmax, and exact, as the paper's.
+             and exact rejection of a point mass would have a = p(x). The excess probability of x is p(x) (1/q(x) - 1)
+             where p(x) <= q(x), and 1 - p(x) where q(x) is smaller; the bias is smaller where the lattice is surer.
+             `ratio` does the same arithmetic on sampled tokens, where the mean over samples is p. Checked by
+             enumeration in tests/unit/methods/diffuspec/test_verifier.py.
+    Differs: e is metered. Beyond a budget, a token is tested exactly, as a point mass. At temperature 0 the rule is
+             exact: it accepts the tokens that equal the argmax, as in the paper.
     """
 
     name = "diffuspec"
@@ -59,17 +59,17 @@ class DiffuSpecVerifier(BudgetedVerifier):
     declared = Declared(knob=Knob(option="balance", values=(1.0, 0.5, 0.2), drafter="diffuspec"))
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
-        """Decide one draft within what is left of the request's budget.
+        """Decide one draft within the remaining budget of the request.
 
         Args:
             draft: chain of N point masses with :class:`SlotLaws` (at temperature 0: any chain).
-            target: N + 1 rows. Rows after a refusal are not processed.
-            rng: one decision of purpose accept per tried token, then one draw of purpose residual or bonus.
-            spent: what the request has emitted and spent.
+            target: N + 1 rows. Rows after a rejection are not processed.
+            rng: one decision of purpose accept per tested token, then one sample of purpose residual or bonus.
+            spent: tokens emitted and budget spent by the request so far.
         Returns:
             Verdict with the distortion and divergence of every emitted token.
         Raises:
-            ValueError: the draft branches, is of another kind, or carries no distributions of its slots.
+            ValueError: the draft branches, has another kind, or carries no distributions of its slots.
         """
         found = draft.evidence if isinstance(draft.evidence, SlotLaws) else None
         if len(draft) and found is None and not target.greedy:
@@ -106,7 +106,7 @@ class DiffuSpecVerifier(BudgetedVerifier):
 
 
 def searched(p_V: Tensor, q_V: Tensor, token: int, chance: float) -> Tensor:
-    """The distribution e of one token of a searched path that stands with this chance, [V]."""
+    """Return the distribution e of one token of a searched path accepted with this probability, [V]."""
     stands_V, left_V = torch.zeros_like(p_V), residual(p_V, q_V)
     stands_V[token] = chance
     return emitted(stands_V, left_V / left_V.sum())

@@ -1,4 +1,4 @@
-"""``foretoken train dovetail``: its options and its help; without torch until it runs."""
+"""``foretoken train dovetail``: options and help text; imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from foretoken.train.feature_heads.command import UnrolledOptions, network_comma
 
 @dataclass(frozen=True, kw_only=True)
 class Config(UnrolledOptions):
-    """Options of ``foretoken train dovetail``; None: the recipe's."""
+    """Options of ``foretoken train dovetail``; None: the recipe's value."""
 
     blocks: Annotated[int, Option("Decoder blocks.", metavar="N", least=1)] = 2
-    fusion: Annotated[str, Option("How feature and token meet: gate, or concat for EAGLE-2's.")] = "gate"
+    fusion: Annotated[str, Option("How feature and token are fused: gate, or concat for EAGLE-2's fusion.")] = "gate"
 
     def check_together(self) -> None:
         super().check_together()
@@ -26,7 +26,7 @@ class Config(UnrolledOptions):
 
 
 def chain(options: Config) -> dict[str, Any]:
-    """Drafts chains of as many tokens a step as training unrolled."""
+    """Draft chains as long as the unrolled steps of training."""
     depth = {"max_depth": options.steps, "num_speculative_tokens": options.steps}
     return {"method": "dovetail", "head": str(options.out), "tree": False, "budget": "fixed", **depth}
 
@@ -36,8 +36,8 @@ COMMAND = network_command(
     help="""\
     Train Dovetail's head: decoder blocks after a gate, over a target's last state.
 
-    The target stays as it is. While it trains, the head is tried on the target's answers to held-out
-    prompts, and the tokens per step that are printed are those of serving. At the end the engine drafts for these
+    The target stays unchanged. During training, the head drafts for the target's answers to held-out
+    prompts; the printed tokens per step are those of serving. At the end the engine drafts for these
     prompts, and measures them once more.
     """,
     example="foretoken train dovetail --target zoo:base --corpus generated --minutes 30 --out my-head",

@@ -1,11 +1,11 @@
-"""What a verification of n rows takes on this machine, and which nodes of a draft are worth theirs.
+"""The time of a verification of n rows on this machine, and the draft nodes that are worth verifying.
 
     T(n)        seconds of a forward of n rows, measured when the target is loaded; a lower convex hull in between
-    taken       the best nodes by reach, while   P(node stands) > r (T(n + 1) - T(n))      r: tokens per second
+    selected    the best nodes by reach, while   P(node is accepted) > r (T(n + 1) - T(n))      r: tokens per second
 
-On a CPU T is flat while the target waits for its weights, and then has an elbow: a straight line through it would price
-the first rows too high and the later ones too low. For a ratio of expectations the rule is optimal at the best rate r
-(engine/draft_length/controller.py), and since T is convex the first node that does not pay ends the draft.
+On a CPU T is flat while weights are loaded from memory, and then rises; a straight line would make the first rows
+too expensive and the later ones too cheap. For a ratio of expectations the rule is optimal at the best rate r
+(engine/draft_length/controller.py). T is convex, so the first node that does not pay ends the draft.
 
 Paper: arXiv:2412.18934 lowers EAGLE-2's 60 candidates to 16, or 7, by hand. Ours: the rule.
 """
@@ -23,21 +23,21 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 
-ROWS = (1, 2, 4, 8, 16, 32)  # that are timed
-_PREFIX = 64  # rows before them
+ROWS = (1, 2, 4, 8, 16, 32)  # numbers of rows to time
+_PREFIX = 64  # rows before the timed rows
 _REPEATS = 12  # on a busy machine most forwards are interrupted
-_SECONDS = 3.0  # for all of it, about: a slow target is timed once per number
-_KEEPS = 0.95  # of the rate, per step
+_SECONDS = 3.0  # approximate limit of the measurement: a slow target is timed once per number of rows
+_KEEPS = 0.95  # weight of the old rate in the moving average, per step
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """T(n).
+    """The verification time T(n).
 
     Attributes:
         points: (rows, seconds), rows increasing from 1.
     Raises:
-        ValueError: it is no such table.
+        ValueError: the points are no such table.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -49,7 +49,7 @@ class CostTable:
 
     @functools.cached_property
     def hull(self) -> list[tuple[int, float]]:
-        """The points that lie on the lower convex hull, with times that do not fall."""
+        """Return the points on the lower convex hull; times never decrease."""
         kept: list[tuple[int, float]] = []
         least = self.points[-1][1]
         rising = []
@@ -63,7 +63,7 @@ class CostTable:
         return kept
 
     def at(self, rows: int) -> float:
-        """Seconds of so many rows."""
+        """Return the seconds of a forward of this many rows."""
         hull = self.hull
         for left, right in itertools.pairwise(hull):
             if rows <= right[0]:
@@ -72,7 +72,7 @@ class CostTable:
 
     @functools.lru_cache(maxsize=256)  # noqa: B019  (one table for each engine)
     def prices(self, requests: int, nodes: int) -> tuple[float, ...]:
-        """Seconds of each request's next node, for so many nodes, while the others draft alike."""
+        """Return the seconds of each request's next node, for each number of nodes, if all requests draft alike."""
         at = [self.at(requests * (1 + node)) for node in range(nodes + 1)]
         return tuple((more - less) / requests for less, more in itertools.pairwise(at))
 
@@ -82,7 +82,7 @@ def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
 
 
 def measure(target: LanguageModel, rows: Sequence[int] = ROWS) -> CostTable:
-    """Time forwards of a target after a short prefix: the best of a few each, in turns."""
+    """Time forwards of a target after a short prefix: the best of several each, in turns."""
     count = max(2, min(max(rows), target.max_length // 2))
     prefix = min(_PREFIX, target.max_length - count)
     rows = [each for each in rows if each <= count]
@@ -110,11 +110,11 @@ def measure(target: LanguageModel, rows: Sequence[int] = ROWS) -> CostTable:
 
 @dataclass(frozen=True, slots=True)
 class Affordable(StopRule):
-    """Which nodes of one draft are taken (:class:`foretoken.core.stop_rule.StopRule`).
+    """Selects the nodes of one draft (:class:`foretoken.core.stop_rule.StopRule`).
 
     Attributes:
-        stands: of each tenth of confidence, how often such a node stood.
-        least: what each node must promise, in the order in which they are taken.
+        stands: acceptance rate of nodes, for each tenth of confidence.
+        least: minimum acceptance probability of each node, in the order of selection.
     """
 
     stands: tuple[float, ...]
@@ -126,17 +126,17 @@ class Affordable(StopRule):
 
 
 class Rate:
-    """Tokens per second of the steps that drafted, by how many requests did."""
+    """Tokens per second of the steps with drafts, by the number of drafting requests."""
 
     def __init__(self) -> None:
         self._sums: dict[int, tuple[float, float]] = {}
 
     def add(self, requests: int, tokens: int, seconds: float) -> None:
-        """Take in one step."""
+        """Update the rate with one step."""
         before = self._sums.get(requests, (0.0, 0.0))
         self._sums[requests] = before[0] * _KEEPS + tokens, before[1] * _KEEPS + seconds
 
     def of(self, requests: int) -> float:
-        """0 before the first step of so many."""
+        """Return the rate; 0 before the first step with this number of requests."""
         tokens, seconds = self._sums.get(requests, (0.0, 0.0))
         return tokens / seconds if seconds else 0.0

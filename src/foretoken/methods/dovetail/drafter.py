@@ -1,9 +1,9 @@
-"""Dovetail: decoder blocks after a gate draft a tree from the target's last state, on a device of their own.
+"""Dovetail: decoder blocks after a gate draft a tree from the target's last state, on a separate device.
 
-target's side (here)                               drafting side (remote_head.py), in a place of lanes.py
-states of a forward, its final norm  ── rows ────► read, after what it has read before
-who is drafted for, how many nodes   ── asked ───► levels of the tree, each one pass of the head
-verify, choose what stands           ◄── tokens ──
+target's side (here)                    drafting side (remote_head.py), on a lane of lanes.py
+states after the final norm  ─ rows ──────────► read, after the earlier rows
+requests and their budgets   ─ questions ─────► levels of the tree, each one pass of the head
+verify the tree              ◄── tokens ──
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from foretoken.options.option import Option
 
 FIXED, MEASURED = "fixed", "measured"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FIXED_NODES, _MOST_NODES = 15, 31  # with the root 16, as in the paper, and as many as are timed
+_FIXED_NODES, _MOST_NODES = 15, 31  # with the root: 16, as in the paper, and 32, the most rows that are timed
 _SLOTS = 1024
 _UNTRAINED = {"layers": 2, "draft_vocab_size": 512}
 
 
 class _HandedOver:
-    """How many rows of each request the drafting side was given: the lengths of a cache that is elsewhere."""
+    """Numbers of rows per request that the drafting side has received: the lengths of a remote cache."""
 
     def __init__(self) -> None:
         self.lengths = [0] * _SLOTS
@@ -64,17 +64,17 @@ class _HandedOver:
 
 
 class DovetailDrafter(Drafter):
-    """Drafts with m decoder blocks over what the target's final norm gives.
+    """Drafts with m decoder blocks over the output of the target's final norm.
 
     Paper:   arXiv:2412.18934; the tree is EAGLE-2's, arXiv:2406.16858.
-    Exact:   trees are point masses, chains carry the q they were drawn from. Device, dtype and place of the head, its
-             faults, and how many nodes are drafted change what is proposed, never the distribution.
-    Differs: the number of nodes follows from what a verification takes on this machine (costs.py) and not from a fixed
-             16; the drafting side may be a thread or a process of the CPU; it reads a long prompt while the target is
-             still reading it; batches; chains, where nothing is apart.
+    Exact:   trees are point masses, chains carry the q of their samples. Device, dtype and place of the head, its
+             faults, and the number of drafted nodes change the proposals, never the output distribution.
+    Differs: the number of nodes follows from the measured time of a verification (costs.py), while the paper has a
+             fixed 16; the drafting side may be a thread or a process of the CPU; it reads a long prompt while the
+             target reads it; batches; chains, if both sides share a device and a thread.
 
     Attributes:
-        lane: where the drafting side is.
+        lane: connection to the drafting side.
         costs: T(n), with a measured budget.
     """
 
@@ -113,19 +113,22 @@ class DovetailDrafter(Drafter):
 
         head: Annotated[str | Path | None, learned_part.FOLDER] = None
         device: Annotated[
-            str | None, Option("Of the head, without a GPU the CPU; None: the target's.", choices=("cpu", "cuda"))
+            str | None,
+            Option("Device of the head; None: the target's, or the CPU without a GPU.", choices=("cpu", "cuda")),
         ] = None
         dtype: Annotated[
-            str | None, Option("Of the head; None: the target's, on another device bfloat16.", choices=tuple(_DTYPES))
+            str | None,
+            Option("Dtype of the head; None: the target's, or bfloat16 on another device.", choices=tuple(_DTYPES)),
         ] = None
         place: Annotated[
-            str, Option("Of its work: here (in the engine's thread), thread (another one), or process.", choices=PLACES)
+            str,
+            Option("Where the head runs: here (the engine's thread), thread (a worker), or process.", choices=PLACES),
         ] = HERE
         budget: Annotated[
             str,
             Option(
-                "measured: nodes that are worth what verifying them takes on this machine; fixed: as many as "
-                "num_speculative_tokens says, 15 by default.",
+                "measured: nodes that are worth their measured verification time on this machine; fixed: "
+                "num_speculative_tokens nodes, 15 by default.",
                 choices=(MEASURED, FIXED),
             ),
         ] = MEASURED
@@ -143,15 +146,15 @@ class DovetailDrafter(Drafter):
         apart = device != target.device or dtype != target.dtype
         if not config.tree and (config.place == PROCESS or device != target.device):
             raise ConfigError(
-                f"tree=false with place={config.place!r} on {device.type}: a chain's rows of q would have to be moved; "
+                f"tree=false with place={config.place!r} on {device.type}: a chain would have to transfer rows of q: "
                 "leave tree on, or draft here on the target's device"
             )
         self._handed = _HandedOver()
         self._pending = PendingStates(target, self._handed, taps)
-        self._unsettled: dict[int, int] = {}  # bytes of rows that were read ahead of a draft
+        self._unsettled: dict[int, int] = {}  # bytes of rows sent before a draft was requested
         self._dtype, self._width = dtype, head.config.target_width
         self._confidence, self._rate = Confidence(), Rate()
-        self._last: tuple[int, float] | None = None  # of the last step with drafts: its requests, when it began
+        self._last: tuple[int, float] | None = None  # last step with drafts: number of requests, start time
         self._tokens = 0
         self.lane = self._lane_for(config, target, head, device, apart=apart)
         self.costs = costs.measure(target) if config.budget == MEASURED else None
@@ -214,7 +217,7 @@ class DovetailDrafter(Drafter):
     # ------------------------------------------------------------------ the drafter
 
     def on_forward(self, features: Sequence[Features]) -> None:
-        """Take the target's states; a lane of its own may read those of a prompt at once."""
+        """Store the target's states; a separate lane may read those of a prompt at once."""
         longer = [each for each in self._pending.receive(features) if each[0].num_rows > EAGER_ROWS]
         if longer and self.lane.beside and self.lane.ready():
             parcels = [self._parcel(state, context) for state, context in longer]
@@ -223,7 +226,7 @@ class DovetailDrafter(Drafter):
             self._share(self.lane.bytes_moved - before, [each.request_id for each in parcels])
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """One order for all requests whose rows before the root are known."""
+        """Send one order for all requests with known rows before the root."""
         asked, limits, parcels = list[Context](), list[Budget](), list[Parcel]()
         ready = self.lane.ready()
         self._begin_step(len(contexts))
@@ -231,7 +234,7 @@ class DovetailDrafter(Drafter):
             state = self._pending.get(context.request_id)
             if state is None:
                 continue
-            state.unverified = None  # of a draft that was never judged
+            state.unverified = None  # a draft without an outcome
             rows = len(context.tokens) - 1
             known = self._handed.lengths[state.slot] + state.num_rows
             if not ready or budget.max_nodes < 1 or not 0 < known == rows:
@@ -250,7 +253,7 @@ class DovetailDrafter(Drafter):
         return [self._charged(context.request_id, drafts) for context in contexts]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """The root's row and those of accepted nodes wait for the next draft."""
+        """Queue the rows of the root and of accepted nodes for the next draft."""
         self._pending.settle(outcomes)
         self._tokens += sum(len(each.tokens) for each in outcomes)
         for outcome in outcomes:
@@ -267,10 +270,10 @@ class DovetailDrafter(Drafter):
     def close(self) -> None:
         self.lane.close()
 
-    # ------------------------------------------------------------------ what is told and asked
+    # ------------------------------------------------------------------ messages to the drafting side
 
     def _parcel(self, state: Pending, context: Context) -> Parcel:
-        """All rows that wait, perhaps none, and all tokens; they are the drafting side's from now on."""
+        """Return all pending rows, possibly none, and all new tokens; the drafting side owns them from now on."""
         slot, begin = state.slot, self._handed.lengths[state.slot]
         states_TW = state.take(state.num_rows) if state.num_rows else torch.empty(0, self._width)
         told = self._handed.told[slot]
@@ -279,7 +282,7 @@ class DovetailDrafter(Drafter):
         return Parcel(context.request_id, begin, states_TW.to(self._dtype), told, tuple(context.tokens[told:]))
 
     def _affordable(self, budget: Budget, requests: int) -> Budget:
-        """The budget, with what nodes must promise; a request that may only follow its own past has the fixed one."""
+        """Return the budget with minimum node probabilities; a history-only request gets the fixed budget."""
         if self.costs is None:
             return replace(budget, stop_rule=None)
         if budget.history_only:
@@ -289,14 +292,14 @@ class DovetailDrafter(Drafter):
         return replace(budget, stop_rule=Affordable(self._confidence.by_tenth(), least), least_reach=least[0])
 
     def _begin_step(self, requests: int) -> None:
-        """Take in the step before, if as many were drafted for in it."""
+        """Update the rate with the previous step, if it had the same number of drafting requests."""
         now = time.perf_counter()
         if self._last is not None and self._last[0] == requests and self._tokens:
             self._rate.add(requests, self._tokens, now - self._last[1])
         self._last, self._tokens = (requests, now), 0
 
     def _share(self, moved: int, request_ids: Sequence[int]) -> None:
-        """Charge bytes to requests, evenly."""
+        """Divide transferred bytes evenly among requests."""
         for place, number in enumerate(request_ids):
             part = moved // len(request_ids) + (place < moved % len(request_ids))
             self._unsettled[number] = self._unsettled.get(number, 0) + part
@@ -306,6 +309,6 @@ class DovetailDrafter(Drafter):
         return replace(draft, moved_bytes=moved) if moved else draft
 
     def _forget_all(self) -> None:
-        """The drafting side was lost: whose rows it had is not drafted for again."""
+        """Stop drafting for requests with rows on the lost drafting side."""
         for request_id in self._pending.requests:
             self._pending.release(request_id)

@@ -4,8 +4,8 @@
              draft      send rows, and wait for drafts after them
              forget     drop a request that has ended, after the orders before it
 
-In the engine's thread and in a worker thread the side is the same object; a worker thread has it alone while it works
-on an order.
+The engine's thread and a worker thread use the same side object; a worker thread has exclusive access while it
+executes an order.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from foretoken.methods.dovetail.remote_head import Newcomer, Order, Parcel, Remo
 from foretoken.methods.dovetail.staging import Staging
 from foretoken.options.sampling import SamplingParams
 
-_READING = 0.01  # seconds more for every token that the helper has to read
+_READING = 0.01  # additional timeout in seconds for every token that the helper reads
 HERE, THREAD, PROCESS = "here", "thread", "process"
 _Result = TypeVar("_Result")
 PLACES = (HERE, THREAD, PROCESS)
 
 
 class Asked(Context, Protocol):
-    """What a process is told of a request."""
+    """The fields of a request that are sent to a process."""
 
     @property
     def history_only(self) -> bool: ...
@@ -43,11 +43,11 @@ class Asked(Context, Protocol):
 
 
 class DraftLane(Protocol):
-    """One place.
+    """A connection to the drafting side.
 
     Attributes:
         beside: whether it reads while the target computes.
-        bytes_moved: between target and drafting side so far, both ways.
+        bytes_moved: bytes transferred between target and drafting side so far, both ways.
     """
 
     beside: bool
@@ -56,7 +56,7 @@ class DraftLane(Protocol):
     def bytes_moved(self) -> int: ...
 
     def ready(self) -> bool:
-        """Whether it can be asked now; what is read meanwhile has to wait."""
+        """Whether it can draft now; if not, rows stay queued."""
         ...
 
     def read(self, parcels: Sequence[Parcel]) -> None: ...
@@ -64,7 +64,7 @@ class DraftLane(Protocol):
     def draft(
         self, parcels: Sequence[Parcel], contexts: Sequence[Asked], budgets: Sequence[Budget]
     ) -> list[Draft] | None:
-        """One draft for each; None: the drafting side was lost, with all that it had read."""
+        """Return one draft for each context; None: the drafting side was lost, with all rows that it had read."""
         ...
 
     def forget(self, request_id: int) -> None: ...
@@ -76,7 +76,7 @@ class InPlace:
     """The drafting side in the engine's thread, on the target's device or on another.
 
     Args:
-        staging: what states cross by; None: the same device and dtype, nothing is moved.
+        staging: transfers the states; None: same device and dtype, no transfer.
     """
 
     beside = False
@@ -111,10 +111,10 @@ class InPlace:
 
 
 class OnThread:
-    """The drafting side on a thread next to the engine's, with native threads of its own.
+    """The drafting side on a worker thread, with its own native threads.
 
     Attributes:
-        timeline: told when the thread was busy; None: nobody wants to know.
+        timeline: records when the thread was busy; None: no record.
     """
 
     beside = True
@@ -144,7 +144,7 @@ class OnThread:
         try:
             reading, self._reading = self._reading, []
             for each in reading:
-                each.result()  # raises the task's error, if it ended with one
+                each.result()  # raises the error of a failed task
             drafts = task.result()
         finally:
             task.stop_and_wait()
@@ -155,7 +155,7 @@ class OnThread:
         self._reading.append(self._begin(partial(self._release, request_id)))
 
     def close(self) -> None:
-        lane, self._lane = self._lane, None  # another order begins another one
+        lane, self._lane = self._lane, None  # the next order starts a new lane
         if lane is not None:
             lane.close()
 
@@ -166,7 +166,7 @@ class OnThread:
         return self._lane.begin(work)
 
     def _work(self, parcels: Sequence[Parcel]) -> Callable[[Callable[[], bool]], None]:
-        """What the lane is to do about rows, which lie in a buffer from now on."""
+        """Return the lane's task for rows; the rows stay in a buffer until then."""
         if not parcels:
             return lambda stopped: None
         self.bytes_moved += sum(each.num_bytes for each in parcels)
@@ -178,15 +178,15 @@ class OnThread:
 
 
 class InProcess:
-    """The drafting side in a helper's process, and here where there is none left.
+    """The drafting side in a helper process, or in this process after the second loss of a helper.
 
-    A helper that ends or does not answer in time is replaced once. The requests that it had read are not drafted for
-    again, because nobody keeps their states; the next ones are. A second loss brings the drafting side here.
+    A helper that ends or does not answer in time is replaced once. Requests whose rows the helper had read get no more
+    drafts, because their states are not kept; later requests do. A second loss moves the drafting side to this process.
 
     Args:
         make, arguments: see :class:`HelperProcess`.
-        here: makes the lane that takes over.
-        forgotten: called when what was read is lost.
+        here: makes the replacement lane.
+        forgotten: called when the rows of a helper are lost.
     Raises:
         ConfigError: the helper fails to start.
     """
@@ -284,5 +284,5 @@ class InProcess:
 
 
 def taken(parcels: Sequence[Parcel], states: Sequence[Any]) -> list[Parcel]:
-    """Parcels with the states as they arrived."""
+    """Return the parcels with the states as they arrived."""
     return [replace(parcel, states_TW=each) for parcel, each in zip(parcels, states, strict=True)]

@@ -1,4 +1,4 @@
-"""Dovetail's draft network: m decoder blocks over the target's feature, gated with the token after it.
+"""Dovetail's draft network: m decoder blocks over the target's feature, gated with the following token.
 
     h1 = F W1                          F: the output of the target's final norm at position i
     h2 = SiLU(RMSNorm(e) W2)           e: the embedding of token i + 1
@@ -7,10 +7,10 @@
 
     f ── m blocks, the first one without its norm before attention ── F̂ of position i + 1 ── the target's LM head
 
-Paper: arXiv:2412.18934, section 3 (as the released code computes it: SiLU and norm on the token's side only). Differs:
-W1 begins as twice the identity, and the gate near one half, so that the target's feature is handed on; the MLP has by
-default a quarter of the target's channels; a network may score some tokens only (``draft_vocab_size``), whose ids it
-stores.
+Paper: arXiv:2412.18934, section 3 (as in the released code: SiLU and norm on the token's side only). Differs:
+W1 is initialised as twice the identity, and the gate near one half, so that the target's feature passes through; by
+default the MLP has a quarter of the target's channels; a network may score a subset of tokens (``draft_vocab_size``)
+and stores their ids.
 
 Letters: S rows of the target, T pairs, F width of the target's states, W width, V vocabulary.
 """
@@ -46,7 +46,7 @@ class DovetailConfig(StackConfig):
 
     Attributes:
         layers: m, decoder blocks.
-        fusion: "gate", or "concat" for EAGLE-2's.
+        fusion: "gate", or "concat" for EAGLE-2's fusion.
     """
 
     fusion: str = GATE
@@ -58,7 +58,7 @@ class DovetailConfig(StackConfig):
 
 
 def describe(config: DovetailConfig) -> NetworkDescription:
-    """The network as data; :meth:`Dovetail.forward` is the same in the paper's words."""
+    """Describe the network as data; equal to :meth:`Dovetail.forward`."""
     gate = Gated("fusion.feature", "fusion.token", "fusion.gate", "fusion.norm")
     entry: Entry = gate if config.fusion == GATE else Concatenated("fc")
     return NetworkDescription(
@@ -72,7 +72,7 @@ def describe(config: DovetailConfig) -> NetworkDescription:
 
 
 class GatedFusion(nn.Module):
-    """Dynamic Gating Fusion: how much of each channel comes from the feature, and how much from the token."""
+    """Dynamic Gating Fusion: each channel is a learned mix of feature and token."""
 
     def __init__(self, config: DovetailConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class GatedFusion(nn.Module):
 
 
 class Dovetail(StackNetwork):
-    """The network's weights.
+    """The weights of Dovetail's draft network.
 
     Args:
         config: its sizes.
@@ -115,7 +115,7 @@ class Dovetail(StackNetwork):
         self.layers = nn.ModuleList([Block(config, normed=bool(number)) for number in range(config.layers)])
 
     def forward(self, states_SF: Tensor, tokens_T: Tensor, embedding_VW: Tensor) -> Tensor:
-        """What the LM head reads, [T, W]; see :class:`PairNetwork`."""
+        """Return the inputs of the LM head, [T, W]; see :class:`PairNetwork`."""
         e = F.embedding(tokens_T, embedding_VW)
         feature = self.original(states_SF)
         while True:
@@ -130,4 +130,4 @@ class Dovetail(StackNetwork):
                 x = block(normed, x, *self.rotary_at(torch.arange(len(feature))))
             if len(feature) == len(tokens_T):
                 return x
-            feature = torch.cat([feature, x[-1:]])  # F̂ for the target's feature
+            feature = torch.cat([feature, x[-1:]])  # F̂ replaces the target's feature

@@ -1,4 +1,4 @@
-"""The drafting side: the head, its cache and the drafts, on any device. Every order brings all that it needs.
+"""The drafting side: the head, its cache and the drafts, on any device. Every order is self-contained.
 
     target's side                  drafting side
     parcels        ────────►       states of committed rows, and the tokens after them: read once and kept
@@ -46,7 +46,7 @@ class Parcel:
         begin: position of the first row.
         states_TW: outputs of the final norm.
         told: number of tokens in earlier parcels.
-        tokens: the following tokens.
+        tokens: the next tokens.
     """
 
     request_id: int
@@ -57,18 +57,18 @@ class Parcel:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the states and of the tokens' ids."""
+        """Bytes of the states and of the token ids."""
         return self.states_TW.nbytes + _ID_BYTES * len(self.tokens)
 
 
 def bytes_back(draft: Draft) -> int:
-    """Bytes of a draft on its way back."""
+    """Return the bytes of a draft in a reply."""
     return _NODE_BYTES * len(draft)
 
 
 @dataclass(slots=True)
 class _Told:
-    """The tokens of a request that parcels have brought."""
+    """The tokens of a request from its parcels so far."""
 
     tokens: list[int] = field(default_factory=list)
 
@@ -79,8 +79,8 @@ class TargetFacts:
 
     Attributes:
         device, dtype: of the head.
-        model: there is none: the head has rows of its own.
-        packed: whether the head's products are to be native.
+        model: None, because the head has its own embedding and LM head.
+        packed: whether the head's products run natively.
     """
 
     name: str
@@ -93,7 +93,7 @@ class TargetFacts:
 
     @property
     def fused(self) -> Any:
-        """The compiled library, as a native decoder has it; None where products are the library's."""
+        """The compiled library, as in a native decoder; None: products run in torch."""
         library = build.library() if self.packed else None
         return None if library is None else _Native(library)
 
@@ -107,9 +107,9 @@ class RemoteHead(FeatureDrafter):
     """The head on the drafting side: reads parcels and answers questions.
 
     Args:
-        options: of the drafts.
+        options: options of the drafts.
         target: the target, or the facts about it.
-        head: with an LM head of its own where the target is on another device or in another process.
+        head: has its own LM head if the target is on another device or in another process.
         eager: read states when they arrive, not when a draft is requested.
     """
 
@@ -121,7 +121,7 @@ class RemoteHead(FeatureDrafter):
         self._most_waiting = EAGER_ROWS if eager else _WAITING_ROWS
 
     def take(self, parcels: Sequence[Parcel]) -> None:
-        """Take over rows. Requests whose first rows never arrived are ignored."""
+        """Receive rows. Requests without their first rows are ignored."""
         longer: list[tuple[Any, Any]] = []
         for parcel in parcels:
             state = self._pending.get(parcel.request_id)
@@ -141,12 +141,12 @@ class RemoteHead(FeatureDrafter):
             self._catch_up(longer)
 
     def told(self, request_id: int) -> list[int]:
-        """Return a request's tokens, a list that grows with its parcels; empty where its first rows never arrived."""
+        """Return a request's tokens, a list that grows with its parcels; empty if its first rows never arrived."""
         found = self._told.get(request_id)
         return [] if found is None else found.tokens
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn which tokens the draft vocabulary missed."""
+        """Count tokens outside of the draft vocabulary."""
         self._columns.observe(outcomes)
 
     def release(self, request_id: int) -> None:
@@ -154,7 +154,7 @@ class RemoteHead(FeatureDrafter):
         super().release(request_id)
 
 
-# ------------------------------------------------------------------ in a process of its own
+# ------------------------------------------------------------------ in a separate process
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +171,12 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One message to the drafting side. Without questions there is no reply.
+    """One message to the drafting side. An order without questions gets no reply.
 
     Attributes:
         parcels: with their states as bytes, see :func:`packed`.
         questions: request and budget of each draft.
-        gone: requests to forget before the rest of the order.
+        gone: requests to drop before the rest of the order.
     """
 
     number: int
@@ -219,7 +219,7 @@ class Answerer:
     def made(
         cls, options: GrowthOptions, target: TargetFacts, config: DovetailConfig, weights: bytes, *, stopped: Any
     ) -> Answerer:
-        """With a head of these weights (:func:`weights_of`)."""
+        """Build the answerer with a head of these weights (:func:`weights_of`)."""
         from safetensors.torch import load
 
         tensors = load(weights)
@@ -228,7 +228,7 @@ class Answerer:
         return cls(RemoteHead(options, target, head, eager=True), target, config.target_width)
 
     def answer(self, order: Order) -> Any:
-        """(tokens, parents, confidences) of each question's draft, or the error that it ended with."""
+        """Return (tokens, parents, confidences) of each question's draft, or the error that stopped it."""
         for request_id in order.gone:
             self._known.pop(request_id, None)
             self._remote_head.release(request_id)
@@ -271,12 +271,12 @@ class Answerer:
 
 
 def draft_of(tokens: Sequence[int], parents: Sequence[int], confidence: Sequence[float]) -> Draft:
-    """What a reply says of one question."""
+    """Build the draft of one question from its reply."""
     return Draft(TokenTree(tokens, parents), confidence=tuple(confidence)) if tokens else NO_DRAFT
 
 
 def weights_of(head: Dovetail) -> bytes:
-    """A head with rows of its own, for another process."""
+    """Serialise a head with its own embedding and LM head, for another process."""
     from safetensors.torch import save
 
     tensors = {name: each.contiguous() for name, each in head.state_dict().items()}

@@ -1,9 +1,9 @@
-"""Two host buffers that take turns: one is filled while what lies in the other is still being copied away.
+"""Two alternating host buffers: one is filled while the other is copied to its destination.
 
-    engine's thread    put 1 ──── put 2 ──── put 1 …        waits where the buffer was not taken yet
-    lane                  take 1 ──── take 2 ──── take 1    to its own memory, or its device; then the buffer is free
+    engine's thread    put 1 ──── put 2 ──── put 1 …        waits until the buffer is free
+    lane                  take 1 ──── take 2 ──── take 1    copies to its memory or device; then the buffer is free
 
-For a CUDA device they are pinned, and a buffer is free when its copy has ended.
+For a CUDA device the buffers are pinned, and a buffer is free when its copy has ended.
 
 Letters: T rows, W width.
 """
@@ -27,19 +27,19 @@ class _Buffer:
 
 
 class Staged:
-    """Rows that lie in a buffer until they are taken."""
+    """Rows in a buffer, until they are copied out."""
 
     def __init__(self, buffer: _Buffer, counts: Sequence[int], device: torch.device) -> None:
         self._buffer, self._counts, self._device = buffer, list(counts), device
 
     def take(self) -> list[Tensor]:
-        """Copies on the device, [T, W] each; the buffer may be filled again."""
+        """Return copies on the device, [T, W] each, and free the buffer."""
         assert self._buffer.rows_TW is not None
         try:
             rows_TW = self._buffer.rows_TW[: sum(self._counts)]
             if self._device.type == "cuda":
                 copy_TW = rows_TW.to(self._device, non_blocking=True)
-                copied = torch.cuda.Event(blocking=True)  # a wait that spins would take a core from the target
+                copied = torch.cuda.Event(blocking=True)  # a spinning wait would take a core from the target
                 copied.record()
                 copied.synchronize()
             else:
@@ -54,11 +54,11 @@ class Staging:
 
     Args:
         width: W.
-        dtype: that rows are handed over in.
-        device: that they are taken to.
+        dtype: dtype of the transferred rows.
+        device: destination.
 
     Attributes:
-        num_bytes: put so far.
+        num_bytes: bytes put so far.
     """
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -68,7 +68,7 @@ class Staging:
         self.num_bytes = 0
 
     def put(self, pieces: Sequence[Tensor]) -> Staged:
-        """Fill the next buffer with rows, [T, W] each; waits until what lay there was taken."""
+        """Fill the next buffer with rows, [T, W] each; wait until it is free."""
         buffer = self._buffers[self._turn]
         self._turn = (self._turn + 1) % len(self._buffers)
         self._wait(buffer)

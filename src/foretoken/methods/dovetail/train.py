@@ -1,9 +1,9 @@
-"""Training of Dovetail's network: from the target's own states it learns to draft as deep as it will serve.
+"""Training of Dovetail's network on the target's own states, unrolled as deep as in serving.
 
-Paper: arXiv:2412.18934, whose released code regresses features (SmoothL1, and a tenth of soft cross-entropy) from
-inputs with uniform noise, AdamW 3e-5, over ShareGPT. Differs: no feature is regressed; the network is unrolled S steps
-over its own outputs with the loss of drafting (train/feature_heads/objective.py), so that it meets its own errors in
-training and needs no noise; half of the text is by default the target's own (``own_words``); the rate is ours.
+Paper: arXiv:2412.18934. Its released code regresses features (SmoothL1, and a tenth of soft cross-entropy) from
+inputs with uniform noise, AdamW 3e-5, over ShareGPT. Differs: no feature regression; the network is unrolled S steps
+over its own outputs with the loss of drafting (train/feature_heads/objective.py), so training includes the network's
+own errors and needs no noise; by default the target generates half of the text (``own_words``); the rate is ours.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scor
 
 
 def training(options: Config) -> HeadTraining:
-    """The network that the options describe, and how it is trained.
+    """Return the network of the options, and its training.
 
     Raises:
-        ConfigError: the share of own words is out of range, or the target has fewer tokens than are to be scored.
+        ConfigError: the share of own words is out of range, or the target has fewer tokens than the draft vocabulary.
     """
     target, blocks, fusion = options.target, options.blocks, options.fusion
 

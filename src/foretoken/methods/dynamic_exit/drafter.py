@@ -1,12 +1,12 @@
-"""DEL: draft with the first E layers of the target; E and the length follow from the acceptance of every exit.
+"""DEL: draft with the first E layers of the target; the acceptance of every exit determines E and the length.
 
     1 choose     E, n = argmax of (1 + alpha + ... + alpha^n) / cost of a step with n drafts from exit E
     2 draft      layers [0, E) ── final norm ── head, n times: E layers a token, the target's own weights
     3 verify     the engine runs layers [E, L) over all drafted rows
-    4 re-read    hidden states of every exit, which steps 2 and 3 computed, through norm and head: shadow tokens
+    4 re-read    hidden states of every exit, from steps 2 and 3, through norm and head: shadow tokens
     5 learn      alpha[e] = how often exit e agreed with the whole model, with decay
 
-``propose`` does steps 1 and 2, ``observe`` 4 and 5. statistics.py keeps alpha and finds the best exit.
+``propose`` performs steps 1 and 2, ``observe`` 4 and 5. statistics.py computes alpha and the best exit.
 
 Letters: T packed rows, D width, L layers, X exits that are re-read.
 """
@@ -39,8 +39,8 @@ from foretoken.methods.dynamic_exit.statistics import (
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.options.option import Checked, Option
 
-_DEAREST = 10_000  # largest cost of a head in layers: beyond it the layers would not count
-PROBE_EVERY = 16  # of so many steps without a draft, one drafts a probing token (ours)
+_DEAREST = 10_000  # upper bound of head_cost in layers: above it the layers would be negligible
+PROBE_EVERY = 16  # one of this many steps without a draft proposes a probing token (ours)
 
 
 @dataclass(slots=True)
@@ -54,40 +54,41 @@ class _State:
     rounds: int = 0
     informed: bool = False  # started from the statistics of earlier requests, so its prompt is not re-read
     exit: int = 0  # of the current draft
-    own: bool = False  # plans by its own past only
+    own: bool = False  # plans from its own history only
     own_rounds: int = 0  # steps in which a draft was requested
-    # length at the last of them; a second request for the same root, after a neighbour's fault, is no other step
+    # length at the last of them; a repeated request for the same root, after a neighbour's fault, is not another step
     root: int = -1
-    learnt: int = 0  # rows without a draft before this one were learnt from; a forward may return them again
+    learnt: int = 0  # rows without a draft before this one are in the statistics; a forward may return them again
     looks: bool = True  # whether to learn from hidden states of the next forward
     hidden: dict[int, Tensor] = field(default_factory=dict)
     best: Sequence[int] = ()
 
 
 class DynamicExitDrafter(Drafter):
-    """Self-speculation whose exit layer and length are chosen before every step by the acceptance of all exits.
+    """Self-speculation; the acceptance of all exits determines exit layer and length before every step.
 
     Paper:   arXiv:2504.05598 (DEL), on LayerSkip's self-speculation, arXiv:2404.16710.
-    Exact:   chains carry the q of the exit that drew them (a point mass at temperature 0). The exit is chosen before a
-             step, and the token that triggers the stop is verified, too: lossless under any lossless verifier of
+    Exact:   chains carry the q of the exit that sampled them (a point mass at temperature 0). The exit is chosen before
+             a step, and the token that triggers the stop is verified, too: lossless under any lossless verifier of
              chains.
     Differs: Choice: one exit for a batch. A planned length of 0 is plain decoding, with one probing token every 16
-             steps, and there are no drafts where plain decoding was faster. The cost is measured, or on request in
-             layers, which then include norm and head. With the dynamic stop an exit is chosen by the expected length of
-             drafts that stop there; the paper plans as if the length were fixed.
+             steps; there are no drafts where plain decoding was faster. The cost is measured, or optionally in
+             layers including norm and head. With the dynamic stop, an exit is chosen by the expected length of drafts
+             with that stop; the paper plans with a fixed length.
              Re-reading: only every ``reread_every`` steps, because the head is expensive compared with the layers of a
-             small model; in between only the drafting exit is learnt from. In steps without a draft only when probing.
-             Start: a request starts from the statistics of the one before it, at the weight of 8 columns; only the
-             first ones learn from their prompts and draft one token from the shallowest exit.
+             small model; between re-readings only the statistics of the drafting exit are updated. In steps without a
+             draft only when probing.
+             Start: a request starts from the statistics of the previous request, at the weight of 8 columns; only the
+             first requests learn from their prompts and draft one token from the shallowest exit.
              Threshold: when sampling it compares probabilities at temperature 1 with probabilities at temperature 1.
-             Seeded requests whose tokens depend on the draft have an exit and a length of their own, from their own
-             past and from costs in layers, and start without statistics. Where several exits draft in one step, the
-             verification resumes from the exit of most drafts, and computes the others from the first layer.
+             Seeded requests with draft-dependent tokens have their own exit and length, from their own history and
+             from costs in layers, and start without statistics. If several exits draft in one step, the verification
+             resumes from the exit of most drafts, and computes the other drafts from the first layer.
     """
 
     name = "del"
     laws: tuple[type[Law], ...] = (Sampled,)
-    flops = 0.0  # there is no model of its own
+    flops = 0.0  # there is no separate model
     declared = Declared(
         variants=(
             Variant(),
@@ -103,44 +104,44 @@ class DynamicExitDrafter(Drafter):
 
         exit_layer: Annotated[
             int | None,
-            Option("None: chosen before every step; a number of layers: always this one (LayerSkip).", least=1),
+            Option("None: chosen before every step; a number of layers: a fixed exit (LayerSkip).", least=1),
         ] = None
         draft_length: Annotated[
             int | str | None,
             Option(
-                "None: the confidence threshold decides; 'planned': the length that goes with the chosen exit (the "
-                "paper's ablation without dynamic exit); a number: always so many tokens.",
+                "None: the confidence threshold decides; 'planned': the optimal length of the chosen exit (the paper's "
+                "ablation without dynamic exit); a number: a fixed number of tokens.",
                 least=0,
                 most=64,
                 choices=("planned",),
             ),
         ] = None
-        decay: Annotated[float, Option("Of the statistics, per step in which an exit was seen.", above=0, most=1)] = (
-            0.95
-        )
+        decay: Annotated[
+            float, Option("Decay of an exit's statistics per step that updates them.", above=0, most=1)
+        ] = 0.95
         reread_every: Annotated[
             int,
-            Option("Steps between two re-readings of all exits; 1 as published, for where the head is cheap.", least=1),
+            Option("Steps between two re-readings of all exits; 1 in the paper, for a cheap head.", least=1),
         ] = 16
         prompt_rows: Annotated[
             int,
             Option(
-                "Last rows of a prompt that the exits are judged by before there was any request; 32 as published, "
-                "where it is done for every request.",
+                "Last rows of a prompt from which the first requests learn the statistics of the exits; 32 in the "
+                "paper, for every request.",
                 least=1,
             ),
         ] = 8
         cost: Annotated[
             str,
             Option(
-                "The divisor of the objective: 'measured' milliseconds on this machine, or 'layers' loaded.",
+                "Unit of the objective's cost: 'measured' milliseconds on this machine, or 'layers' loaded.",
                 choices=("measured", "layers"),
             ),
         ] = "measured"
         head_cost: Annotated[
             float | None,
             Option(
-                "With cost='layers': norm and head in layers; None: by their parameters. The paper has 0.",
+                "With cost='layers': cost of norm and head in layers; None: from parameter counts. 0 in the paper.",
                 least=0,
                 most=_DEAREST,
             ),
@@ -182,14 +183,14 @@ class DynamicExitDrafter(Drafter):
         self._round = 0
 
     def _worth_rereading(self, costs: Costs) -> list[int]:
-        """The exits that would pay if they were always right."""
+        """Return the exits that would pay if they were always right."""
         return [each for each in self._exits if at_best(costs, each) > 1.0 / costs.plain]
 
     def attach(self, cache: Any) -> None:
         self.early_exit.attach(cache)
 
     def on_forward(self, features: Sequence[Features]) -> None:
-        """Keep the hidden states of this step's rows; learn from a prompt's last rows at once (steps 4 and 5)."""
+        """Keep the hidden states of this step's rows; update statistics from a prompt's last rows (steps 4 and 5)."""
         if self._fixed:
             return
         reading = False
@@ -227,7 +228,7 @@ class DynamicExitDrafter(Drafter):
         self._columns.begin([draft.context for draft in growing])
         for exit_layer, group in groups.items():
             self._grow(group, exit_layer)
-        # 3. is the engine's: layers [E, L), for the exit of most drafts
+        # 3. in the engine: layers [E, L), for the exit of most drafts
         resumed = max(groups, key=lambda each: (len(groups[each]), each), default=0)
         drafts = {draft.context.request_id: self._finish(draft, resumed) for draft in growing}
         return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
@@ -254,7 +255,7 @@ class DynamicExitDrafter(Drafter):
         return groups
 
     def _grow(self, active: list[EarlyExitBuilder], exit_layer: int) -> None:
-        """Draw the drafts of one exit, one token of each at a time."""
+        """Sample the drafts of one exit, one token of each at a time."""
         taps = tuple(range(1, exit_layer + 1)) if self.needs is self._all else (exit_layer,)
         with torch.inference_mode():
             while active:
@@ -268,7 +269,7 @@ class DynamicExitDrafter(Drafter):
                     self.early_exit.read(closing, exit_layer, taps, scored=False)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from the columns where the drafting exit was right, and the first where it was wrong."""
+        """Update statistics from the columns where the drafting exit was right, and the first where it was wrong."""
         self._columns.observe(outcomes)
         for outcome in outcomes:
             state = self._states.get(outcome.request_id)
@@ -286,7 +287,7 @@ class DynamicExitDrafter(Drafter):
                     below = {depth: drafted.hidden(depth) for depth in range(1, exit_layer + 1)}
                     state.hidden = {**state.hidden, **below}
                 self._reread(outcome.request_id, state, range(wrong + 1))
-            else:  # 5. learn from the drafting exit, whose tokens are known without re-reading
+            else:  # 5. update the drafting exit, whose tokens are known without re-reading
                 count = min(wrong + 1, len(drafted_best))
                 matches = [column < wrong for column in range(count)]
                 state.statistics.learn(exit_layer, self.config.decay, matches, state.shares[:count])
@@ -297,7 +298,7 @@ class DynamicExitDrafter(Drafter):
         if state is not None and state.rounds:
             self._prior = state.statistics.handed_on()
         if not self._states and not self._fixed and self._prior is None:
-            self.needs = self._all  # the next forward may be a prompt's, from which to learn
+            self.needs = self._all  # the next forward may contain a prompt to learn from
 
     def _begin(self, context: Context) -> _State:
         """Start a request, from the statistics of earlier ones if there are any."""
@@ -311,7 +312,7 @@ class DynamicExitDrafter(Drafter):
     # ------------------------------------------------------------------ planning
 
     def _plan(self, contexts: Sequence[Context]) -> tuple[int, int]:
-        """Exit and longest draft of this step."""
+        """Return exit and longest draft of this step."""
         config = self.config
         states = [self._states.get(context.request_id) or self._begin(context) for context in contexts]
         if self._fixed:
@@ -334,7 +335,7 @@ class DynamicExitDrafter(Drafter):
         return exit_layer, length
 
     def _plan_own(self, context: Context) -> tuple[int, int]:
-        """Exit and longest draft of one request, from its own past and from costs in layers."""
+        """Return exit and longest draft of one request, from its own history and from costs in layers."""
         config = self.config
         state = self._states.get(context.request_id)
         if state is None or not state.own:  # statistics of its prompt depend on other requests
@@ -355,7 +356,7 @@ class DynamicExitDrafter(Drafter):
         return exit_layer, length
 
     def _extend(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
-        """Draw one more token; an unsure token is kept and verified, but not continued."""
+        """Sample one more token; a token below the threshold is kept and verified, but not continued."""
         node = draft.draw(output, row, self.name)
         if node is None:
             draft.frontier = []
@@ -386,7 +387,7 @@ class DynamicExitDrafter(Drafter):
         hopeful = self._own_hopeful if state.own else self._hopeful
         exits = hopeful if self.config.exit_layer is None else [self.config.exit_layer]
         depths = [depth for depth in exits if depth in state.hidden]
-        if not depths:  # none would pay if it were always right
+        if not depths:  # no exit would pay even if it were always right
             return
         count, rows = len(columns), slice(columns.start, columns.stop)
         truth = list(state.best[rows])

@@ -1,4 +1,4 @@
-"""What DEL learns of every exit, and the exit and draft length that follow from it (arXiv:2504.05598, section 3)."""
+"""DEL's statistics of every exit, and the best exit and draft length (arXiv:2504.05598, section 3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from foretoken.drafting.exit_costs import Costs
 
 LONGEST = 18  # draft tokens a step (paper, section 4)
-PRIOR = 8.0  # columns that what earlier requests ended with counts for, in a new one (ours)
+PRIOR = 8.0  # weight of earlier requests' statistics in a new request, in columns (ours)
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class Statistics:
     """Decayed sums of one request, per exit: agreement with the whole model, and the exit's confidence then.
 
     Index 0 is exit 1 (one layer). Equations of the paper's section 3; ``threshold`` is its dynamic draft exit. The last
-    two (ours) count the columns where drafting would have gone on, and the matches among them.
+    two (ours) count the columns at or above the threshold, and the matches among them.
     """
 
     matched: list[float]
@@ -31,13 +31,13 @@ class Statistics:
         return cls(*([0.0] * exits for _ in range(6)))
 
     def handed_on(self) -> Statistics:
-        """The same shares and confidences, at the weight of a few columns: what a new request starts from."""
+        """Return the same shares and confidences, at the weight of a few columns: the start of a new request."""
         weights = [min(1.0, PRIOR / max(a + b, 1e-9)) for a, b in zip(self.matched, self.missed, strict=True)]
         sums = (getattr(self, each.name) for each in fields(self))
         return Statistics(*([value * weight for value, weight in zip(each, weights, strict=True)] for each in sums))
 
     def learn(self, exit_layer: int, decay: float, matches: Sequence[bool], shares: Sequence[float]) -> None:
-        """Take in one round of one exit: whether it agreed at each valid column, and how sure it was."""
+        """Update one exit with one round: whether it agreed at each valid column, and its confidence."""
         i = exit_layer - 1
         bar = self.threshold(exit_layer)
         goes_on = [match for share, match in zip(shares, matches, strict=True) if share >= bar]
@@ -51,17 +51,17 @@ class Statistics:
         self.sure_when_missed[i] = decay * self.sure_when_missed[i] + sum(misses)
 
     def alpha(self, exit_layer: int) -> float | None:
-        """Share of agreement; None if the exit was never seen."""
+        """Share of agreement; None if the exit has no statistics."""
         i = exit_layer - 1
         total = self.matched[i] + self.missed[i]
         return self.matched[i] / total if total else None
 
     def with_stop(self, exit_layer: int) -> tuple[float, float] | None:
-        """What a draft that stops below the threshold comes to: accepted tokens expected, and drafted ones (ours).
+        """Return the expected numbers of accepted and drafted tokens of a draft that stops below the threshold (ours).
 
-        Drafting goes on with probability s. A token stands with probability a where it does and b where it stops, so
-        f = s a (1 + f) + (1 - s) b tokens are accepted, and 1 / (1 - s) are drafted. One miss more than was seen is
-        assumed: an exit that was right a few times would else seem always right.
+        Drafting continues with probability s. A token is accepted with probability a if drafting continues after it,
+        else with probability b, so f = s a (1 + f) + (1 - s) b tokens are accepted, and 1 / (1 - s) are drafted. The
+        estimate adds one miss; otherwise an exit that was right a few times would seem always right.
         """
         i = exit_layer - 1
         total = self.matched[i] + self.missed[i]
@@ -72,9 +72,9 @@ class Statistics:
         return self.matched[i] / (total + 1.0) / (1.0 - min(both, s)), 1.0 / (1.0 - s)
 
     def threshold(self, exit_layer: int) -> float:
-        """Drafting stops below this confidence: half-way between what it was at hits and at misses.
+        """Return the confidence below which drafting stops: half-way between the means at hits and at misses.
 
-        Without a miss yet half of the confidence at hits, without a hit 1 (ours; the code compares with NaN).
+        Without misses it is half of the mean at hits, without hits 1 (ours; the code compares with NaN).
         """
         i = exit_layer - 1
         if not self.matched[i]:
@@ -87,12 +87,12 @@ class Statistics:
 def best_exit(
     statistics: Sequence[Statistics], exits: Sequence[int], costs: Costs, longest: int = LONGEST - 1
 ) -> tuple[int, int]:
-    """Exit and draft length with the most expected tokens per cost (the paper's TPL), for a batch.
+    """Return exit and draft length with the most expected tokens per cost (the paper's TPL), for a batch.
 
-    One exit serves all requests of a step: expected tokens are added over those that have seen the exit (ours).
+    One exit serves all requests of a step: expected tokens are summed over the requests with statistics of it (ours).
 
     Args:
-        exits: to choose from.
+        exits: candidates.
     Returns:
         the exit, and the length; length 0 is a step without a draft.
     """
@@ -106,7 +106,7 @@ def best_exit(
             power = [p * alpha for p, alpha in zip(power, known, strict=True)]
             expected += sum(power) / len(known)
             before, value = value, expected / costs.step(exit_layer, length)
-            if value < before:  # one more token is worth less and less
+            if value < before:  # each further token is worth less
                 break
             if value > best:
                 best, chosen = value, (exit_layer, length)
@@ -114,7 +114,7 @@ def best_exit(
 
 
 def best_exit_with_stop(statistics: Sequence[Statistics], exits: Sequence[int], costs: Costs) -> tuple[int, int]:
-    """The same for drafts that stop below the threshold, whose length nobody plans (ours).
+    """Return the best exit for drafts that stop below the threshold, without a planned length (ours).
 
     Returns:
         the exit, and the longest draft: 0 or the cap.
@@ -132,5 +132,5 @@ def best_exit_with_stop(statistics: Sequence[Statistics], exits: Sequence[int], 
 
 
 def at_best(costs: Costs, exit_layer: int) -> float:
-    """Expected tokens per cost of an exit that is always right, at its best length."""
+    """Return the expected tokens per cost of an exit that is always right, at its best length."""
     return max((length + 1) / costs.step(exit_layer, length) for length in range(1, LONGEST))

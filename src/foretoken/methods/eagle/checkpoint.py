@@ -1,4 +1,4 @@
-"""EAGLE's draft network as a folder: its tensors and maps, the target it belongs to, and what a grown target needs.
+"""EAGLE's draft network as a folder: tensors, vocabulary maps, and its target; adaptation to a grown target.
 
 Letters: W width, N states of a row, F width of a state, V vocabulary, K draft vocabulary.
 """
@@ -31,7 +31,7 @@ _LM_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
 class Eagle(EagleNetwork):
-    """The network that a folder holds; see :class:`foretoken.drafting.learned_part.LearnedPart`."""
+    """The network of a folder; see :class:`foretoken.drafting.learned_part.LearnedPart`."""
 
     algorithm = "eagle"
     model_types = (EAGLE3, EAGLE2)
@@ -42,7 +42,7 @@ class Eagle(EagleNetwork):
     size_names = {"width": "target_hidden_size", "vocabulary": "transformer_layer_config.vocab_size"}  # noqa: RUF012
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights, bf16, and the two maps between the vocabularies."""
+        """Return all weights, bf16, and the two maps between the vocabularies."""
         found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
         if self.config.algorithm == EAGLE2:
             return {_renamed(name, _EAGLE2_NAMES): value for name, value in found.items()}
@@ -53,10 +53,10 @@ class Eagle(EagleNetwork):
 
     @classmethod
     def of(cls, config: EagleConfig, tensors: Mapping[str, Tensor]) -> Eagle:
-        """The network of a config and saved weights, float32.
+        """Build the network from a config and saved weights, float32.
 
         Raises:
-            ValueError: they do not fit each other; the tensor is named.
+            ValueError: config and weights do not fit each other; the message names the tensor.
         """
         found = {_renamed(name, _OLD_NAMES): value for name, value in tensors.items()}
         ids_K = _ids_of(config, found.pop("d2t", None), found.pop("t2d", None))
@@ -74,11 +74,11 @@ class Eagle(EagleNetwork):
         seed: int = 0,
         **fields: Any,
     ) -> Eagle:
-        """An untrained network, which hands its deepest state to the target's own LM head.
+        """Return an untrained network, which passes its deepest state to the target's own LM head.
 
         Args:
-            draft_vocab_size: how many tokens it scores, every so many-th one; at most, and without it, all.
-            fields: others of the config.
+            draft_vocab_size: number of scored tokens, evenly spread over the vocabulary; None or too many: all.
+            fields: further fields of the config.
         """
         config = config_for(
             target.config,
@@ -95,24 +95,24 @@ class Eagle(EagleNetwork):
 
     @classmethod
     def how(cls, target: str, draft: str, config: EagleConfig | None = None) -> str:
-        """The command that trains one."""
+        """Return the command that trains a network."""
         return f"foretoken train eagle --target {target} --out DIR"
 
     def grown(self, target: LanguageModel, origin: Origin) -> Eagle:
-        """A network with the same drafts for a model that was grown from its target, at the same cost.
+        """Return a network with the same drafts for a model that was grown from its target, at the same cost.
 
-        It reads the first copy in the residual stream, which is the original's, after the layers that became of the
-        original's, and has tables of the original's width.
+        It reads the first copy in the residual stream, which equals the original's stream, after the layers that
+        correspond to the original depths, and its embedding and LM head have the original's width.
 
         Raises:
-            MismatchError: its states are normed before they are fused, or it is EAGLE-2's.
+            MismatchError: its states are normed before they are fused, or it is EAGLE-2's network.
         """
         origin.check_shared(self.title, target.name)
         config = self.config
         if config.algorithm == EAGLE2 or config.norm_before_fc or config.fc_norm:
             raise MismatchError(
-                f"the EAGLE head of '{config.target}' does not serve '{target.name}': only heads of EAGLE-3 without "
-                "norms before the fusion do; train one for it"
+                f"the EAGLE head of '{config.target}' does not fit '{target.name}': only EAGLE-3 heads without norms "
+                "before the fusion can be grown; train one for it"
             )
         parts, width = anatomy.find(target.model), config.target_width
         wide = target.config.get_text_config(decoder=True).hidden_size
@@ -139,7 +139,7 @@ class Eagle(EagleNetwork):
         return network.eval()
 
     def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
-        """Refuse a network of another target; one without a fingerprint is judged by its shapes."""
+        """Refuse a network of another target; without a fingerprint, compare shapes only."""
         config = self.config
         if config.target_fingerprint != UNKNOWN:
             remedy = f"train one with '{self.how(target.name, '', config)}'"
@@ -151,7 +151,7 @@ class Eagle(EagleNetwork):
         """Refuse a target of another width, vocabulary or depth.
 
         Raises:
-            MismatchError: it is one; the field of ``config.json`` is named.
+            MismatchError: names the differing field of ``config.json``.
         """
         super().check_shape(model)
         config, width = self.config, model.config.get_text_config(decoder=True).hidden_size
@@ -187,14 +187,15 @@ def config_for(
     mlp_width: int | None = None,
     **fields: Any,
 ) -> EagleConfig:
-    """A network that fits a model of transformers: sizes as of ``fields_for``, depths as (2, L/2, L-3) of 32 layers.
+    """Return the config of a network that fits a model of transformers: sizes as of ``fields_for``, depths as
+    (2, L/2, L-3) of 32 layers.
 
     Args:
         config: the target's configuration.
-        draft_vocab_size: None: all of the vocabulary.
-        fields: others of :class:`EagleConfig`.
+        draft_vocab_size: None: the whole vocabulary.
+        fields: further fields of :class:`EagleConfig`.
     Raises:
-        UnsupportedArchitecture: the target does not say its sizes.
+        UnsupportedArchitecture: the target's configuration lacks a size.
     """
     found = fields_for(
         config, target, fingerprint, title=Eagle.title, draft_vocab_size=draft_vocab_size, mlp_width=mlp_width
@@ -213,7 +214,7 @@ def _renamed(name: str, pairs: tuple[tuple[str, str], ...]) -> str:
 
 
 def _ids_of(config: EagleConfig, d2t_K: Tensor | None, t2d_V: Tensor | None) -> Tensor | None:
-    """The tokens of the draft vocabulary, increasing; None: all.
+    """Return the tokens of the draft vocabulary, increasing; None: all.
 
     Raises:
         ValueError: a map is missing or damaged, or the two contradict each other.

@@ -1,4 +1,4 @@
-"""``foretoken train eagle``: its options and its help; without torch until it runs."""
+"""``foretoken train eagle``: options and help text; imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from foretoken.train.feature_heads.command import UnrolledOptions, network_comma
 
 @dataclass(frozen=True, kw_only=True)
 class Config(UnrolledOptions):
-    """Options of ``foretoken train eagle``; None: the recipe's."""
+    """Options of ``foretoken train eagle``; None: the recipe's value."""
 
     algorithm: Annotated[str, Option("eagle3, or eagle for the network of EAGLE-2.")] = "eagle3"
     draft_vocab_size: Annotated[
         int | None, Option("Tokens that EAGLE-3 scores; default: 2048.", metavar="N", least=1)
     ] = None
-    own_head: Annotated[bool, Option("Train and store a head, which other engines need; else the target's.")] = False
+    own_head: Annotated[bool, Option("Train and store an LM head, which other engines need; else the target's.")] = (
+        False
+    )
     plain_residual: Annotated[
-        bool, Option("Let the residual begin with the feature as it is, as the paper has it; else with the normed one.")
+        bool, Option("Start the residual from the feature itself, as in the paper, instead of the normed feature.")
     ] = False
 
     def check_together(self) -> None:
@@ -28,13 +30,13 @@ class Config(UnrolledOptions):
         if self.algorithm not in ("eagle", "eagle3"):
             raise ConfigError(f"--algorithm {self.algorithm}: 'eagle' or 'eagle3'")
         if self.algorithm == "eagle" and (self.draft_vocab_size is not None or self.own_head):
-            raise ConfigError("--algorithm eagle has the target's head: leave out --draft-vocab-size and --own-head")
+            raise ConfigError("--algorithm eagle uses the target's head: leave out --draft-vocab-size and --own-head")
         if self.algorithm == "eagle" and self.plain_residual:
             raise ConfigError("--algorithm eagle begins with a mix of feature and token: leave out --plain-residual")
 
 
 def chain(options: Config) -> dict[str, Any]:
-    """Drafts as many tokens a step as training unrolled."""
+    """Draft as many tokens a step as the unrolled steps of training."""
     return {"method": "eagle", "head": str(options.out), "num_speculative_tokens": options.steps}
 
 
@@ -43,8 +45,8 @@ COMMAND = network_command(
     help="""\
     Train EAGLE's head: one decoder layer that drafts from a target's hidden states.
 
-    The target stays as it is. While it trains, the head is tried on the target's answers to held-out
-    prompts, and the tokens per step that are printed are those of serving. At the end the engine drafts for these
+    The target stays unchanged. During training, the head drafts for the target's answers to held-out
+    prompts; the printed tokens per step are those of serving. At the end the engine drafts for these
     prompts, and measures them once more.
     """,
     example="foretoken train eagle --target zoo:base --corpus generated --minutes 30 --out my-head",

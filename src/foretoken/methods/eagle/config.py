@@ -5,7 +5,7 @@
                   "transformer_layer_config": {...},                of the block, and the target's vocab_size
                   "draft_vocab_size": 2048, "eagle_aux_hidden_state_layer_ids": [1, 4, 7], ...}
 
-A folder that was made elsewhere has no fingerprint: its shapes are compared with the target's instead.
+A folder of another tool has no fingerprint; its shapes are compared with the target's instead.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from foretoken.drafting.feature_heads.block import BlockConfig
 from foretoken.drafting.feature_heads.description import Taps
 
 EAGLE2, EAGLE3 = "eagle", "eagle3"
-UNKNOWN = ""  # the fingerprint of a folder that has none
-SPECULATIVE_TOKENS = 5  # what a folder of ours proposes to other engines
-_LAYER = "LlamaDecoderLayer"  # of EAGLE-1/2
+UNKNOWN = ""  # the fingerprint of a folder without one
+SPECULATIVE_TOKENS = 5  # draft length that our folders recommend to other engines
+_LAYER = "LlamaDecoderLayer"  # layer class of EAGLE-1/2
 _ARCHITECTURES = {EAGLE2: ["EagleSpeculator", _LAYER], EAGLE3: ["Eagle3Speculator"]}
 _BLOCKS = ("llama", "qwen3")
 _WHERE = "transformer_layer_config."
@@ -31,13 +31,13 @@ _WHERE = "transformer_layer_config."
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Rotary positions as Llama 3.1 has them: slow rates are divided, fast ones stay; the names are transformers'.
+    """Rotary positions of Llama 3.1: low frequencies are divided, high ones stay; field names of transformers.
 
     Attributes:
-        factor: of the slow rates.
-        low_freq_factor, high_freq_factor: turns within the original context below which a rate is slow, and above which
-            it is fast; those between are mixed.
-        original_max_position_embeddings: that context.
+        factor: divisor of the low frequencies.
+        low_freq_factor, high_freq_factor: turns within the original context below which a frequency is low, and above
+            which it is high; frequencies in between are interpolated.
+        original_max_position_embeddings: the original context length.
     """
 
     factor: float
@@ -46,7 +46,11 @@ class Llama3Scaling:
     original_max_position_embeddings: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a file says what cannot be."""
+        """Check the values of a file.
+
+        Raises:
+            ValueError: a value is impossible; the message names the field.
+        """
         for name, value in asdict(self).items():
             if type(value) not in (int, float) or not 0 < value < math.inf:
                 raise ValueError(f"{name}={value!r}")
@@ -54,7 +58,7 @@ class Llama3Scaling:
             raise ValueError(f"low_freq_factor={self.low_freq_factor!r} is not below {self.high_freq_factor!r}")
 
     def of(self, plain: Tensor) -> Tensor:
-        """The rates that become of plain ones, in radians a position."""
+        """Return the scaled frequencies of plain ones, in radians a position."""
         turns = plain * (self.original_max_position_embeddings / (2 * math.pi))
         low, high = self.low_freq_factor, self.high_freq_factor
         fast = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -67,12 +71,12 @@ class EagleConfig(BlockConfig):
 
     Attributes:
         algorithm: "eagle3", or "eagle" for EAGLE-1/2.
-        depths: of the target's residual stream, in the order in which their states are fused; empty: the published
+        depths: of the target's residual stream, in the order of fusion; empty: the published
             (2, L // 2, L - 3). EAGLE-2 reads the output of the final norm instead.
-        fusion_bias: of EAGLE-2's fusion.
-        norm_before_residual: the block's residual begins with the normed feature.
-        norm_before_fc, fc_norm: a norm over all fused depths together, or one for each.
-        rope_scaling: of the block's rotary positions; None: they are plain.
+        fusion_bias: whether EAGLE-2's fusion has a bias.
+        norm_before_residual: the block's residual starts from the normed feature.
+        norm_before_fc, fc_norm: one norm over all fused depths together, or one for each.
+        rope_scaling: of the block's rotary positions; None: no scaling.
     """
 
     flags = (*BlockConfig.flags, "fusion_bias", "norm_before_residual", "norm_before_fc", "fc_norm")
@@ -96,7 +100,7 @@ class EagleConfig(BlockConfig):
 
 
 def to_settings(config: EagleConfig) -> dict[str, Any]:
-    """What ``config.json`` holds."""
+    """Return the contents of ``config.json``."""
     block = {
         "model_type": "qwen3" if config.norm_heads else "llama",
         "hidden_size": config.width,
@@ -155,18 +159,18 @@ def to_settings(config: EagleConfig) -> dict[str, Any]:
 
 
 def from_settings(settings: Any) -> dict[str, Any]:
-    """The fields of an :class:`EagleConfig` that a ``config.json`` says.
+    """Return the fields of an :class:`EagleConfig` from a ``config.json``.
 
     Raises:
-        ValueError: it describes something else, or something that is not computed here; the field is named.
+        ValueError: it describes another or an unsupported network; the message names the field.
     """
     if not isinstance(settings, dict):
         raise ValueError("config.json is not an object")
     algorithm = settings.get("speculators_model_type")
     if algorithm is None:
         raise ValueError(
-            "speculators_model_type is missing: what EAGLE's own code wrote becomes a folder of the speculators format "
-            "by 'speculators convert'"
+            "speculators_model_type is missing: convert a folder of EAGLE's own code to the speculators format "
+            "with 'speculators convert'"
         )
     if algorithm not in (EAGLE2, EAGLE3):
         raise ValueError(f"speculators_model_type={algorithm!r}: an EAGLE head has '{EAGLE3}' or '{EAGLE2}'")
@@ -210,9 +214,9 @@ def from_settings(settings: Any) -> dict[str, Any]:
 
 
 def _block(block: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """The fields that ``transformer_layer_config`` says."""
+    """Return the fields from ``transformer_layer_config``."""
     known: dict[str, tuple[Any, ...]] = {"model_type": _BLOCKS, "hidden_act": ("silu",)}
-    if algorithm == EAGLE3:  # EAGLE-1/2 has one layer whatever the config says, which may be the target's
+    if algorithm == EAGLE3:  # EAGLE-1/2 has one layer; its config may be the target's, with another number
         known["num_hidden_layers"] = (1,)
     for name, values in known.items():
         if block.get(name, values[0]) not in values:
@@ -252,7 +256,9 @@ def _block(block: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
 
 
 def _positions(block: Mapping[str, Any]) -> tuple[Any, Llama3Scaling | None]:
-    """What ``transformer_layer_config`` says of positions; the library had another place for it in each age."""
+    """Return rotary base and scaling of ``transformer_layer_config``; their keys depend on the version of
+    transformers.
+    """
     theta, said = block.get("rope_theta"), "rope_theta"
     found: dict[str, Llama3Scaling | None] = {}
     for name in ("rope_parameters", "rope_scaling"):
@@ -302,7 +308,7 @@ def _rope_parameters(config: EagleConfig) -> dict[str, Any]:
 
 
 def _check_whole(settings: Mapping[str, Any], where: str = "") -> None:
-    """Refuse rotary positions of a part of each head."""
+    """Refuse partial rotary positions."""
     part = settings.get("partial_rotary_factor")
     if part is not None and part != 1:
         raise ValueError(f"{_WHERE}{where}partial_rotary_factor={part!r}: known is 1, all of each head")

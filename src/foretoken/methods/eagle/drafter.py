@@ -21,12 +21,12 @@ class EagleDrafter(FeatureDrafter):
     """Drafts with a head over the target's hidden states.
 
     Paper:   EAGLE-2, arXiv:2406.16858: the dynamic tree (sections 4.1 and 4.2); EAGLE-3, arXiv:2503.01840: the head.
-             The folder of a head names its network.
-    Exact:   chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses; a token
-             outside of the draft vocabulary has q = 0. Lossless under any lossless verifier that knows the kind.
-    Differs: chains, and they are the default; batches, each request with its own draft; the adaptive controller may end
-             a draft before its next node is drawn, which depends on q alone. A tree's children are deterministic as
-             in the released code, and declared so.
+             The config in the head's folder names the network.
+    Exact:   chains carry the q of their samples (a point mass at temperature 0), trees are point masses; a token
+             outside of the draft vocabulary has q = 0. Lossless under any lossless verifier of these draft kinds.
+    Differs: chains are supported, and the default; batches, each request with its own draft; the adaptive controller
+             may end a draft before its next node is sampled, depending on q alone. A tree's children are
+             deterministic as in the released code, and declared so.
     """
 
     name = "eagle"
@@ -51,8 +51,8 @@ class EagleDrafter(FeatureDrafter):
         head: Annotated[
             str | Path | None,
             Option(
-                "A folder of `foretoken train eagle`, or one of the speculators format (eagle3, eagle); None: `eagle` "
-                "next to the target's weights."
+                "A folder of `foretoken train eagle`, or one in the speculators format (eagle3, eagle); None: `eagle` "
+                "in the folder of the target's weights."
             ),
         ] = None
 
@@ -60,7 +60,7 @@ class EagleDrafter(FeatureDrafter):
         network = find(Eagle, config.head, target)
         if network.config.target_fingerprint == UNKNOWN:
             self.explanation = (
-                f"the head says no fingerprint of the '{network.config.target}' that it was made for: only its shapes "
+                f"the head has no fingerprint of its target '{network.config.target}': only its shapes "
                 "were compared with the target"
             )
         super().__init__(config, target, Runner(target, network, config.dtype), network.description.taps)

@@ -5,8 +5,8 @@
     drafting    a_i replaces g_{i+1}, which the target has not computed yet
 
 Papers: EAGLE-3, arXiv:2503.01840, section 3.1 and figure 5; EAGLE-2, arXiv:2406.16858, has the network of
-EAGLE-1, arXiv:2401.15077, section 3.1 and figure 6. Differs: the depths of a network of ours lie in the target as
-(2, L/2, L-3) lie in 32 layers; a network without ``lm_head`` reads its K rows in the target's own LM head.
+EAGLE-1, arXiv:2401.15077, section 3.1 and figure 6. Differs: the depths of our networks are proportional to
+(2, L/2, L-3) of 32 layers; a network without ``lm_head`` uses K rows of the target's own LM head.
 
 Letters: S rows of the target, T pairs, F width of the fused states, W width, V vocabulary.
 """
@@ -34,7 +34,7 @@ from foretoken.methods.eagle.config import EAGLE3, EagleConfig
 
 
 def describe(config: EagleConfig) -> NetworkDescription:
-    """The network as data; :meth:`EagleNetwork.forward` is the same in the papers' words."""
+    """Describe the network as data; equal to :meth:`EagleNetwork.forward`."""
     if config.algorithm != EAGLE3:
         return NetworkDescription(
             taps=config.taps,
@@ -53,10 +53,10 @@ def describe(config: EagleConfig) -> NetworkDescription:
 
 
 class EagleNetwork(LayeredNetwork):
-    """The weights of either network.
+    """The weights of an EAGLE-2 or EAGLE-3 network.
 
     Args:
-        config: its sizes, and which of the two it is.
+        config: its sizes and its algorithm.
         ids_K, own_head, own_embedding: see :class:`StateNetwork`.
     """
 
@@ -79,10 +79,10 @@ class EagleNetwork(LayeredNetwork):
         self.layers = nn.ModuleList([Block(config, paired=eagle3, normed=eagle3)])
 
     def forward(self, states_SF: Tensor, tokens_T: Tensor, embedding_VW: Tensor) -> Tensor:
-        """What the LM head reads, [T, W]; see :class:`PairNetwork`.
+        """Return the inputs of the LM head, [T, W]; see :class:`PairNetwork`.
 
-        EAGLE-3: ``states`` are l, m, h, the low, middle and high states. EAGLE-2: they are f, the last state as the
-        LM head reads it.
+        EAGLE-3: ``states`` are l, m, h, the low, middle and high states. EAGLE-2: ``states`` are f, the last state
+        after the final norm.
         """
         config, layer = self.config, self.layer(0)
         eagle3 = config.algorithm == EAGLE3
@@ -90,7 +90,7 @@ class EagleNetwork(LayeredNetwork):
         g = self._fused(states_SF) if eagle3 else states_SF
         while True:
             known, places = e[: len(g)], self.rotary_at(torch.arange(len(g)))
-            if eagle3:  # the layer attends over [e; g]; its norms, and where its residual begins, are the code's
+            if eagle3:  # attention over [e; g]; norms and start of the residual follow the released code
                 normed = layer.hidden_norm(g)
                 both = torch.cat([layer.input_layernorm(known), normed], dim=-1)
                 a = layer(both, normed if config.norm_before_residual else g, *places)
@@ -100,7 +100,7 @@ class EagleNetwork(LayeredNetwork):
             out = a if self.norm is None else self.norm(a)
             if len(g) == len(tokens_T):
                 return out
-            g = torch.cat([g, (out if config.norm_output else a)[-1:]])  # its own output for a g that is not known yet
+            g = torch.cat([g, (out if config.norm_output else a)[-1:]])  # the output replaces the next g, still unknown
 
     def _fused(self, states_SF: Tensor) -> Tensor:
         """g = FC([l; m; h]), section 3.1; some checkpoints have norms before it."""

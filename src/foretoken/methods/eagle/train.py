@@ -1,14 +1,14 @@
-"""Training of EAGLE's network: from the target's own states it learns to draft as deep as it will serve.
+"""Training of EAGLE's network on the target's own states, unrolled as deep as in serving.
 
-Papers: EAGLE-3, arXiv:2503.01840, section 3.2: no feature is regressed; the network is unrolled S steps over its
-own outputs (train/feature_heads/objective.py). EAGLE-2's network is trained in the same way, which the paper of EAGLE-2
-(arXiv:2406.16858) does not: there a feature is regressed.
+Papers: EAGLE-3, arXiv:2503.01840, section 3.2: no feature regression; the network is unrolled S steps over its
+own outputs (train/feature_heads/objective.py). EAGLE-2's network is trained in the same way, while the paper of EAGLE-2
+(arXiv:2406.16858) regresses a feature.
 
-Differs: see the loss; four steps are unrolled instead of seven; half of the text is by default the target's own
-(``own_words``); matrices are trained by Muon, the schedule is linear, and the gradient is clipped by its norm (1.0). An
-LM head of its own (``own_head``) begins as the target's rows, which are otherwise shared and stay as they are. The
-residual begins with the normed feature: states within a target are large, and what a layer adds to them counts for
-little until its weights have grown to that size (zoo_v3_epycturin2c_202611/eagle.md).
+Differs: see the loss; four steps are unrolled instead of seven; by default the target generates half of the text
+(``own_words``); Muon trains the matrices, the schedule is linear, and the gradient is clipped by its norm (1.0). A
+separate LM head (``own_head``) is initialised from the target's rows; without it these rows are shared and frozen. The
+residual starts from the normed feature: states within a target are large, and the layer's addition to them is
+negligible until its weights have grown to that size (zoo_v3_epycturin2c_202611/eagle.md).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ RATES = Rates(muon=5e-3, adamw=3e-3, warmup=0.03, decay=0.9)
 
 
 def training(options: Config) -> HeadTraining:
-    """The network that the options describe, and how it is trained.
+    """Return the network of the options, and its training.
 
     Raises:
-        ConfigError: the share of own words is out of range, or the target has fewer tokens than are to be scored.
+        ConfigError: the share of own words is out of range, or the target has fewer tokens than the draft vocabulary.
     """
     eagle3, target = options.algorithm == EAGLE3, options.target
 

@@ -1,8 +1,8 @@
-"""Drafting with a second checkpoint whose layers run in groups, several attentions at a time.
+"""Drafting with a second checkpoint that runs its layers in groups, several attentions at a time.
 
-propose   accepted tokens and root   every layer in its order: exact rows, committed        (bonus calibration)
+propose   accepted tokens and root   all layers in order: exact rows, committed             (bonus calibration)
           each further level         groups of layers (models/fuzzy.py): fuzzy rows in the tail
-next      the tail is dropped, whatever was accepted of it
+next      the tail is dropped, including accepted rows
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from foretoken.options.option import Option
 
 
 def _sizes(name: str, value: Any) -> tuple[int, ...] | None:
-    """Sizes of groups of layers."""
+    """Check the sizes of groups of layers."""
     if value is None:
         return None
     if not isinstance(value, list | tuple) or not value or not all(map(_is_count, value)):
@@ -34,14 +34,14 @@ def _sizes(name: str, value: Any) -> tuple[int, ...] | None:
 
 
 class EasySpecDrafter(ModelDrafter):
-    """A draft model, its drafted levels computed by fuzzy groups of layers.
+    """Drafts with a model; fuzzy groups of layers compute its drafted levels.
 
     Paper:   EasySpec, arXiv:2502.02493: fuzzy speculation (Algorithm 2), bonus calibration, grouping of section 3.1.1.
-    Exact:   a draft carries the fuzzy distribution that it was drawn from; nothing is computed again. Lossless under
-             any lossless verifier that knows the kind, as `draft_model`. Which rows are fuzzy depends on where drafts
-             begin, so of a seed `match` alone keeps the text of plain decoding.
-    Differs: the groups are computed one after the other in one place, so this is the method's arithmetic and not its
-             speed: lab/benchmarks/easyspec.py says what devices would make of it. Calibration reads accepted tokens and
+    Exact:   a draft carries the fuzzy distribution of its samples; nothing is recomputed. Lossless under any lossless
+             verifier of that draft kind, as `draft_model`. The fuzzy rows depend on the start of each draft, so with a
+             seed only `match` keeps the text of plain decoding.
+    Differs: one device computes the groups one after the other, so this is the method's arithmetic without its speed;
+             lab/benchmarks/easyspec.py estimates the speed on several devices. Calibration reads accepted tokens and
              root in the pass that reads them anyway. Trees and their distribution are `draft_model`'s.
     """
 
@@ -57,13 +57,13 @@ class EasySpecDrafter(ModelDrafter):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ModelDrafter.Config):
-        """Options of EasySpec: those of drafting with a model, and how its layers are grouped."""
+        """Options of EasySpec: those of drafting with a model, and the grouping of its layers."""
 
         parallel: Annotated[
             int,
             Option(
-                "N, layers of a group at most; borders lie at multiples of it, the first and the last layer run "
-                "alone. 1 is the ordinary drafter.",
+                "Most layers of a group, N; groups start at multiples of N, the first and the last layer run alone. "
+                "1 is the ordinary drafter.",
                 least=1,
             ),
         ] = 4
@@ -83,7 +83,7 @@ class EasySpecDrafter(ModelDrafter):
         ] = True
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        """Load the draft and settle its groups.
+        """Load the draft and check its groups.
 
         Raises:
             ConfigError: ``groups`` do not add up to its layers.
@@ -104,17 +104,17 @@ class EasySpecDrafter(ModelDrafter):
             self.explanation = f"{self.model.num_layers} layers, none of them grouped: drafts as draft_model does"
 
     def _keep(self, state: State, tokens: Sequence[int]) -> None:
-        """Bonus calibration: no fuzzy row outlives its draft."""
+        """Bonus calibration: drop the fuzzy rows of the draft."""
         if self._fuzzy and self._calibrates:
             state.tail.clear()
         super()._keep(state, tokens)
 
     def _forward_drafted(self, batch: PackedBatch) -> Output:
-        """A level of drafts, by the groups."""
+        """Run a level of drafts in groups."""
         if not self._fuzzy:
             return super()._forward_drafted(batch)
         plan = DensePlan(self.cache, batch)
-        plan.native = None  # the native decoder knows layers in their order only
+        plan.native = None  # the native decoder runs layers only in order
         with fuzzy(anatomy.find(self.model.model), self.groups):
             return self._forward(batch, plan)
 
@@ -124,7 +124,7 @@ def _is_count(value: object) -> bool:
 
 
 def _groups(config: EasySpecDrafter.Config, model: LanguageModel) -> Groups:
-    """The groups that were asked for.
+    """Return the groups of the config.
 
     Raises:
         ConfigError: the sizes do not add up to the model's layers.

@@ -1,10 +1,10 @@
-"""Entropy-adaptive decoding, the small model's side: it writes for as long as its mean entropy stays below a threshold.
+"""Entropy-adaptive decoding, the small model's side: it writes while its mean entropy stays below a threshold.
 
-    the small model's turn    read x ── H: still mine? ── draw y ── read y ── H … alarm: the target's turn
-    the target's turn         an empty draft; the small model reads what it has missed when its turn comes
+    the small model's turn    read x ── H: below threshold? ── sample y ── read y ── H … alarm: the target's turn
+    the target's turn         an empty draft; the small model reads the new tokens at the start of its next turn
 
-A whole turn of the small model goes to the target as one chain, which reads it in one forward: that is how its cache
-catches up, and how the meter gets p at every token.
+A whole turn of the small model is one chain, which the target reads in one forward; this fills the target's cache and
+gives the meter p at every token.
 
 Letters: V vocabulary.
 """
@@ -33,12 +33,12 @@ from foretoken.options.option import Checked, Option
 
 @dataclass(slots=True)
 class _Request:
-    """One request's turns.
+    """The turns of one request.
 
     Attributes:
-        asked: tokens that it had when it was last asked for.
-        turns: number of tokens -> whose turn it is after them: at ``asked``, and as far as is known beyond.
-        yields: whether the last draft ends in the target's turn.
+        asked: number of tokens at the last call of ``propose``.
+        turns: number of tokens -> the turn after them: at ``asked``, and for later positions as far as known.
+        yields: whether the target's turn follows the last draft.
     """
 
     asked: int = 0
@@ -47,7 +47,7 @@ class _Request:
 
 
 def _bits(name: str, value: Any) -> float:
-    """An entropy; a command line has no other way to say infinity than its name."""
+    """Parse an entropy; a command line can write infinity only as 'inf'."""
     level = math.inf if str(value) in ("inf", "Infinity") else value
     if not isinstance(level, int | float) or isinstance(level, bool) or math.isnan(level) or level < 0:
         raise ConfigError(
@@ -58,19 +58,19 @@ def _bits(name: str, value: Any) -> float:
 
 
 class EntropyAdaptiveDrafter(DraftRunner):
-    """Writes with a small model while its rolling mean entropy is below a threshold, else leaves it to the target.
+    """Writes with a small model while its rolling mean entropy is below a threshold, else with the target.
 
     Paper:   Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833. No code was published.
-    Exact:   tokens are drawn with the noise of (seed, position), and where a turn ends is decided before a token is
-             drawn: under `match` and `greedy` this is a draft model with an entropy stop (each draft begins with a
+    Exact:   tokens are sampled with the noise of (seed, position), and the end of a turn is decided before a token is
+             sampled: under `match` and `greedy` this is a draft model with an entropy stop (each draft begins with a
              fresh mean), and lossless. Its own verifier, `entropy_adaptive`, is not.
-    Limits:  with its own verifier ``threshold`` = 0 is the target, an infinite one the small model, token for token
-             and seed for seed (tests/unit/methods/entropy_adaptive/test_drafter.py).
+    Limits:  with its own verifier, ``threshold`` = 0 equals the target, an infinite one equals the small model, token
+             for token and seed for seed (tests/unit/methods/entropy_adaptive/test_drafter.py).
     Differs: the small model writes where the mean is *below* the threshold (printed: at most), so that 0 is exactly the
-             target: a one-hot row has entropy 0. The rule chooses the first writer, too. The paper leaves open which
-             position a switch holds for: from small to large it is the one that raised the alarm (``redo``), from large
-             to small the next, as the target has computed this one. The target reads the small model's tokens, at most
-             ``max_draft`` late, for the meter: target calls fall, its rows do not.
+             target: a one-hot row has entropy 0. The rule chooses the first model, too. The paper does not specify the
+             position from which a switch holds. From small to large it is the position that raised the alarm
+             (``redo``); from large to small it is the next, as the target has computed this one. For the meter, the
+             target reads the small model's tokens, at most ``max_draft`` late: target calls fall, its rows do not.
     """
 
     name = "entropy_adaptive"
@@ -90,9 +90,9 @@ class EntropyAdaptiveDrafter(DraftRunner):
                 convert=_bits,
             ),
         ] = 0.5
-        window: Annotated[int, Option("Entropies that the mean is of.", least=1, most=10_000)] = 5
+        window: Annotated[int, Option("Number of entropies in the mean.", least=1, most=10_000)] = 5
         dwell: Annotated[
-            int, Option("Tokens that a model writes at least before the turn changes.", least=1, most=10**9)
+            int, Option("Minimum tokens that a model writes before the turn changes.", least=1, most=10**9)
         ] = 10
         redo: Annotated[
             bool, Option("The target writes the position that raised the alarm; false: the one after it.")
@@ -100,8 +100,8 @@ class EntropyAdaptiveDrafter(DraftRunner):
         max_draft: Annotated[
             int,
             Option(
-                "Tokens that the target reads at once, at most; a longer turn goes on in the next step. The request's "
-                "share of a step's rows bounds it, too.",
+                "Most tokens that the target reads at once; a longer turn continues in the next step. The request's "
+                "share of a step's rows limits it, too.",
                 least=1,
                 most=256,
             ),
@@ -113,12 +113,12 @@ class EntropyAdaptiveDrafter(DraftRunner):
         self._target = target
         self.offers = Offers(evidence=(Turns, GreedyLaws), length=config.max_draft)
         self._rule = Rule(threshold=config.threshold, window=config.window, dwell=config.dwell, redo=config.redo)
-        # tables may be padded beyond the tokenizer: what lies there is no token
+        # the embedding may be padded beyond the tokenizer; padding rows are not tokens
         self._num_tokens = min(self.vocab_size, len(target.tokenizer))
         self._requests: dict[int, _Request] = {}
 
     def with_options(self, **options: Any) -> EntropyAdaptiveDrafter:
-        """Another drafter with some options changed, over the same loaded model if that stays.
+        """Return another drafter with some options changed, over the same loaded model if that stays.
 
         Raises:
             ConfigError: an option is out of range.
@@ -127,17 +127,17 @@ class EntropyAdaptiveDrafter(DraftRunner):
         return type(self)(config, self._target, self.model if config.model == self.config.model else None)
 
     def first_turn(self, context: Context) -> Turn:
-        """Whose turn it is at the end of a prompt."""
+        """Return the turn at the end of a prompt."""
         return EntropyTurn.first(self._rule)
 
     def entropy_of(self, logits_V: Tensor) -> float:
-        """Of a raw row of either model, in bits; ids that the tokenizer does not have are left out."""
+        """Return the entropy of a raw row of either model, in bits; ids outside the tokenizer are excluded."""
         return entropy(logits_V[: self._num_tokens])
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """One turn of the small model's for each request whose turn it is; an empty draft for the others.
+        """Return one turn of the small model for each request in its turn; an empty draft for the others.
 
-        Nothing is forgotten here: asked again about the same tokens it proposes the same.
+        No state is dropped here: a repeated call with the same tokens returns the same drafts.
         """
         most = self.config.max_draft
         bounded = [replace(each, max_nodes=min(each.max_nodes, most)) for each in budgets]
@@ -145,7 +145,7 @@ class EntropyAdaptiveDrafter(DraftRunner):
             request = self._requests.setdefault(context.request_id, _Request())
             request.asked, request.yields = len(context.tokens), False
             known = request.turns.get(request.asked)
-            if known is None or budget.evidence is not Turns:  # under another rule every draft is a turn of its own
+            if known is None or budget.evidence is not Turns:  # with another verifier every draft is a separate turn
                 known = self.first_turn(context)
             request.turns = {request.asked: known}
         return super().propose(contexts, bounded)
@@ -157,7 +157,7 @@ class EntropyAdaptiveDrafter(DraftRunner):
             position = request.asked + len(outcome.verdict.path)
             if isinstance(outcome.verdict, LargeTurn) and position + 1 not in request.turns:
                 turn = request.turns[position]
-                # the small model's own turn comes here where it has no room left: the target writes, and it stays
+                # the small model's own turn comes here if it has no tokens left: the target writes, and the turn stays
                 request.turns[position + 1] = (
                     turn.read_by_large(self.entropy_of(outcome.verdict.logits_V)) if turn.large else turn
                 )
@@ -176,11 +176,11 @@ class EntropyAdaptiveDrafter(DraftRunner):
         return [draft for draft, its in zip(drafts, rows, strict=True) if self._write(draft, its)]
 
     def _write(self, draft: RunnerBuilder, its: Rows) -> bool:
-        """Write the next token, if it is still the small model's turn; whether the draft goes on."""
+        """Write the next token in the small model's turn; return whether the draft continues."""
         context, parent = draft.context, draft.frontier[0]
         request = self._requests[context.request_id]
         position = request.asked + len(draft.tokens)
-        # 1. the entropy of the raw distribution, and what it says of the turn
+        # 1. the entropy of the raw distribution, which determines the turn
         found = self.entropy_of(its.output.logits_MV[its.start])
         if math.isnan(found):
             raise RequestError(f"draft model '{self.config.model}' has no entropy: its logits are NaN or infinite")
@@ -205,7 +205,7 @@ class EntropyAdaptiveDrafter(DraftRunner):
             token = int(noise_V.add_(logits_V).argmax())
             draft.q_rows.append(q_V)
         node = draft.add(token, parent, float(q_V[token]), len(draft.tokens))
-        # 3. whose turn is next
+        # 3. the next turn
         request.yields = following.large
         goes_on = draft.has_room(node) and not following.large and token not in context.stop_ids
         draft.frontier = [node] if goes_on else []

@@ -1,10 +1,10 @@
-"""Whose turn it is: a rolling mean of entropies, a threshold and a minimum dwell.
+"""The turns of the two models: a rolling mean of entropies, a threshold and a minimum dwell.
 
-    position        t        t+1      t+2      t+3       one entropy each, of the model whose turn it is
+    position        t        t+1      t+2      t+3       one entropy each, of the model in turn
     small reads     H ok     H ok     H high ─┐
-    writes          small    small    LARGE ◄─┘ LARGE    the large model writes the very position that raised the alarm
+    writes          small    small    LARGE ◄─┘ LARGE    the large model writes the position that raised the alarm
 
-The state is a function of the tokens before it, and of no token's own value: it is advanced before a token is drawn.
+The state depends on the tokens before a position, not on its own token: it advances before a token is sampled.
 
 Letters: N draft nodes, V vocabulary.
 """
@@ -32,12 +32,13 @@ def entropy(logits_V: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Turns(Evidence):
-    """The small model's turn as it hands it over.
+    """The evidence of a turn of the small model.
 
     Attributes:
-        q_NV: float32 [N, V], the processed distribution of each token, for the meter; None at temperature 0: it needs
-            none.
-        yields: the large model writes what follows; if not, the small one goes on, and its last token ends the step.
+        q_NV: float32 [N, V], the processed distribution of each token, for the meter; None at temperature 0, where the
+            meter does not need it.
+        yields: the large model writes the next token; if false, the small model continues, and its last token ends
+            the step.
     """
 
     title = "how the small model wrote its tokens"
@@ -48,40 +49,40 @@ class Turns(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class LargeTurn(Verdict):
-    """The verdict of a step whose last token is written in the large model's turn.
+    """The verdict of a step that ends with a token of the large model's turn.
 
     Attributes:
-        logits_V: its row, raw: whose turn is next follows from its entropy.
+        logits_V: the raw row of that token; its entropy determines the next turn.
     """
 
     logits_V: Tensor = field(kw_only=True, compare=False)
 
 
 class Turn(Protocol):
-    """Whose turn it is at one position, and what comes of it. Immutable."""
+    """The turn at one position, and its successors. Immutable."""
 
     @property
     def large(self) -> bool:
-        """Whether the large model writes this position; the small one need not read it then."""
+        """Whether the large model writes this position; the small model need not read it then."""
         ...
 
     def read_by_small(self, entropy: float) -> tuple[bool, Turn]:
-        """The small model has read up to this position: whether it writes it, and the next position's turn."""
+        """Update after the small model has read this position: whether it writes it, and the next position's turn."""
         ...
 
     def read_by_large(self, entropy: float) -> Turn:
-        """The large model has read up to this position and writes it: the next position's turn."""
+        """Update after the large model has read and written this position: the next position's turn."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """When turns change.
+    """The rule that changes turns.
 
     Attributes:
         threshold: bits; the small model writes where the mean is below it.
-        window: entropies that the mean is of; of fewer where there are no more.
-        dwell: tokens that a model writes at least before the turn changes.
+        window: maximum number of entropies in the mean.
+        dwell: minimum number of tokens that a model writes before the turn changes.
         redo: the large model writes the position that raised the alarm (the printed rule read literally), not the next.
     """
 
@@ -96,7 +97,7 @@ class EntropyTurn:
     """The rule of the paper at one position.
 
     Attributes:
-        large: whose turn it is.
+        large: whether it is the large model's turn.
         count: tokens that this model has written since the turn changed.
         entropies: the last ones, at most ``rule.window``.
     """
@@ -108,7 +109,7 @@ class EntropyTurn:
 
     @classmethod
     def first(cls, rule: Rule) -> EntropyTurn:
-        """At the end of a prompt: the small model reads it, and the rule chooses who writes first."""
+        """Return the turn at the end of a prompt: the small model reads it, and the rule chooses the first writer."""
         return cls(rule, False, 0, ())
 
     def read_by_small(self, entropy: float) -> tuple[bool, EntropyTurn]:
@@ -120,7 +121,7 @@ class EntropyTurn:
         return True, EntropyTurn(rule, True, 0, seen)
 
     def read_by_large(self, entropy: float) -> EntropyTurn:
-        """It has computed this position, so it writes it; the small model may take over at the next."""
+        """The large model has computed this position, so it writes it; the small model may continue at the next."""
         rule, seen = self.rule, self._with(entropy)
         if self.count + 1 >= rule.dwell and _mean(seen) < rule.threshold:
             return EntropyTurn(rule, False, 0, seen)

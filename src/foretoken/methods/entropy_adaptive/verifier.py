@@ -1,6 +1,6 @@
-"""Entropy-adaptive decoding, the large model's side: what the small one wrote stands, metered; then perhaps its turn.
+"""Entropy-adaptive decoding, the large model's side: accept and meter the small model's tokens; perhaps write one.
 
-    small goes on       n0 n1 n2            path n0 n1, extra n2: no token of the target's
+    small continues     n0 n1 n2            path n0 n1, extra n2: no token of the target
     small yields        n0 n1 n2 │ L        path n0 n1 n2, extra from row 3
     large's turn        │ L                 extra from row 0
 
@@ -21,18 +21,18 @@ from foretoken.verifiers.match import Samples
 
 
 class EntropyAdaptiveVerifier(BudgetedVerifier):
-    """Let the small model's turn stand as it is; draw with the noise of (seed, position) where it is the target's turn.
+    """Accept the small model's turn unchanged; sample with the noise of (seed, position) in the target's turn.
 
     Paper:   Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833.
     Exact:   no. A token of the small model has its distribution q, at TV(q, p) and KL(q, p) from p, both computed from
-             the two rows; one of the target has p. Whose turn it is follows from entropies of earlier rows and this
-             one, never from the token that is drawn here, so these are the distributions given the prefix. At
-             temperature 0 a token costs 1 where it is not the target's argmax. Checked by enumeration in
+             the two rows; a token of the target has p. The turn depends on entropies of earlier rows and this one,
+             never on the token sampled here, so these are the distributions given the prefix. At temperature 0 a token
+             costs 1 where it is not the target's argmax. Checked by enumeration in
              tests/unit/methods/entropy_adaptive/test_verifier.py.
-    Differs: there is a meter and a budget. A token that the budget does not allow is the target's own: where both agree
-             the turn goes on, else the step ends there. There is no guard, as other rules have it: a token with p = 0
-             (the target's filters drop it) stands, at an infinite divergence, else ``threshold``=inf were not the small
-             model.
+    Differs: there is a meter and a budget. The target replaces a token that exceeds the budget: if both agree, the turn
+             continues, else the step ends there. Unlike other rules it has no guard: a token with p = 0 (dropped by
+             the target's filters) is accepted, at an infinite divergence, because ``threshold``=inf must equal the
+             small model.
     """
 
     name = "entropy_adaptive"
@@ -43,18 +43,18 @@ class EntropyAdaptiveVerifier(BudgetedVerifier):
     declared = Declared(knob=Knob(option="threshold", values=(0.1, 0.5, 3.0), drafter="entropy_adaptive"))
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
-        """Take one turn within what is left of the request's budget.
+        """Verify one turn within the remaining budget of the request.
 
         Args:
-            draft: chain of N nodes with :class:`Turns`; empty where it is the target's turn.
-            target: N + 1 rows. All of them are looked at, for the meter.
+            draft: chain of N nodes with :class:`Turns`; empty in the target's turn.
+            target: N + 1 rows. The meter reads all of them.
             rng: only its seed is read.
-            spent: what the request has emitted and spent.
+            spent: tokens emitted and budget spent by the request so far.
         Returns:
-            Verdict with the distortion and divergence of every emitted token; a :class:`LargeTurn` where the last one
-            is written in the target's turn.
+            Verdict with the distortion and divergence of every emitted token; a :class:`LargeTurn` if the last token
+            belongs to the target's turn.
         Raises:
-            ValueError: the draft branches, is of another kind, or does not say whose turn is next.
+            ValueError: the draft branches, has another kind, or does not contain the next turn.
         """
         own: Choices = target.best if target.greedy else Samples(target, rng.seed)
         if not len(draft):
@@ -82,7 +82,7 @@ class EntropyAdaptiveVerifier(BudgetedVerifier):
         )
 
     def _cost(self, turns: Turns, target: Laws, row: int, token: int) -> tuple[float, float]:
-        """Distortion and divergence of a token of the small model's."""
+        """Return distortion and divergence of a token of the small model."""
         if target.greedy:
             return (0.0, 0.0) if token == target.best[row] else (1.0, float("inf"))
         assert turns.q_NV is not None

@@ -1,4 +1,4 @@
-"""``foretoken train judge``: its options, the run, and what it says; without torch until it runs."""
+"""``foretoken train judge``: options, run and summary; imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_TASKS = "profiles,code,arithmetic,keys"
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Common):
-    """Options of ``foretoken train judge``; ``tasks`` None: the default ones, or none where there are triples."""
+    """Options of ``foretoken train judge``; ``tasks`` None: the default tasks, or no tasks with triples."""
 
     target: Annotated[str, Option("The model that verifies: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
     draft: Annotated[str | None, DRAFT] = None
@@ -29,21 +29,23 @@ class Config(Common):
             says_default=False,
         ),
     ] = None
-    examples: Annotated[int, Option("Questions to ask.", metavar="N", above=0)] = 1000
+    examples: Annotated[int, Option("Number of questions.", metavar="N", above=0)] = 1000
     labels: Annotated[
         Path | None,
-        Option("Keep what is mined in this file; give it again to go on after a stop, or to fit anew.", metavar="FILE"),
+        Option(
+            "Store mined labels in this file; give it again to resume a stopped run or to fit again.", metavar="FILE"
+        ),
     ] = None
-    minutes: Annotated[float, Option("Stop asking after so many minutes.", above=0)] = 5.0
+    minutes: Annotated[float, Option("Time limit of mining in minutes.", above=0)] = 5.0
     triples: Annotated[
         Path | None,
         Option("Annotations: question, correct, wrong, error as [BEGIN, END].", metavar="FILE.jsonl"),
     ] = None
     tail: Annotated[str, Option("Tokens after an annotated error: mask (no label) or negative.")] = "mask"
     false_accepts: Annotated[
-        float, Option("Share of bad tokens that the threshold may let pass, held out.", metavar="F")
+        float, Option("Maximum share of held-out bad tokens above the threshold.", metavar="F")
     ] = 0.02
-    seed: Annotated[int, Option("Of questions and split.", metavar="N", least=0, most=2**63 - 1)] = 0
+    seed: Annotated[int, Option("Seed of questions and split.", metavar="N", least=0, most=2**63 - 1)] = 0
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:
@@ -75,17 +77,17 @@ def run(config: Config, session: Session) -> dict[str, Any]:
 
 
 def _unheard(number: int) -> None:
-    """Takes the count of questions where none are asked."""
+    """Ignore the count of questions without a progress report."""
 
 
 def say(record: dict[str, Any], out: Path) -> list[str]:
-    """What it learned from, and what its threshold lets pass of each source."""
+    """Summarise the labels, and the shares of tokens above the threshold for each source."""
     from foretoken.methods.judge import train as training
 
     labels, held = record["labels"], record["held_out"]
     lines = [
         f"{out}: {record['parameters']} numbers from {labels['not_the_targets_own']:,} tokens that the target would "
-        f"not say itself, {labels['fine']:,} of them fine"
+        f"not choose itself, {labels['fine']:,} of them fine"
     ]
     for name, each in held["by_source"].items():
         area = "unknown" if each["auc"] is None else f"{each['auc']:.3f}"
@@ -106,13 +108,13 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
 COMMAND = Command(
     name="judge",
     help="""\
-    Train a judge: it reads the target's last hidden state of a draft's token and says whether the token is fine.
+    Train a judge: it reads the target's last hidden state of a draft token and decides whether the token is fine.
 
-    Target and draft stay as they are. Labels are mined from tasks whose answers can be checked: a draft token is put
-    into the target's answer, the target continues, and the token is fine if the answer is still right. The tasks are
-    those of foretoken-lab, or your own: JSON Lines with question and answer (a number, or words). Or labels come from
-    annotations (--triples). Measured on held-out questions: ROC AUC, and the shares of fine and of bad tokens that
-    pass the threshold.
+    Target and draft stay unchanged. Labels are mined from tasks with checkable answers: a draft token replaces one
+    token of the target's answer, the target continues, and the token is fine if the answer is still right. The tasks
+    are those of foretoken-lab, or your own: JSON Lines with question and answer (a number, or words). Alternatively,
+    labels come from annotations (--triples). Measured on held-out questions: ROC AUC, and the shares of fine and of
+    bad tokens above the threshold.
     """,
     example="foretoken train judge --target zoo:base --draft-model zoo:draft --out my-judge",
     config=Config,

@@ -1,14 +1,14 @@
-"""The judge's fit: logistic regression on standardised states, with the regularisation that holds up best.
+"""The judge's fit: logistic regression on standardised states; held-out tokens choose the regularisation.
 
-    mean_w loss + |w|^2 / (2 C N)      C from 1e-7 to 1e2, by L-BFGS, each from the one before
+    mean_w loss + |w|^2 / (2 C N)      C from 1e-7 to 1e2, by L-BFGS, each starting from the previous solution
 
-Paper: arXiv:2501.19309 has a weighted cross-entropy and says no more; grid, split and choice are those of AutoJudge
-(arXiv:2504.20039), as are L-BFGS and the area under the ROC curve to choose by.
-Differs: within each task the bad tokens together weigh as much as the fine ones, but one of them ``HEAVIEST`` at most;
-a task that has one kind only is left out, since it would teach which task a token is from. Of two tasks one of which
-has four times as many tokens it weighs twice as much: by their number, the task that is easiest to mine decides (the
-macro area is 0.01 lower then, on three splits of the zoo's pair). The area that chooses is the mean of those within the
-tasks. Mean and scale are folded into the weights.
+Paper: arXiv:2501.19309 has a weighted cross-entropy, without details; grid, split and choice are those of AutoJudge
+(arXiv:2504.20039), as are L-BFGS and the selection by area under the ROC curve.
+Differs: within each task the bad tokens together weigh as much as the fine ones, but at most ``HEAVIEST`` each;
+tasks with one kind only are left out, since they would teach which task a token is from. A task with four times as
+many tokens as another weighs twice as much: with weights proportional to the number, the task that is easiest to mine
+dominates (the macro area is 0.01 lower then, on three splits of the zoo's pair). The selection uses the mean of the
+areas within the tasks. Mean and scale are folded into the weights.
 
 Letters: N tokens, D width.
 """
@@ -28,19 +28,19 @@ from foretoken.train.regression import Standard, regress
 from foretoken.train.roc import auc
 
 GRID = tuple(10.0**power for power in range(-7, 3))
-HEAVIEST = 20.0  # weight of a bad token against a fine one
-TELLING = 10  # tokens of the rarer class, for the area within a source to mean something
+HEAVIEST = 20.0  # maximum weight of a bad token relative to a fine one
+TELLING = 10  # minimum number of tokens of the rarer class for a meaningful area within a source
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The best of the grid.
+    """The best head of the grid.
 
     Attributes:
-        unit: for states as the target gives them.
+        unit: weights for unscaled states of the target.
         strength: its C.
-        bad_weights: source -> weight of a bad token against a fine one; of the sources that were fitted to.
-        areas: C -> mean area under the ROC curve within the tasks, on the tokens to choose by; None where none of them
+        bad_weights: source -> weight of a bad token relative to a fine one, for the sources used in the fit.
+        areas: C -> mean area under the ROC curve within the tasks, on the selection tokens; None if none of the tasks
             has both classes there.
     """
 
@@ -54,11 +54,11 @@ def fit(labels: Labels, train_N: Tensor, choose_N: Tensor, *, anywhere: Sequence
     """Fit on some of the tokens, choose by others.
 
     Args:
-        labels: of both; fine and bad ones among those to fit on.
-        train_N, choose_N: bool; of different questions.
-        anywhere: sources that are no task: their tokens, of one kind, stand in the texts of all tasks.
+        labels: labels of both parts; the fitting part has fine and bad tokens.
+        train_N, choose_N: bool; from different questions.
+        anywhere: sources that are no task: their tokens, of one kind, occur in the texts of all tasks.
     Raises:
-        InputError: no source has tokens of both kinds to fit to.
+        InputError: no source has tokens of both kinds for the fit.
     """
     trained = labels.of(train_N)
     y_N = trained.fine_N.float()
@@ -91,9 +91,9 @@ def fit(labels: Labels, train_N: Tensor, choose_N: Tensor, *, anywhere: Sequence
 
 
 def macro_auc(labels: Labels, score_N: Tensor) -> float | None:
-    """Mean of the areas under the ROC curve within each source; None if none has both classes.
+    """Return the mean of the areas under the ROC curve within each source; None if none has both classes.
 
-    A source with fewer than ``TELLING`` tokens of a class says little, and counts only if there are no others.
+    A source with fewer than ``TELLING`` tokens of a class counts only if all sources have too few.
     """
     areas = []
     for place in range(len(labels.sources)):
@@ -107,7 +107,7 @@ def macro_auc(labels: Labels, score_N: Tensor) -> float | None:
 
 
 def _bad_weights(labels: Labels, anywhere: Sequence[str]) -> dict[str, float]:
-    """Of each source with both classes, and of those whose tokens stand among the other sources' texts."""
+    """Return the weights of sources with both classes, and of sources with tokens in the texts of other sources."""
     found = {}
     for place, source in enumerate(labels.sources):
         fine_N = labels.fine_N[labels.source_N == place]

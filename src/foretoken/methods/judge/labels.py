@@ -1,7 +1,7 @@
-"""Labelled tokens for the judge: which tokens are fine where they stand, and the target's states of them.
+"""Labelled tokens for the judge: whether a token is fine after the text before it, and the target's states.
 
     prompt ── t0 ── t1 ── t2 ── t3 …        the text; every token of it is read once
-                     └─ x                   a token that was tried in the place of t2, and was not fine
+                     └─ x                   a tried replacement of t2 that was not fine
 
 A label belongs to a token *and* the text before it, so the tokens of a question form a tree, and one forward of the
 target gives the states of all of them.
@@ -24,17 +24,17 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
 from foretoken.models.prefill import prefill
 
-Label = tuple[str, bool]  # a task or a file, and whether the token is fine
+Label = tuple[str, bool]  # source (a task or a file), and whether the token is fine
 
 
 @dataclass(frozen=True)
 class Marked:
-    """A question's tokens with their labels; tokens without a label are read all the same.
+    """A question's tokens with their labels; tokens without a label are read, too.
 
     Attributes:
-        prompt: what the target reads before, at least one token; equal prompts are one question.
+        prompt: tokens before the answer, at least one; questions with equal prompts count as the same question.
         tree: the tokens.
-        labels: of each token: who says so, and whether it is fine; None where nobody knows.
+        labels: for each token, its source and whether it is fine; None: no label.
     """
 
     prompt: Sequence[int]
@@ -49,12 +49,12 @@ class Labels:
     Attributes:
         hidden_ND: float32, the target's state of the token, after the final norm.
         fine_N: bool.
-        asked_N: bool, the token is not what the target would have said itself: only there a judge's word counts.
+        asked_N: bool, the token is not the target's own choice; the verifier uses the judge only for such tokens.
         question_N: int64, counted from 0.
-        source_N: int64, who says so: index into ``sources``.
+        source_N: int64, index of the label's source in ``sources``.
         sources: names.
-        law_N3: float32, of the reader's distribution where the token stands: log p of the token, the same less that of
-            the most probable one, and the entropy. No head is needed for these.
+        law_N3: float32, of the model's distribution at the token: log p of the token, its difference to the largest
+            log p, and the entropy. These need no head.
     """
 
     hidden_ND: Tensor
@@ -69,7 +69,7 @@ class Labels:
         return len(self.fine_N)
 
     def of(self, kept_N: Tensor) -> Labels:
-        """Some of them.
+        """Return a subset.
 
         Args:
             kept_N: bool.
@@ -83,7 +83,7 @@ def read_states(target: LanguageModel, questions: Sequence[Marked]) -> Labels:
     """Run the target once over every question.
 
     Args:
-        target: or the draft, for what its distribution says of the same tokens.
+        target: or the draft, for its distribution at the same tokens.
         questions: prompt and tree of each fit the target's context.
     """
     reader = _Reader(target)
@@ -115,7 +115,7 @@ def read_states(target: LanguageModel, questions: Sequence[Marked]) -> Labels:
 
 
 class _Reader:
-    """The target over a cache of its own."""
+    """The target over a separate cache."""
 
     def __init__(self, target: LanguageModel) -> None:
         self._target, self._cache = target, target.new_cache(1)
@@ -123,7 +123,9 @@ class _Reader:
 
     @torch.inference_mode()
     def read(self, question: Marked) -> tuple[Tensor, list[bool], Tensor]:
-        """float32 [N, D]; of each token whether it is the target's own choice; and ``Labels.law_N3`` of each."""
+        """Return float32 [N, D]; for each token whether it is the target's own choice; and ``Labels.law_N3`` of
+        each.
+        """
         slot = self._cache.acquire()
         try:
             *before, root = question.prompt
@@ -134,7 +136,7 @@ class _Reader:
             output = self._target.forward(batch, DensePlan(self._cache, batch), span=self._last.span)
         finally:
             self._cache.release(slot)
-        # row 0 is the root, row i + 1 node i: a node is judged by its own row, and was chosen by its parent's
+        # row 0 is the root, row i + 1 node i: the judge reads a node's own row, its parent's row chose it
         rows = range(1, 1 + len(question.tree))
         behind = [parent + 1 for parent in question.tree.parents]
         own = [token == output.best[row] for token, row in zip(question.tree.tokens, behind, strict=True)]

@@ -1,20 +1,19 @@
-"""Labels for the judge without annotators: does the answer survive a draft's token?
+"""Labels for the judge without annotators: is the answer still right with a draft token in it?
 
     target's answer   def add ( a ,  b ) …
     draft's choices    ·   sum  ·  · ·  ·
-    tried             def sum ( a ,  b ) …          the target goes on by itself; still right: the token is fine, and
-                                                    stays in the text; else it is not, and does not
+    tried             def sum ( a ,  b ) …          the target continues alone; if the answer is still right, the token
+                                                    is fine and stays in the text; otherwise it is not fine
 
 Paper: AutoJudge, arXiv:2504.20039, Algorithm 1: mismatches between draft and target are tried from left to right, and a
 token is not fine if the final answer changes.
-Differs: only questions that the target answers rightly are mined: what a wrong answer survives says nothing about right
-and wrong. What is still right is the question's own to say (data/questions.py): the same number; in words what holds
-the right answer and at most as many words next to it. An answer of more than half as many tokens again as the target's
-own never is. Next to the draft's favourite its next choices are tried;
-they do not stay in the text. End tokens and other special tokens are not tried, since a judge never accepts them on its
-own. Tokens that draft and target agree on are labelled, too (fine). Into every answer ``STRANGERS`` random tokens of
-the vocabulary are put, and labelled bad without being tried: a judge that has only seen a draft's plausible mistakes
-lets nonsense pass.
+Differs: only questions with a right answer of the target are mined: a wrong answer carries no information about its
+tokens. The question defines a right answer (data/questions.py): the same number; in words, an answer that contains the
+right one and at most as many additional words. An answer more than half as long again as the target's own never is
+right. After the draft's favourite its next choices are tried; they do not stay in the text. End tokens and other
+special tokens are not tried, since a judge never accepts them on its own. Tokens on which draft and target agree are
+labelled, too (fine). Every answer gets ``STRANGERS`` random tokens of the vocabulary, labelled bad without a trial:
+a judge that was trained only on a draft's plausible mistakes accepts nonsense.
 """
 
 from __future__ import annotations
@@ -41,27 +40,27 @@ from foretoken.models.prefill import prefill
 from foretoken.options.sampling import SamplingParams
 from foretoken.train.rendering import question_ids
 
-ABREAST = 64  # questions in work at a time
-CHOICES = 4  # of the draft in a place: what it may draft at temperature 1 or for a tree
-LEAST = 0.01  # probability of a choice that is worth trying
-LONGER = 1.5  # times the target's own answer: what takes more tokens is not as good
+ABREAST = 64  # maximum number of questions in progress
+CHOICES = 4  # draft tokens per position: possible drafts at temperature 1 or in a tree
+LEAST = 0.01  # minimum probability of a choice to try
+LONGER = 1.5  # an answer is not right if it is longer than this many times the target's own answer
 STRANGERS = 2  # random tokens for each answer
-RANDOM = "random tokens"  # whose labels they are
-_MOST_DRAWS = 1000  # for a question that was not asked before
-_SEED = 1000  # of the questions: not those of the zoo's mixture, which the target has seen
+RANDOM = "random tokens"  # source of their labels
+_MOST_DRAWS = 1000  # attempts to draw a new question
+_SEED = 1000  # of the questions: different from the zoo's mixture, which the target was trained on
 
 
 @dataclass(frozen=True)
 class Mining:
-    """How labels are mined.
+    """Options of mining labels.
 
     Attributes:
-        tasks: names of question sets, or files of questions (data/questions.py), which are asked in turns.
-        count: questions to ask.
-        seconds: stop after so long; None: never. Questions in work then count as far as they were walked.
+        tasks: names of question sets, or files of questions (data/questions.py), used in turns.
+        count: number of questions.
+        seconds: time limit; None: none. Questions in progress then keep the labels found so far.
         seed: of the questions.
-        choices: of the draft that are tried in a place, the target's own among them; 1: its favourite alone.
-        held_out: ask the halves that no model was trained on instead, the same ones as every evaluation: for measuring.
+        choices: draft tokens to try per position, the target's own included; 1: only the favourite.
+        held_out: use the held-out halves instead, the same questions as every evaluation: for measuring.
     """
 
     tasks: tuple[str, ...]
@@ -72,7 +71,7 @@ class Mining:
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse tasks that are not there."""
+        """Check the tasks."""
         if not any(self.tasks):
             raise ConfigError("--task: name at least one, or a file of questions with answers")
         for name in self.tasks:
@@ -81,12 +80,12 @@ class Mining:
 
 @dataclass(frozen=True)
 class Mined:
-    """What was found.
+    """The result of mining.
 
     Attributes:
-        questions: with at least one label each, all answered rightly by the target itself.
-        asked: questions that were asked, by task.
-        right: how many of them it answered rightly.
+        questions: with at least one label each; the target's own answer to each is right.
+        asked: number of questions used, by task.
+        right: number of right answers of the target, by task.
     """
 
     questions: list[Marked]
@@ -101,13 +100,13 @@ def mine(
     report: Callable[[int], None] = lambda number: None,
     store: Store | None = None,
 ) -> Mined:
-    """Ask questions and try the draft's tokens in the target's answers.
+    """Answer questions and try the draft's tokens in the target's answers.
 
     Args:
-        llm: the target, decoding plainly; faster with ``ABREAST`` sequences at once and prefixes kept.
-        draft: of the same vocabulary.
-        report: called with the number of questions that are done.
-        store: gets every question that is done; those that are in it are not asked again.
+        llm: the target, with plain decoding; faster with ``ABREAST`` sequences at once and a prefix cache.
+        draft: has the same vocabulary.
+        report: called with the number of finished questions.
+        store: receives every finished question; questions in it are not repeated.
     """
     ends = time.monotonic() + (how.seconds if how.seconds is not None else float("inf"))
     known = {} if store is None else {tuple(each.prompt): each for each in store.found}
@@ -150,15 +149,15 @@ def mine(
 
 
 def _questions(llm: LLM, draft: LanguageModel, how: Mining, tasks: Sequence[QuestionSet]) -> Iterator[_Walk]:
-    """The questions that fit, tasks in turns; no prompt twice."""
+    """Yield the questions that fit the context, tasks in turns; no prompt twice."""
     readers = [(task, _asked(task, how)) for task in tasks]
-    special = llm.target.special_ids  # what a judge may not let stand, the ends among them
+    special = llm.target.special_ids  # tokens that a judge may not accept, end tokens included
     longest = min(llm.target.max_length, draft.max_length)
     known: set[str] = set()
     for number in range(how.count):
         task, questions = readers[number % len(readers)]
         question = next((each for each in islice(questions, _MOST_DRAWS) if each.prompt not in known), None)
-        if question is None:  # this task has no other questions
+        if question is None:  # this task has no more questions
             continue
         known.add(question.prompt)
         prompt = question_ids(llm, question.prompt)
@@ -177,15 +176,15 @@ class _Walk:
     """One question on its way through the mismatches of its answer.
 
     Attributes:
-        text: the target's answer with the tokens that were found fine in it; without the token that ended it.
-        ended: a token ended it.
-        picks: the draft's choices in every place of the text, and after it; empty if the text is new.
-        place: tokens of the text that are labelled; the next one is to be compared.
-        tried: choices of this place that were looked at.
-        pick: the draft's token that is tried there; None: the target has not answered yet.
-        longest: tokens that an answer may have to be as good as the first.
-        beside: tokens that were tried and are not in the text: place, token, and whether it was fine.
-        started, right, over: it was answered; rightly; nothing is left to be tried.
+        text: the target's answer with the fine draft tokens found so far; without its end token.
+        ended: an end token followed the text.
+        picks: the draft's choices at every position of the text, and after it; empty if the text is new.
+        place: number of labelled tokens of the text; the next token is to be compared.
+        tried: number of choices of this position considered so far.
+        pick: the draft token on trial at that position; None: the target has not answered yet.
+        longest: maximum number of tokens of a right answer.
+        beside: tried tokens outside of the text: position, token, and whether it was fine.
+        started, right, over: the target has answered; its answer is right; no choices are left.
     """
 
     task: QuestionSet
@@ -206,11 +205,13 @@ class _Walk:
     over: bool = False
 
     def trial(self) -> list[int]:
-        """What the target is to go on from: nothing at first, then its answer up to a place and the draft's token."""
+        """Return the start of the target's next generation: empty at first, then text up to a position plus a draft
+        token.
+        """
         return [] if self.pick is None else [*self.text[: self.place], self.pick]
 
     def judge(self, trial: list[int], continuation: Sequence[int]) -> None:
-        """Look at the answer that came of it. It is the text from now on if the draft's favourite was fine."""
+        """Judge the resulting answer. It becomes the text if the draft's favourite was fine."""
         answer = [*trial, *continuation]
         ended = answer[-1] in self.special
         if ended:
@@ -228,13 +229,13 @@ class _Walk:
         self.text, self.ended, self.picks = answer, ended, []
 
     def advance(self, picks: _Picks) -> None:
-        """Go to the next place where the draft says something else."""
+        """Move to the next position where the draft disagrees."""
         if self.over:
             return
         if not self.picks:
             self.picks = picks.of(self.prompt, self.text)
-        places = len(self.text) + self.ended  # where the target ends, the draft may go on
-        while self.place < min(places, self.task.max_tokens - 1):  # something is generated after every trial
+        places = len(self.text) + self.ended  # where the target ends, the draft may continue
+        while self.place < min(places, self.task.max_tokens - 1):  # every trial generates at least one token
             said = self.text[self.place] if self.place < len(self.text) else None
             while self.tried < len(self.picks[self.place]):
                 self.pick = self.picks[self.place][self.tried]
@@ -245,12 +246,12 @@ class _Walk:
         self.over = True
 
     def found(self, vocabulary: int) -> Found:
-        """What there is of it so far."""
+        """Return the result so far."""
         marked = self._marked(vocabulary) if self.right and self.place else None
         return Found(self.task.name, self.prompt, self.right, marked)
 
     def _marked(self, vocabulary: int) -> Marked:
-        """The labels so far, with random tokens next to them."""
+        """Return the labels so far, with random tokens added."""
         kept = self.text[: self.place]
         rng = Random(self.question.prompt)
         beside = [(place, token, (self.task.name, fine)) for place, token, fine in self.beside]
@@ -265,15 +266,16 @@ class _Walk:
 
 
 class _Picks:
-    """What a model might say at every place of a text that another one wrote."""
+    """Alternative tokens of a model at every position of a given text."""
 
     def __init__(self, model: LanguageModel, choices: int) -> None:
         self._model, self._cache, self._choices = model, model.new_cache(1), choices
 
     @torch.inference_mode()
     def of(self, prompt: Sequence[int], text: Sequence[int]) -> list[list[int]]:
-        """In the place of each token of the text, and after it: the most probable token, and the next ones with at
-        least ``LEAST``."""
+        """For each position of the text, and after it, return the most probable token and the next ones with at least
+        ``LEAST``.
+        """
         slot = self._cache.acquire()
         try:
             prefill(self._model, self._cache, slot, prompt[:-1])

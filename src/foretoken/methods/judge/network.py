@@ -4,11 +4,11 @@
                                                            └── sigmoid(w.e_i + b) = P(d_i is fine)
 
 :meth:`JudgeHead.forward` computes it for a whole text. The verifier computes it for the rows of a verification, and
-training collects its inputs from trees of labelled tokens; both are tested to be equal.
+training collects its inputs from trees of labelled tokens; tests compare both with it.
 
 Paper: arXiv:2501.19309, section 4. D + 1 numbers are trained, the target is frozen. ``e_i`` is the state *of* the
-token, after the target has read it, not the state that predicted it, which SPRINTER's head reads.
-Differs: the paper leaves open whether the state is normed; a head's ``normed`` decides.
+token, after the target has read it; SPRINTER's head reads the state that predicted the token.
+Differs: the paper does not specify whether the state is normed; a head's ``normed`` does.
 
 Letters: T tokens, D width.
 """
@@ -30,12 +30,12 @@ from foretoken.models.language_model import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig(LogisticConfig):
-    """Input and threshold of a judge, and the target that it was trained for.
+    """Input and threshold of a judge, and its target.
 
     Attributes:
         width: of the target's hidden states.
-        threshold: the judge accepts a token above this probability; chosen by training. 1: it accepts none.
-        normed: its input is the state after the final norm, as the target's own head reads it; False: before the norm.
+        threshold: the judge accepts a token above this probability; chosen by training. 1: it accepts no token.
+        normed: the input is the state after the final norm, as for the LM head; False: before the norm.
     """
 
     threshold: float
@@ -58,7 +58,7 @@ class JudgeHead(LogisticHead):
     grows = True
 
     def forward(self, e_TD: Tensor) -> Tensor:
-        """P(x_t is fine) = sigmoid(w.e_t + b) of every token of a text, float32 [T] (section 4).
+        """Return P(x_t is fine) = sigmoid(w.e_t + b) of every token of a text, float32 [T] (section 4).
 
         Args:
             e_TD: last hidden states of the target; row t has read x_0 .. x_t, and judges x_t.
@@ -90,7 +90,9 @@ class JudgeHead(LogisticHead):
         return cls(config, Logistic.random(config.width, bias=bias, spread=spread, seed=seed))
 
     def grown(self, target: LanguageModel, origin: Origin) -> JudgeHead:
-        """Return a judge of a grown model: it reads the first copy of the original's stream and judges alike."""
+        """Return a judge with the same decisions for a grown model: it reads the first copy of the original's
+        stream.
+        """
         mark, wide = fingerprint_of(target.source), origin.width * origin.copies
         config = replace(self.config, target=target.name, target_fingerprint=mark, width=wide)
         share = origin.first_share if config.normed else 1.0

@@ -1,9 +1,9 @@
-"""Mined questions in a file, one a line: a run that is stopped goes on from there, and labels can be fitted to again.
+"""Mined questions in a file, one per line: a stopped run resumes from it, and a new fit reuses its labels.
 
-    {"target": …, "draft": …, "rules": 2, "choices": 4}        whose they are
+    {"target": …, "draft": …, "rules": 2, "choices": 4}        the pair and the rules of the labels
     {"task": "code", "prompt": [5, …], "right": true, "tokens": [7, …], "parents": [-1, …], "labels": […]}
 
-A question that the target answers wrongly has no tokens.
+A question with a wrong answer of the target has no tokens.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from foretoken.core.tree import TokenTree
 from foretoken.methods.judge.labels import Marked
 from foretoken.train.run_folder import disk_trouble
 
-RULES = 2  # of what is fine (mining.py): labels made by others do not mix with today's
+RULES = 2  # version of the rules of mining.py; labels of another version are refused
 
 
 @dataclass(frozen=True)
 class Found:
-    """One question that was asked.
+    """One finished question.
 
     Attributes:
         task: its name.
-        prompt: the tokens that the target reads first.
-        right: whether the target answers it rightly.
-        marked: tokens and labels, if there are any.
+        prompt: the tokens before the answer.
+        right: whether the target's answer is right.
+        marked: tokens and labels, if any.
     """
 
     task: str
@@ -43,15 +43,15 @@ class Store:
     """A file of questions.
 
     Args:
-        path: made if it is not there. What a stop left of its last line is cut off.
+        path: created if missing. An incomplete last line of a stopped run is cut off.
         target, draft: fingerprints.
         choices: as in ``Mining``.
     Raises:
-        InputError: the file holds something else, or another pair's labels, or such of other rules.
-        ForetokenError: it cannot be read or written; likewise of :meth:`add`.
+        InputError: the file is no such file, or has labels of another pair or of other rules.
+        ForetokenError: the file cannot be read or written; also raised by :meth:`add`.
 
     Attributes:
-        found: what it held.
+        found: the questions that the file had when it was opened.
     """
 
     def __init__(self, path: Path, target: str, draft: str, choices: int) -> None:
@@ -61,7 +61,7 @@ class Store:
             self._open(path, {"target": target, "draft": draft, "rules": RULES, "choices": choices})
 
     def add(self, every: Sequence[Found]) -> None:
-        """Write questions after the others."""
+        """Append questions."""
         with disk_trouble(self._path), self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(_written(each)) + "\n" for each in every)
 

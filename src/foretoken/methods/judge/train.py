@@ -1,13 +1,14 @@
 """Training of the judge's head (network.py): labels, fit, threshold, and its quality on held-out questions.
 
 Paper: arXiv:2501.19309. The target stays frozen; D + 1 numbers are trained.
-Differs: labels come from tasks that can be checked (mining.py), or from a user's annotations (triples.py).
-The head is trained on the tokens at which a judge is asked, those that are not the target's own choice. With the
-others among them, all of them fine and many times as many, it learns to tell the two kinds apart instead: on the zoo's
-pair the area under the ROC curve where it is asked fell from 0.80 to 0.67 (mean of eight splits).
-The threshold is the smallest that accepts at most a given share of the bad tokens of every task, of questions that the
-head was not fitted to, random ones aside. The figures are of a third part of the questions, and of each task apart: a
-figure over all tasks also rewards telling the tasks apart. Next to them stands what is known without a head.
+Differs: labels come from tasks with checkable answers (mining.py), or from a user's annotations (triples.py).
+The training set contains only tokens that are not the target's own choice, because the verifier uses the judge only for
+those. The other tokens are all fine and many times as many; with them the head learns to separate these two groups
+instead: on the zoo's pair the area under the ROC curve on the relevant tokens fell from 0.80 to 0.67 (mean of eight
+splits).
+The threshold is the smallest that accepts at most a given share of the bad tokens of every task, on questions outside
+of the fit, without random tokens. The figures describe a third part of the questions, separately for each task: an
+area over all tasks also rewards separating the tasks. Scores without a head are reported for comparison.
 
 Letters: N tokens.
 """
@@ -40,8 +41,8 @@ from foretoken.train.grouped_split import grouped_split
 from foretoken.train.roc import auc, smallest_threshold
 from foretoken.train.run_folder import disk_trouble, write_record
 
-TRAINED, CHOSEN_BY = 0.7, 0.15  # of the questions; the rest is reported
-FEWEST = 50  # tokens of either kind
+TRAINED, CHOSEN_BY = 0.7, 0.15  # shares of the questions; the figures use the rest
+FEWEST = 50  # minimum number of tokens of either kind
 
 
 def run(
@@ -65,11 +66,11 @@ def run(
         target_name, draft_name: zoo name, folder or hub id; the draft is needed for mining only.
         mining: how to mine labels; None: from the triples alone.
         triples: a file of annotations.
-        tail: what becomes of the tokens after an annotated error.
-        labels_file: keeps what was mined, question by question; what it holds of these questions is not mined again.
-        false_accepts: share of the held-out bad tokens that the threshold may let pass.
+        tail: treatment of the tokens after an annotated error.
+        labels_file: stores mined questions one by one; questions that it already has are not mined again.
+        false_accepts: maximum share of held-out bad tokens above the threshold.
         seed: of the split.
-        report: called with the number of questions that were mined.
+        report: called with the number of mined questions.
         arguments: the command line, for the record.
     Returns:
         the record that is saved as ``training.json``.
@@ -79,8 +80,8 @@ def run(
     _check(draft_name, out, mining, triples, false_accepts)
     check_tail(tail)
     if labels_file is not None and mining is None:
-        raise ConfigError(f"--labels {labels_file}: keeps what is mined, and nothing is: name --task")
-    # a question is read once for all that is tried in its answer
+        raise ConfigError(f"--labels {labels_file}: stores mined labels, but nothing is mined: name --task")
+    # one pass over a question serves all trials of its answer
     llm = LLM(
         target_name,
         speculative_config={"method": "none"},
@@ -104,7 +105,7 @@ def run(
     tried_N = torch.tensor([asked.sources[place] != RANDOM for place in asked.source_N.tolist()], dtype=torch.bool)
     train_N, choose_N = _split(asked, tried_N, seed)
     read = time.monotonic()
-    # random tokens are trained on, but too easy to choose by
+    # random tokens are used in the fit, but are too easy for the choice
     fitted = fit(asked, train_N, choose_N & tried_N, anywhere=(RANDOM,))
     judged = asked.of(choose_N & tried_N)
     threshold = threshold_of(judged, fitted.unit.probabilities(judged.hidden_ND), false_accepts)
@@ -165,7 +166,7 @@ def run(
 
 
 def threshold_of(labels: Labels, score_N: Tensor, false_accepts: float) -> float:
-    """The smallest threshold that at most this share of the bad tokens of every source is above.
+    """Return the smallest threshold with at most this share of the bad tokens of every source above it.
 
     Args:
         labels: some of them bad.
@@ -177,14 +178,14 @@ def threshold_of(labels: Labels, score_N: Tensor, false_accepts: float) -> float
 
 
 def without_head(labels: Labels, draft_N3: Tensor | None, seed: int = 0) -> dict[str, Tensor]:
-    """Scores of tokens that need no head: what a head has to beat within a task.
+    """Return scores of tokens without a head: a baseline for heads within a task.
 
     Args:
-        draft_N3: of the same tokens, ``law_N3`` of the model that drafts them; None: there is none.
-        seed: of chance.
+        draft_N3: ``law_N3`` of the same tokens under the draft model; None: no draft model.
+        seed: of the random scores.
     Returns:
         name -> [N]: ``p`` (log p of the token), ``p_over_largest``, ``entropy`` (of the target's distribution), ``q``
-        and ``draft_entropy``, which is negative: a draft that is sure; and ``chance``.
+        and ``draft_entropy``, negated so that a confident draft scores high; and ``chance``.
     """
     p_N, over_N, entropy_N = labels.law_N3.unbind(-1)
     scores = {"p": p_N, "p_over_largest": over_N, "entropy": entropy_N}
@@ -200,17 +201,17 @@ def quality(
     without: Mapping[str, Tensor] | None = None,
     source: str | None = None,
 ) -> dict[str, Any]:
-    """What a head's word is worth, where it is asked.
+    """Measure a head on the tokens for which the verifier uses it.
 
     Args:
         labels: tokens that are not the target's own choice.
-        score_N: what the head says of them.
-        without: other scores of them, as :func:`without_head` gives them; None: none.
-        source: look at its tokens alone; None: at all.
+        score_N: the head's scores.
+        without: other scores, from :func:`without_head`; None: none.
+        source: use the tokens of this source only; None: all tokens.
     Returns:
-        ``fine``, ``bad`` (tokens); ``auc``, and ``auc_of`` each score that needs no head; ``accepted``, the share above
-        the threshold, ``fine_accepted``, the same of the fine ones, and ``false_accepts``, of the bad ones, with its
-        95 % interval. None where there is nothing.
+        ``fine``, ``bad`` (tokens); ``auc``, and ``auc_of`` each score without a head; ``accepted``, the share above the
+        threshold, ``fine_accepted``, the same of the fine tokens, and ``false_accepts``, of the bad ones, with its 95 %
+        interval. None if there are no tokens.
     """
     if source is not None:
         here_N = labels.source_N == labels.sources.index(source)
@@ -232,10 +233,10 @@ def quality(
 
 
 def best_without_head(told: Mapping[str, Any]) -> tuple[str, float] | None:
-    """The score that tells most without a head, and its area, whichever way round it tells; None: no areas.
+    """Return the most predictive score without a head, in either direction, and its area; None: no areas.
 
     Args:
-        told: what :func:`quality` gives.
+        told: a result of :func:`quality`.
     """
     areas = {
         name: max(area, 1 - area) for name, area in told["auc_of"].items() if area is not None and name != "chance"
@@ -269,19 +270,19 @@ def _draft(llm: LLM, name: str, device: str) -> LanguageModel:
 
 
 def _split(labels: Labels, tried_N: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Which tokens to fit on, and which to choose strength and threshold by; both kinds of tokens in every part.
+    """Split the tokens: for the fit, and for the choice of strength and threshold; every part has both kinds.
 
     Args:
-        tried_N: bool, random tokens aside.
+        tried_N: bool, without random tokens.
     Raises:
-        InputError: there are too few of a kind.
+        InputError: there are too few tokens of one kind.
     """
     tried = labels.fine_N[tried_N]
     for count, what in ((int(tried.sum()), "fine"), (int((~tried).sum()), "not fine")):
         if count < FEWEST:
             raise InputError(
-                f"only {count} tokens were found that are {what} and not what the target would say itself; {FEWEST} "
-                "are needed: ask more (--examples, --minutes), or other --task, or give --triples FILE"
+                f"only {count} tokens were found that are {what} and not the target's own choice; {FEWEST} are "
+                "needed: use more questions (--examples, --minutes), or other --task, or give --triples FILE"
             )
     generator = torch.Generator().manual_seed(seed)
     train_N = grouped_split(labels.question_N, TRAINED, generator)

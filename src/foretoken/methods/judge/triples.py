@@ -1,14 +1,14 @@
-"""Labels for the judge from annotations: a question, a correct answer, and a wrong one with the place where it errs.
+"""Labels for the judge from annotations: a question, a correct answer, and a wrong one with its error marked.
 
     {"question": "What is 2 + 3?", "correct": "It is 5.", "wrong": "It is 6.", "error": [6, 7]}
 
-``error`` counts characters of ``wrong``, its end exclusive. In a correct answer every token is fine. In a wrong one the
-tokens before the error are, those that have a character of it are not, and those after it:
+``error`` counts characters of ``wrong``, its end exclusive. Every token of a correct answer is fine. In a wrong answer,
+tokens before the error are fine, tokens that overlap it are not, and tokens after it:
 
     mask       have no label: they may be right, given the error
     negative   are not fine either, as in AutoJudge's notebook of manual annotation (arXiv:2504.20039)
 
-Paper: arXiv:2501.19309 has about 500 such triples ("TokenCourt", not released) and does not say what it does with the
+Paper: arXiv:2501.19309 has about 500 such triples ("TokenCourt", not released) and does not specify the labels of
 tokens after an error.
 """
 
@@ -30,28 +30,28 @@ _FIELDS = ("question", "correct", "wrong", "error")
 
 
 def check_tail(tail: str) -> None:
-    """Refuse another word for what becomes of the tokens after an error.
+    """Refuse an unknown treatment of the tokens after an error.
 
     Raises:
-        ConfigError: names the known ones.
+        ConfigError: the name is unknown; the message lists the known ones.
     """
     if tail not in TAILS:
         raise ConfigError(f"--tail {tail}: must be {' or '.join(TAILS)}")
 
 
 def read_triples(path: Path, llm: LLM, tail: str = "mask") -> list[Marked]:
-    """Two texts for every line of a JSON Lines file.
+    """Return two texts for every line of a JSON Lines file.
 
     Args:
-        llm: the target: its tokenizer and chat template.
+        llm: the target, for its tokenizer and chat template.
         tail: "mask" or "negative".
     Raises:
-        ConfigError: another tail, or a tokenizer that does not say where its tokens stand.
-        InputError: a line that cannot be used; the message names it.
+        ConfigError: an unknown tail, or a tokenizer without token offsets.
+        InputError: a line cannot be used; the message names it.
     """
     check_tail(tail)
     if not getattr(llm.tokenizer, "is_fast", False):
-        raise ConfigError(f"--triples: the tokenizer of '{llm.target.name}' does not say where its tokens stand")
+        raise ConfigError(f"--triples: the tokenizer of '{llm.target.name}' does not return token offsets")
     source = path.name.split(".")[0]
     records = read_placed_records(path, _FIELDS)
     found = [marked for place, record in records for marked in _both(source, place, record, llm, tail)]

@@ -1,4 +1,4 @@
-"""Judge Decoding: accept a token if the exact test accepts it, or if a trained head judges that it is correct.
+"""Judge Decoding: accept a token if the exact test accepts it, or if a trained head judges it correct.
 
     row      0: x_t     1: d_1     2: d_2     3: d_3
     p          p_0        p_1        p_2        p_3      of the next token: d_i is tested against row i - 1
@@ -40,22 +40,21 @@ class Head(Protocol):
 
 
 class JudgeVerifier(BudgetedVerifier):
-    """Accept while the exact test or the judge accepts; after the first rejection emit as the exact rule does.
+    """Accept while the exact test or the judge accepts; after the first rejection emit by the exact rule.
 
     Paper:   Bachmann et al. 2025, "Judge Decoding", arXiv:2501.19309, section 4: accept if the standard test or
         sigmoid(w.e + b) > delta, e the target's last hidden state of the token itself.
     Exact:   no. With J(x) = 1 where the judge would accept x, S = sum (p - q)+, and p after the filters:
 
                  e(x) = min(p, q) + J(x) (q - p)+ + (1 - J) share of (p - q)+,     share = sum (1 - J) (q - p)+ / S
-                 TV(e, p) = sum J(x) (q - p)+
-
-             J is known for the drafted token only, since the target has read no other. So a drafted y with J(y) = 1 is
-             charged (1 - p(y)/q(y))+, whether or not the exact test accepted it: the mean over the draw is TV(e, p),
+                 J is known only for the drafted token, since the target has read no other. So a drafted y with J(y) =
+                 1 is
+             charged (1 - p(y)/q(y))+, whether or not the exact test accepted it: the mean over the sample is TV(e, p),
              an unbiased estimate, and (log q/p)+ for the divergence, whose mean is at least KL(e, p). For point masses
              (q = 1) both are exact given the draft; at temperature 0 a token that is not the argmax costs 1. Checked by
              enumeration in tests/unit/methods/judge/test_verifier.py.
-    Differs: guards. The judge alone cannot accept a token that ends the request, a special one (``guarded``), or one
-             with p = 0 (filtered, forbidden), and at most ``max_run`` consecutive ones; there is a budget. Where
+    Differs: guards. The judge alone cannot accept a token that ends the request, a special token (``guarded``), a token
+             with p = 0 (filtered, forbidden), or more than ``max_run`` tokens in a row; there is a budget. Where
              p >= q the exact test certainly accepts, and the judge is not evaluated. Chains only. With
              ``threshold=1`` the judge is off, and the rule is `recursive` on a chain, bit for bit.
 
@@ -79,12 +78,12 @@ class JudgeVerifier(BudgetedVerifier):
 
         head: Annotated[
             str | Path | None,
-            Option("A folder of `foretoken train judge`; None: `judge` next to the target's weights."),
+            Option("A folder of `foretoken train judge`; None: `judge` in the folder of the target's weights."),
         ] = None
         threshold: Annotated[
             float | None,
             Option(
-                "The judge's word counts above this; None: what the head was calibrated to. 1 switches it off.",
+                "The judge accepts tokens above this probability; None: the calibrated threshold. 1 switches it off.",
                 least=0,
                 most=1,
                 remedy="lower accepts more, 1 switches it off, leave it out for the head's",
@@ -93,7 +92,7 @@ class JudgeVerifier(BudgetedVerifier):
         max_run: Annotated[
             int | None,
             Option(
-                "So many tokens in a row may be accepted on the judge's word alone; None: any number.",
+                "Most tokens in a row that only the judge accepts; None: any number.",
                 least=1,
                 remedy="leave it out for no limit, use threshold=1 to switch the judge off",
             ),
@@ -111,11 +110,11 @@ class JudgeVerifier(BudgetedVerifier):
 
         Args:
             draft: chain of N nodes, point masses or independent draws.
-            target: N + 1 rows with ``hidden_MD``. The judge evaluates all nodes at once, when the exact test may first
-                reject one.
-            rng: one decision of purpose accept per tested token, then one draw of purpose residual or bonus, as in
+            target: N + 1 rows with ``hidden_MD``. The judge evaluates all nodes at once, before the first possible
+                rejection by the exact test.
+            rng: one decision of purpose accept per tested token, then one sample of purpose residual or bonus, as in
                 the exact rule.
-            spent: tokens and distortion of the request until now.
+            spent: tokens and distortion of the request so far.
         Returns:
             Verdict with the distortion and divergence of every emitted token.
         Raises:
@@ -124,7 +123,7 @@ class JudgeVerifier(BudgetedVerifier):
         check_fit(self, draft, target)
         account = Account(spent, self.config.max_distortion)
         approved = cache(lambda: self.approved(draft, target))
-        run = 0  # consecutive tokens, the last one included, that the judge alone accepted
+        run = 0  # number of consecutive tokens, the last one included, that the judge alone accepted
 
         def step(node: int, children: Siblings, tokens: Siblings) -> Pick:
             nonlocal run
@@ -153,7 +152,7 @@ class JudgeVerifier(BudgetedVerifier):
         return descend(draft, target, rng, account, step)
 
     def approved(self, draft: Draft, target: Laws) -> list[bool]:
-        """For every node, whether the judge accepts its token."""
+        """Return for every node whether the judge accepts its token."""
         if self.needs.last_state is None:
             return [False] * len(draft)
         never = self.guarded | target.stop_ids

@@ -1,4 +1,4 @@
-"""``foretoken train kangaroo``: its options, the run, and its summary; without torch until it runs."""
+"""``foretoken train kangaroo``: options, run and summary; imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Config(PartOptions, Continued):
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:
-    """Train an adapter, and let it draft for the held-out prompts, six tokens a step."""
+    """Train an adapter, and draft for the held-out prompts, six tokens a step."""
     from foretoken.methods.kangaroo import train as training
 
     recipe = training.recipe(config.target, config.exit_layer, config.share)
@@ -67,10 +67,10 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
 COMMAND = Command(
     name="kangaroo",
     help="""\
-    Train Kangaroo's adapter: one attention layer that turns an early layer of a target into a draft of it.
+    Train Kangaroo's adapter: one attention layer that drafts from an early layer of a target.
 
-    The target is frozen. Measured on held-out text, before and after the training: the expected share of draft tokens
-    that are accepted at temperature 1, and how often the target's most probable token is among the adapter's three most
+    The target is frozen. Measured on held-out text, before and after the training: the expected share of accepted
+    draft tokens at temperature 1, and how often the target's most probable token is among the adapter's three most
     probable ones. At the end the engine drafts for held-out prompts, six tokens a step, and measures acceptance.
     """,
     example="foretoken train kangaroo --target zoo:base --exit-layer 2 --corpus generated --minutes 30 "

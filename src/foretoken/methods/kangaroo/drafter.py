@@ -3,7 +3,7 @@
     f = layers[0, E)(token)       first exit: keys and values of these layers are kept for verification
     y = adapter(f)                one attention layer with a cache of its own
     q = softmax(head(y))          the target's head
-    stop when max q <= threshold  second exit; the token that is unsure is verified, too
+    stop when max q <= threshold  second exit; the uncertain token is verified, too
 
 Letters: T packed rows, D width.
 """
@@ -35,7 +35,7 @@ from foretoken.methods.kangaroo.runner import AdapterRunner
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.options.option import Checked, Option
 
-_SLOTS = 1024  # requests at once, at most; buffers grow with use
+_SLOTS = 1024  # maximum number of requests at once; buffers grow with use
 _CHUNK_ROWS = 512  # rows of an adapter forward without the head
 
 
@@ -46,8 +46,8 @@ class _State:
     slot: int
     waiting: list[Tensor] = field(default_factory=list)
     num_waiting: int = 0
-    drafted: EarlyExitBuilder | None = None  # the draft whose verdict is not known yet
-    num_adapted: int = 0  # its nodes that the adapter has read
+    drafted: EarlyExitBuilder | None = None  # the draft without a verdict
+    num_adapted: int = 0  # number of its nodes that the adapter has read
 
     def wait(self, rows_TD: Tensor) -> None:
         self.waiting.append(rows_TD)
@@ -57,12 +57,12 @@ class _State:
 class KangarooDrafter(Drafter):
     """Drafts with layers [0, E) of the target, an adapter and the target's head.
 
-    Paper:   arXiv:2404.18911: chain drafting with two early exits; the tree is that of its NeurIPS 2024 version, whose
-             order of expansion is not published: ours takes, level by level, the ``width`` best nodes by cumulative
-             probability, and expands those whose own best continuation is more probable than the threshold.
-    Exact:   chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses; the stop
-             depends only on distributions before a draw, and every drafted token is verified. Lossless under any
-             lossless verifier that knows the kind.
+    Paper:   arXiv:2404.18911: chain drafting with two early exits; the tree is that of its NeurIPS 2024 version. The
+             order of expansion was not published; ours takes, level by level, the ``width`` best nodes by cumulative
+             probability, and expands a node if its best continuation is more probable than the threshold.
+    Exact:   chains carry the q of their samples (a point mass at temperature 0), trees are point masses; the stop
+             depends only on distributions before a sample, and every drafted token is verified. Lossless under any
+             lossless verifier of these draft kinds.
     Differs: batches (requests stop drafting one by one); sampling; no drafts where plain decoding was faster; the
              adapter reads committed rows when a draft is requested: until then the exit's hidden states are kept, at
              least half the memory of one layer's keys and values.
@@ -92,14 +92,14 @@ class KangarooDrafter(Drafter):
             str | Path | None,
             Option(
                 "A folder of `foretoken train kangaroo`, or one with a folder exit-E for each of several depths; None: "
-                "the folder `kangaroo` next to the target's weights."
+                "`kangaroo` in the folder of the target's weights."
             ),
         ] = None
         exit_layer: Annotated[
             int | str | None,
             Option(
-                "Layers that draft; 'auto' measures every adapter there is and explains its choice. None: the only "
-                "adapter, or of several the one of the depth nearest to an eighth of the target.",
+                "Layers that draft; 'auto' measures every available adapter and explains its choice. None: the only "
+                "adapter, or of several the one with a depth nearest to an eighth of the target.",
                 least=1,
                 choices=("auto",),
             ),
@@ -107,7 +107,7 @@ class KangarooDrafter(Drafter):
         threshold: Annotated[
             float | None,
             Option(
-                "Drafting stops where the most probable token has at most this probability; None: 0.6 for chains, 0.4 "
+                "Drafting stops if the most probable token has at most this probability; None: 0.6 for chains, 0.4 "
                 "for trees. 0 never stops, 1 drafts one token a step.",
                 least=0,
                 most=1,
@@ -116,7 +116,7 @@ class KangarooDrafter(Drafter):
         tree: Annotated[bool, Option("Propose a tree of the most probable continuations instead of a chain.")] = False
         max_depth: Annotated[int, Option("Longest path of a draft.", least=1, most=64)] = 6
         width: Annotated[
-            int, Option("Of a tree: continuations considered at a node, and nodes kept at a level.", least=1, most=64)
+            int, Option("Of a tree: maximum continuations of a node, and nodes of a level.", least=1, most=64)
         ] = 10
         draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
 
@@ -147,7 +147,7 @@ class KangarooDrafter(Drafter):
                 continue
             state = self._states.get(each.context.request_id)
             if state is None:
-                if each.begin or not self._cache.free_slots:  # no drafts for a request whose first rows were not seen
+                if each.begin or not self._cache.free_slots:  # no drafts for a request without its first rows
                     continue
                 state = self._states[each.context.request_id] = _State(self._cache.acquire())
             known = self._cache.lengths[state.slot] + state.num_waiting
@@ -199,7 +199,7 @@ class KangarooDrafter(Drafter):
     # ------------------------------------------------------------------ growing
 
     def _expand(self, active: Sequence[tuple[EarlyExitBuilder, _State]]) -> None:
-        """Read the newest rows with the adapter and give the frontier its children."""
+        """Read the newest rows with the adapter and expand the frontier."""
         output, starts = self._adapt(active)
         for (draft, _), start in zip(active, starts, strict=True):
             stop = start + len(draft.frontier)
@@ -288,7 +288,7 @@ class KangarooDrafter(Drafter):
         state.waiting, state.num_waiting = [waiting_TD[whole:]], len(waiting_TD) - whole
 
     def _rewind(self, state: _State, context: Context) -> None:
-        """Drop a draft that was never verified, and the adapter's row of its root, which is read again."""
+        """Drop a draft without a verdict, and the adapter's row of its root, which is read again."""
         state.drafted, state.num_adapted = None, 0
         committed = len(context.tokens) - 1
         if self._cache.lengths[state.slot] > committed:
@@ -296,7 +296,7 @@ class KangarooDrafter(Drafter):
 
 
 def _adapter(config: KangarooDrafter.Config, target: LanguageModel) -> tuple[Adapter, str]:
-    """Return the configured adapter, checked against the target, and the reason for it if that was measured."""
+    """Return the configured adapter, checked against the target, and the reason for a measured choice."""
     depth = config.exit_layer
     found = {adapter.config.exit_layer: adapter for adapter in find_all(Adapter, config.adapter, target)}
     if depth == "auto":

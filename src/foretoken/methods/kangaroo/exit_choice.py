@@ -1,7 +1,7 @@
-"""Which of several adapters to draft with: measured on the target itself, on this machine, in about a second.
+"""Choose one of several adapters by a measurement on the target, on this machine, in about a second.
 
-For every depth E: how often adapter and target agree on the next token of texts that the target wrote (alpha), what a
-step with n draft tokens costs in plain steps, and what follows for the speed of chains of the best length:
+For every depth E: the agreement alpha of adapter and target on the next token of texts that the target generated, the
+cost of a step with n draft tokens in plain steps, and the resulting speed of chains of the best length:
 
     speed-up(E) = max over n of  (1 + alpha + ... + alpha^n) / cost(n)
 """
@@ -20,24 +20,24 @@ from foretoken.methods.kangaroo.network import Adapter
 from foretoken.methods.kangaroo.runner import AdapterRunner
 from foretoken.models.language_model import LanguageModel
 
-_OPENINGS = (  # of several kinds, so that the choice is not made for one of them
+_OPENINGS = (  # of several kinds, so that the choice is not specific to one kind
     "The weather in the mountains changed quickly, and",
     "Question: A box holds 12 pencils. How many pencils are in 5 boxes?\nAnswer:",
     "def mean(values):\n    total = 0\n    for value in values:\n",
     "A: Hello, I would like to book a table for two.\nB:",
 )
-_WRITTEN = 48  # tokens the target writes after each opening
-_LENGTHS = (1, 8)  # draft lengths whose steps are measured: the shortest and the longest that are considered
+_WRITTEN = 48  # tokens that the target generates after each opening
+_LENGTHS = (1, 8)  # draft lengths of the measured steps: the shortest and the longest candidates
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
     agreement: float
-    costs: tuple[float, ...]  # of steps of _LENGTHS, in plain steps
+    costs: tuple[float, ...]  # cost of a step of each of _LENGTHS, in plain steps
 
     @property
     def speedup(self) -> float:
-        """Over plain decoding, with chains of the best length."""
+        """The speed-up over plain decoding, with chains of the best length."""
         return max(map(self._with_length, range(_LENGTHS[0], _LENGTHS[-1] + 1)))
 
     def _with_length(self, length: int) -> float:
@@ -46,7 +46,7 @@ class _Measured:
 
 
 def choose_exit(target: LanguageModel, adapters: Mapping[int, Adapter]) -> tuple[Adapter, str]:
-    """The adapter that promises the most tokens per second, and the measurement in one line.
+    """Return the adapter with the highest estimated speed, and the measurement in one line.
 
     Args:
         adapters: by exit layer.
@@ -63,7 +63,7 @@ def choose_exit(target: LanguageModel, adapters: Mapping[int, Adapter]) -> tuple
 
 
 def _written(target: LanguageModel, opening: str) -> tuple[list[int], int]:
-    """An opening continued greedily, and the length of the opening."""
+    """Return a greedy continuation of an opening, and the length of the opening."""
     tokens: list[int] = list(target.tokenizer(opening, add_special_tokens=False)["input_ids"])
     begin = len(tokens)
     cache = target.new_cache(1)

@@ -3,11 +3,11 @@
     f (residual stream after exit_layer layers) ── norm ── attention ──(+)── norm ── the target's head
                                                 └──────────────────────┘
 
-:meth:`Adapter.forward` is the network as the paper states it, and what training runs. ``runner.py`` computes the same
-for packed rows over a cache, with torch or in native code, and is tested to be equal.
+:meth:`Adapter.forward` is the network of the paper, and runs in training. ``runner.py`` computes the same for packed
+rows over a cache, with torch or in native code; tests compare the two.
 
 Paper: arXiv:2404.18911, section 3.1. No MLP; 4 d^2 + 2 d parameters with as many key/value heads as query heads.
-Differs: rotary positions always pair element i with i + head_dim / 2, whatever the target does.
+Differs: rotary positions always pair element i with i + head_dim / 2, also if the target pairs them differently.
 
 Letters: B sequences, T rows, D width, H query heads, G key/value heads, d head width.
 """
@@ -34,12 +34,12 @@ from foretoken.models.language_model import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig(LearnedConfig):
-    """Sizes of an adapter, and the target that it was trained for.
+    """Sizes of an adapter, and its target.
 
     Attributes:
-        exit_layer: layers of the target below it.
+        exit_layer: number of target layers below it.
         width: of the target's residual stream.
-        heads, kv_heads, head_dim: of its attention; the same as the target's.
+        heads, kv_heads, head_dim: of its attention; equal to the target's.
         rope_theta, norm_eps: as in the target.
     """
 
@@ -72,23 +72,23 @@ class AdapterConfig(LearnedConfig):
         Args:
             config: the target's configuration.
         Raises:
-            UnsupportedArchitecture: the target has no attention that the adapter's could be like.
+            UnsupportedArchitecture: the target has no attention, so the adapter's attention has no shape.
         """
         text = config.get_text_config(decoder=True)
         below = max(0, exit_layer - 1)
-        layers = getattr(text, "per_layer_config", None)  # of families whose layers have heads of several sizes
+        layers = getattr(text, "per_layer_config", None)  # in model families with heads of several sizes
         if layers:
             text = layers[below]
         heads = getattr(text, "num_attention_heads", None)
         if not heads:
             raise UnsupportedArchitecture(
                 f"'{target}' is of type '{text.model_type}', which has no attention: no Kangaroo adapter fits it, as "
-                "its attention is like the target's; use method='draft_model' or 'suffix'"
+                "its attention has the target's shape; use method='draft_model' or 'suffix'"
             )
         rope = getattr(text, "rope_parameters", None) or {}
         kinds = getattr(text, "layer_types", None) or ()
         if below < len(kinds):
-            rope = rope.get(kinds[below], rope)  # one table for each type of layer, or one for all
+            rope = rope.get(kinds[below], rope)  # one table per type of layer, or one for all
         return cls(
             exit_layer=exit_layer,
             width=text.hidden_size,
@@ -125,7 +125,7 @@ class Adapter(LearnedPart, nn.Module):
         self.norm_out = nn.RMSNorm(config.width, eps=config.norm_eps)
 
     def forward(self, f_BTD: Tensor) -> Tensor:
-        """A(f): what the target's head reads, [B, T, D], for whole texts (section 3.1).
+        """Return A(f), the inputs of the target's head, [B, T, D], for whole texts (section 3.1).
 
             u = RMSNorm_in(f)      y = f + Wo CausalMHA(RoPE(Wq u), RoPE(Wk u), Wv u)      A(f) = RMSNorm_out(y)
 
@@ -152,15 +152,15 @@ class Adapter(LearnedPart, nn.Module):
         return angles.cos().float(), angles.sin().float()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights in bfloat16."""
+        """Return all weights in bfloat16."""
         return {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
 
     @classmethod
     def of(cls, config: AdapterConfig, tensors: Mapping[str, Tensor]) -> Adapter:
-        """Build the adapter that a config and saved weights describe, float32.
+        """Build the adapter from a config and saved weights, float32.
 
         Raises:
-            RuntimeError: they do not fit each other.
+            RuntimeError: config and weights do not fit each other.
         """
         adapter = cls(config)
         adapter.load_state_dict(tensors)
@@ -190,7 +190,7 @@ class Adapter(LearnedPart, nn.Module):
     def grown(self, target: LanguageModel, origin: Origin) -> Adapter:
         """Return an adapter with the same drafts for a model that was grown from its target.
 
-        It is grown as the target's layers were, so drafting costs as much as with a target of this size.
+        It grows in the same way as the target's layers, so drafting costs as much as for a target of this size.
         """
         origin.check_shared(self.title, target.name)
         depth, copies = origin.depth(self.config.exit_layer), origin.copies
@@ -200,15 +200,15 @@ class Adapter(LearnedPart, nn.Module):
         return Adapter.of(config, weights)
 
     def check_shape(self, model: LanguageModel) -> None:
-        """Refuse a target that is too shallow, or whose attention has another shape.
+        """Refuse a target that is too shallow, or has another shape of attention.
 
         Raises:
-            MismatchError: a field differs; it is named.
+            MismatchError: names the differing field.
         """
         config = self.config
         if not 1 <= config.exit_layer < model.num_layers:
             raise MismatchError(
-                f"the adapter leaves after layer {config.exit_layer}, but '{model.name}' has {model.num_layers} "
+                f"the adapter exits after layer {config.exit_layer}, but '{model.name}' has {model.num_layers} "
                 f"layers: train one with '{self.how(model.name, '')}'"
             )
         fitting = AdapterConfig.for_target(model.config, config.exit_layer, config.target, config.target_fingerprint)

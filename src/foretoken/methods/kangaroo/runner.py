@@ -1,7 +1,7 @@
-"""Kangaroo's adapter and the target's head in service: packed rows of many requests over a cache of the adapter's own.
+"""Kangaroo's adapter and the target's head in service: packed rows of many requests over the adapter's own cache.
 
-Next to a target with a native decoder both run natively, as a decoder of one layer without an MLP. Otherwise torch
-computes them. Either is tested to be equal to ``Adapter.forward``.
+If the target has a native decoder, both run natively, as a decoder of one layer without an MLP. Otherwise torch
+computes them. Tests compare both with ``Adapter.forward``.
 
 Letters: T packed rows, D width.
 """
@@ -30,8 +30,8 @@ class AdapterRunner:
     """Turns hidden states of the exit layer into logits, in the target's dtype and on its device.
 
     Args:
-        target: gives the head; with a native decoder the adapter runs natively, too.
-        adapter: copied.
+        target: provides the LM head; if it has a native decoder, the adapter runs natively, too.
+        adapter: is copied.
     """
 
     def __init__(self, target: LanguageModel, adapter: Adapter) -> None:
@@ -50,8 +50,8 @@ class AdapterRunner:
         Args:
             batch: packed rows; only positions and segments matter, not their tokens.
             hidden_TD: the target's states of these rows after the exit layer.
-            top: how many tokens of each row to rank.
-            head: rows of the target's head to score instead of all.
+            top: number of tokens of each row to rank.
+            head: rows of the target's head to score; None: all.
         """
         if self._native is not None:
             packed, columns = (None, None) if head is None else (head.packed, head.columns)
@@ -65,11 +65,11 @@ class AdapterRunner:
 
 
 def packed_forward(adapter: Adapter, f_TD: Tensor, positions_T: Tensor, plan: Plan) -> Tensor:
-    """``Adapter.forward`` for packed rows over the plan's cache: what the target's head reads, [T, D].
+    """``Adapter.forward`` for packed rows over the plan's cache; returns the inputs of the target's head, [T, D].
 
     Args:
         positions_T: int64, of the rows.
-        plan: writes keys and values into its cache and attends to what each row sees.
+        plan: writes keys and values into its cache and attends to the visible columns of each row.
     """
     heads = (-1, adapter.config.head_dim)
     cos_Th, sin_Th = adapter.rotary_at(positions_T)
@@ -83,7 +83,7 @@ def packed_forward(adapter: Adapter, f_TD: Tensor, positions_T: Tensor, plan: Pl
 
 
 def _layout(adapter: Adapter, target: LanguageModel) -> Layout:
-    """Describe adapter and head as a native decoder of one layer without an MLP, whose input is hidden states."""
+    """Describe adapter and head as a native decoder of one layer without an MLP; its inputs are hidden states."""
     assert target.native_decoder is not None
     config = adapter.config
     block = Block(

@@ -1,4 +1,4 @@
-"""``foretoken train longspec``: its options, the run, and its summary; without torch until it runs."""
+"""``foretoken train longspec``: options, run and summary; imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Config(PartOptions):
 
     levels: Annotated[int, Option("Tokens of a draft; training hides as many keys.", metavar="N", least=1, most=64)] = 5
     mlp_width: Annotated[
-        int | None, Option("Channels of its MLP; default: the target's.", metavar="N", least=32, most=WIDEST)
+        int | None, Option("Channels of the MLP; default: the target's.", metavar="N", least=32, most=WIDEST)
     ] = None
     start: Annotated[
-        Path | None, Option("A head to go on from, in its shape; default: layers of the target.", metavar="DIR")
+        Path | None, Option("A head of the same shape to start from; default: layers of the target.", metavar="DIR")
     ] = None
 
     def check_together(self) -> None:
@@ -31,7 +31,7 @@ class Config(PartOptions):
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:
-    """Train a head, and let it draft for the held-out prompts, as many tokens a step as it has levels."""
+    """Train a head, and draft for the held-out prompts, as many tokens a step as it has levels."""
     from foretoken.methods.longspec import train as training
 
     recipe = training.recipe(config.target, config.share)
@@ -69,10 +69,10 @@ COMMAND = Command(
     help="""\
     Train LongSpec's head: one block with a short window of its own and cross-attention to the target's KV cache.
 
-    The target is frozen. The run reads short blocks of text at large positions first, then long ones at their own.
+    The target is frozen. The run reads short blocks of text at large positions first, then long blocks at their own.
     Measured on held-out text, before and after the training, for every number of hidden target keys (the gap): the
-    expected share of draft tokens that are accepted at temperature 1, and how often the target's most probable token is
-    the head's. At the end the engine drafts for held-out prompts.
+    expected share of accepted draft tokens at temperature 1, and how often head and target have the same most probable
+    token. At the end the engine drafts for held-out prompts.
     """,
     example="foretoken train longspec --target zoo:long --corpus generated --minutes 60 --out my-head",
     config=Config,

@@ -1,11 +1,11 @@
 """LongSpec: one block with a short window of its own and the target's last KV cache drafts a chain or a tree.
 
-    ring      keys and values of the last 512 tokens before the root             they follow from the tokens alone
+    ring      keys and values of the last 512 tokens before the root             functions of the tokens alone
     level 1   the root attends to the ring, and to the target's P committed keys            gap 1
     level j   nodes at position P + j - 1 attend to ring, ancestors, and the same P keys    gap j
     step      the target commits the accepted tokens; the next ``propose`` writes them into the ring
 
-A draft leaves nothing in the ring, and of a prompt only the last 512 tokens are read.
+A draft leaves no rows in the ring, and only the last 512 tokens of a prompt are read.
 
 Read in this order: network.py (the paper's forward pass), this file, runner.py (a level of many requests at once).
 """
@@ -42,11 +42,11 @@ from foretoken.options.option import Checked, Option
 
 @dataclass(slots=True)
 class _Builder(RerankedBuilder):
-    """A draft while it grows.
+    """A growing draft.
 
     Attributes:
         slot: slot of the ring.
-        rows: root or node that was read -> its row after the ring's tokens.
+        rows: root or node -> its row after the ring's tokens, if it was read.
     """
 
     slot: int = field(kw_only=True)
@@ -57,11 +57,11 @@ class LongSpecDrafter(Drafter):
     """Drafts with one block that reads the keys and values of the target's last layer of full attention.
 
     Paper:   arXiv:2502.17421: the network (section 3.1), the beam of widths 4, 16, 16, 16, 16 (section 3.3).
-    Exact:   chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses, although
-             the released code samples as if they were draws. Lossless under any lossless verifier that knows the kind.
+    Exact:   chains carry the q of their samples (a point mass at temperature 0), trees are point masses, although
+             the released code treats them as samples. Lossless under any lossless verifier of these draft kinds.
     Differs: chains, which are the default; batches; of a beam, the most probable paths up to the node budget; the
-             window counts positions, for all nodes of a level; no token is read twice, because keys and values follow
-             from id and position and stay in the ring.
+             window counts positions, for all nodes of a level; no token is read twice, because keys and values depend
+             on id and position and stay in the ring.
     """
 
     name = "longspec"
@@ -88,15 +88,15 @@ class LongSpecDrafter(Drafter):
         tree: Annotated[bool, Option("Propose a beam of the most probable continuations instead of a chain.")] = False
         max_depth: Annotated[
             int | None,
-            Option("Longest path of a draft; None: as many levels as the head was trained for.", least=1, most=64),
+            Option("Longest path of a draft; None: the number of levels in training.", least=1, most=64),
         ] = None
         width: Annotated[
-            int, Option("Of a tree: nodes of a level; the first one has a quarter of them.", least=1, most=64)
+            int, Option("Of a tree: nodes of a level; the first level has a quarter of them.", least=1, most=64)
         ] = 16
         draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        target_kv.find(target.model, target.name)  # refuse an unsuitable target before a head is missed
+        target_kv.find(target.model, target.name)  # refuse an unsuitable target before loading the head
         head = find(LongSpec, config.head, target)
         self.config = config
         self.branches = config.tree
@@ -104,7 +104,7 @@ class LongSpecDrafter(Drafter):
         self._depth = config.max_depth or head.config.levels
         self._longest = head.config.max_length
         self._target = target
-        # spare rows: the root and all nodes that are read
+        # spare rows: the root and all nodes to read
         spare = 1 + (self._depth - 1) * (config.width if config.tree else 1)
         self.ring = Ring(
             head.config.seen - 1, spare, head.config.kv_heads, head.config.head_dim, target.dtype, target.device
@@ -112,7 +112,7 @@ class LongSpecDrafter(Drafter):
         self._runner = Runner(target, head, self.ring)
         if head.own_head is not None and config.draft_vocab is not None:
             raise ConfigError(
-                f"draft_vocab={config.draft_vocab!r}: the head for '{target.name}' has a vocabulary of its own; "
+                f"draft_vocab={config.draft_vocab!r}: the head for '{target.name}' has its own vocabulary; "
                 "leave draft_vocab out"
             )
         self._columns = DraftColumns(target, draft_vocabulary.find(config.draft_vocab, target), target.vocab_size)
@@ -125,7 +125,7 @@ class LongSpecDrafter(Drafter):
         """Take the engine's cache of the target.
 
         Raises:
-            ConfigError: it does not keep the keys of committed tokens, or only codes of them.
+            ConfigError: the cache does not store the keys of committed tokens, or stores only codes of them.
         """
         if not cache.keeps_keys:
             kept = "codes of them" if self._target.kv_cache_dtype == "int8" else "a state instead"
@@ -140,12 +140,12 @@ class LongSpecDrafter(Drafter):
         growing = []
         with torch.inference_mode():
             for context, budget in zip(contexts, budgets, strict=True):
-                # nothing is drafted beyond the positions that the head was trained for
+                # no drafts beyond the trained positions
                 depth = min(budget.max_depth, self._depth, self._longest - len(context.tokens))
                 if budget.max_nodes > 0 and depth > 0:
                     growing.append(_Builder(context, replace(budget, max_depth=depth), slot=self._slot(context)))
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
-            self._prefetched = Prefetched()  # reads for earlier drafts are of no use
+            self._prefetched = Prefetched()  # passes prefetched for earlier drafts are useless
             self._columns.begin([draft.context for draft in active])
             for draft in active:
                 self._fill(draft)
@@ -165,7 +165,7 @@ class LongSpecDrafter(Drafter):
     # ------------------------------------------------------------------ growing
 
     def _extend(self, draft: _Builder, output: Output, first: int) -> None:
-        """Record a level of the beam, a quarter as wide at the root (section 3.3), or draw a chain's next token."""
+        """Record a level of the beam, a quarter as wide at the root (section 3.3), or sample a chain's next token."""
         if self.config.tree:
             width = -(-self.config.width // 4) if draft.frontier == [ROOT] else self.config.width
             draft.record_beam(output, first, width=width, name=self.name)
@@ -173,7 +173,7 @@ class LongSpecDrafter(Drafter):
             extend_chain(draft, output, first, self.name)
 
     def _prefetched_pass(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
-        """Output of an earlier call that has already read these frontiers, and the first row of each."""
+        """Return the output of an earlier call for these frontiers, and the first row of each, if it was prefetched."""
         found = self._prefetched.next(active)
         if found is None:
             return None
@@ -182,7 +182,7 @@ class LongSpecDrafter(Drafter):
         return found[0].output, found[1]
 
     def _read(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
-        """Score the frontiers: one level, or for a chain all levels that an earlier call has not prefetched."""
+        """Score the frontiers: one level, or for a chain all levels that were not prefetched."""
         found = self._prefetched_pass(active)
         if found is not None:
             return found
@@ -207,7 +207,7 @@ class LongSpecDrafter(Drafter):
         return self._states[context.request_id]
 
     def _fill(self, draft: _Builder) -> None:
-        """Bring the ring to the request's root."""
+        """Write the request's tokens before its root into the ring."""
         tokens, root = draft.context.tokens, len(draft.context.tokens) - 1
         begin = self.ring.missing(draft.slot, tokens, root)
         if begin < root:
@@ -215,7 +215,7 @@ class LongSpecDrafter(Drafter):
             self.ring.write(draft.slot, begin, fresh, *self._runner.keys(fresh, begin))
 
     def _level(self, draft: _Builder) -> Level:
-        """Describe the frontier's rows; of the target they see the keys before the root and no later ones."""
+        """Describe the frontier's rows; they attend to the target's keys before the root only."""
         context, tail, root = draft.context, len(draft.rows), len(draft.context.tokens) - 1
         if draft.frontier == [ROOT]:
             draft.rows[ROOT] = 0

@@ -4,16 +4,16 @@
                  ├─ norm ─ q ─────── cross-attention to the target's K*, V* ─── out ─(+)
                  └─ norm ─ gated MLP ──────────────────────────────────────────────(+) ─ norm ─ the target's head
 
-:meth:`LongSpec.forward` is the network as the paper states it, for one text. The other implementations are tested to
-be equal to it: ``runner.py`` serves one level of many drafts (in native code or with torch), ``noisy.py`` trains whole
-sequences. They use the pieces that follow ``forward`` in this file.
+:meth:`LongSpec.forward` is the network of the paper, for one text. Tests compare the other implementations with it:
+``runner.py`` serves one level of many drafts (in native code or with torch), ``noisy.py`` trains whole sequences. They
+use the pieces that follow ``forward`` in this file.
 
-The keys and values of the self-attention follow from a token's id and position alone. So no hidden state is carried
-from one drafted token to the next, and training with the last ``gap`` target keys hidden computes what serving computes
-at depth ``gap - 1`` of a draft.
+The keys and values of the self-attention depend on a token's id and position alone. So drafting passes no hidden state
+from one drafted token to the next, and training with the last ``gap`` target keys hidden equals serving at depth
+``gap - 1`` of a draft.
 
 Paper: arXiv:2502.17421, section 3.1. Differs: a norm before the head, initialised from the target's; the key and value
-projections of the cross-attention, which the released module computes and never uses, are left out.
+projections of the cross-attention are left out; the released module computes them and never uses them.
 
 Letters: B sequences, T tokens, W width, H query heads, G key/value heads, d head width, P keys of the target.
 """
@@ -37,10 +37,10 @@ from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
 
-WINDOW = 512  # tokens before the query that the self-attention sees
-LEVELS = 5  # gaps that are trained: as deep as the paper's tree
+WINDOW = 512  # tokens before the query in the self-attention's window
+LEVELS = 5  # gaps in training: as deep as the paper's tree
 
-# the initial value of a weight: from the target's first layer (0) or from the layer whose K*, V* are read (1)
+# source of a weight's initial value: the target's first layer (0) or the layer with K*, V* (1)
 _INITIAL = {
     "norm_self.weight": (0, "input_layernorm.weight"),
     **{f"{name}_proj.{kind}": (0, f"self_attn.{name}_proj.{kind}") for name in "qkv" for kind in ("weight", "bias")},
@@ -63,17 +63,17 @@ _SAVED_AS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LongSpecConfig(LearnedConfig):
-    """Sizes of a draft network, and the target that it was trained for.
+    """Sizes of a draft network, and its target.
 
     Attributes:
-        layer: target layer whose keys and values are read, from 0.
+        layer: number of the target layer with K*, V*, from 0.
         width, vocab_size: of the target's residual stream and vocabulary.
-        heads, kv_heads, head_dim: of both attentions; the same as the target's.
+        heads, kv_heads, head_dim: of both attentions; equal to the target's.
         mlp_width: of the network's own MLP.
-        window: tokens before the query that the self-attention sees.
-        levels: gaps to the target's keys that training covered; drafts are no deeper.
+        window: tokens before the query in the self-attention's window.
+        levels: gaps to the target's keys in training; the maximum depth of a draft.
         norm_eps: of all norms.
-        max_length: positions that training covered.
+        max_length: positions in training.
     """
 
     layer: int
@@ -90,7 +90,7 @@ class LongSpecConfig(LearnedConfig):
 
     @property
     def seen(self) -> int:
-        """Positions that a row's self-attention sees, its own included."""
+        """Positions in the window of a row's self-attention, its own included."""
         return self.window + 1
 
     def __post_init__(self) -> None:
@@ -107,14 +107,14 @@ class LongSpecConfig(LearnedConfig):
 
 
 class LongSpec(LearnedPart, nn.Module):
-    """The draft network: its weights, the plain forward pass, and the pieces that serving and training are made of."""
+    """The draft network: its weights, the plain forward pass, and the pieces for serving and training."""
 
     algorithm = "longspec"
     title = "LongSpec head"
     option = "head"
     Config = LongSpecConfig
     grows = True
-    own_head: Tensor | None = None  # [V, W], used instead of the target's where that has another width
+    own_head: Tensor | None = None  # [V, W], replaces a target head of another width
 
     def __init__(self, config: LongSpecConfig) -> None:
         super().__init__()
@@ -139,18 +139,18 @@ class LongSpec(LearnedPart, nn.Module):
     def forward(
         self, e_TW: Tensor, cos_Th: Tensor, sin_Th: Tensor, keys_GPd: Tensor, values_GPd: Tensor, known_T: Tensor
     ) -> Tensor:
-        """What the target's head reads for every token of one text, [T, W] (section 3.1).
+        """Return the inputs of the target's head for every token of one text, [T, W] (section 3.1).
 
         Args:
             e_TW: E[x], the tokens under the target's frozen embedding.
             cos_Th, sin_Th: the target's rotary tables at the tokens' positions.
             keys_GPd, values_GPd: K*, V*: KV cache of the target's last layer of full attention, rotary applied.
-            known_T: how many of the P target keys each token sees. A draft's rows all see the keys before the root,
-                so a row of depth j (the root is at depth 0) at position t sees t - j of them: a gap of j + 1.
+            known_T: number of visible target keys of each token, of P. All rows of a draft see the keys before the
+                root, so a row of depth j (the root is at depth 0) at position t sees t - j of them: a gap of j + 1.
         """
         T, P = len(e_TW), keys_GPd.shape[1]
         t_T = torch.arange(T, device=e_TW.device)
-        # self-attention in a sliding window: token t sees t - 512 .. t of the draft network's own keys
+        # self-attention in a sliding window: token t attends to t - 512 .. t of the draft network's own keys
         a = self.norm_self(e_TW)
         q, k, v = (self._heads(each(a)) for each in (self.q_proj, self.k_proj, self.v_proj))
         distance_TT = t_T[:, None] - t_T
@@ -171,7 +171,8 @@ class LongSpec(LearnedPart, nn.Module):
     # ------------------------------------------------------------------ its pieces, for rows of any arrangement
 
     def self_projections(self, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [..., H, T, d], keys and values [..., G, T, d] of the self-attention, before rotary positions.
+        """Return queries [..., H, T, d], keys and values [..., G, T, d] of the self-attention, without rotary
+        positions.
 
         Args:
             e: embedded tokens, [..., T, W].
@@ -180,31 +181,31 @@ class LongSpec(LearnedPart, nn.Module):
         return self._heads(self.q_proj(a)), self._heads(self.k_proj(a)), self._heads(self.v_proj(a))
 
     def self_attention_out(self, e: Tensor, attended: Tensor) -> Tensor:
-        """Residual stream after the self-attention, [..., T, W].
+        """Return the residual stream after the self-attention, [..., T, W].
 
         Args:
             e: embedded tokens, [..., T, W].
-            attended: heads side by side, [..., T, H d].
+            attended: concatenated heads, [..., T, H d].
         """
         h: Tensor = e + self.o_proj(attended)
         return h
 
     def cross_queries(self, h: Tensor) -> Tensor:
-        """Queries of the cross-attention, [..., H, T, d], before rotary positions."""
+        """Return the queries of the cross-attention, [..., H, T, d], without rotary positions."""
         return self._heads(self.cross_q_proj(self.norm_cross(h)))
 
     def cross_attention_out(self, h: Tensor, attended: Tensor) -> Tensor:
-        """Residual stream after the cross-attention, [..., T, W].
+        """Return the residual stream after the cross-attention, [..., T, W].
 
         Args:
             h: residual stream after the self-attention.
-            attended: heads side by side, [..., T, H d].
+            attended: concatenated heads, [..., T, H d].
         """
         out: Tensor = h + self.cross_o_proj(attended)
         return out
 
     def output(self, h: Tensor) -> Tensor:
-        """MLP and last norm: what the target's head reads, [..., T, W].
+        """Apply MLP and last norm; return the inputs of the target's head, [..., T, W].
 
         Args:
             h: residual stream after the cross-attention.
@@ -219,15 +220,15 @@ class LongSpec(LearnedPart, nn.Module):
     # ------------------------------------------------------------------ files, and the target of a head
 
     def tensors(self) -> dict[str, Tensor]:
-        """All weights in bfloat16, by their names in files."""
+        """Return all weights in bfloat16, by their names in files."""
         return {_renamed(name, _SAVED_AS): value.to(torch.bfloat16) for name, value in self.state_dict().items()}
 
     @classmethod
     def of(cls, config: LongSpecConfig, tensors: Mapping[str, Tensor]) -> LongSpec:
-        """Build the head that a config and saved weights describe, float32.
+        """Build the head from a config and saved weights, float32.
 
         Raises:
-            RuntimeError: they do not fit each other.
+            RuntimeError: config and weights do not fit each other.
         """
         head, modules = cls(config), {saved: module for module, saved in _SAVED_AS.items()}
         head.load_state_dict({_renamed(name, modules): value for name, value in tensors.items()})
@@ -252,7 +253,7 @@ class LongSpec(LearnedPart, nn.Module):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator | None = None) -> None:
-        """Draw all weights; the block's contributions to the residual stream start small.
+        """Initialise all weights at random; the block's contributions to the residual stream start small.
 
         Args:
             generator: None: torch's default generator.
@@ -267,7 +268,7 @@ class LongSpec(LearnedPart, nn.Module):
     @torch.no_grad()
     def begin_near(self, model: Any) -> None:
         """Copy weights of the target where shapes agree: self-attention from its first layer, cross-attention and MLP
-        from the layer whose K*, V* are read, and its last norm. Other weights keep their drawn values.
+        from the layer with K*, V*, and its last norm. Other weights keep their random values.
         """
         parts = anatomy.find(model)
         layers = [dict(parts.layers[index].named_parameters()) for index in (0, self.config.layer)]
@@ -282,7 +283,7 @@ class LongSpec(LearnedPart, nn.Module):
 
     @torch.no_grad()
     def go_on_from(self, head: LongSpec, name: str) -> None:
-        """Copy the weights of another head, trained for this target or for a similar one.
+        """Copy the weights of another head for this target or a similar one.
 
         Args:
             name: of that head, for messages.
@@ -308,7 +309,7 @@ class LongSpec(LearnedPart, nn.Module):
         """
         origin.check_shared(self.title, target.name)
         parts, width = anatomy.find(target.model), self.config.width
-        layer = origin.depth(self.config.layer)  # its copies come after it
+        layer = origin.depth(self.config.layer)  # copies of the layer follow it
         mark = fingerprint_of(target.source)
         head = LongSpec(replace(self.config, target=target.name, target_fingerprint=mark, layer=layer))
         head.load_state_dict(self.state_dict())
@@ -317,14 +318,14 @@ class LongSpec(LearnedPart, nn.Module):
         return head.eval()
 
     def check_shape(self, model: LanguageModel) -> None:
-        """Refuse a target of another shape, or one whose keys cannot be read.
+        """Refuse a target of another shape, or one without readable keys.
 
         Raises:
-            MismatchError: width, vocabulary, attention or the layer that is read differ.
+            MismatchError: width, vocabulary, attention or the layer with K*, V* differ.
             UnsupportedArchitecture: see ``forward/target_kv.py``.
         """
         kv = target_kv.find(model.model, model.name)
-        if self.own_head is not None:  # it was made for this model
+        if self.own_head is not None:  # the head was built for this model
             return
         fitting = config_for(model.config, model.name, self.config.target_fingerprint, kv)
         for name in ("layer", "width", "vocab_size", "heads", "kv_heads", "head_dim"):
@@ -338,8 +339,8 @@ def config_for(config: Any, target: str, fingerprint: str, kv: TargetKV, **field
 
     Args:
         config: the target's configuration.
-        kv: which layer's keys and values are read.
-        fields: further fields of :class:`LongSpecConfig`; None counts as not given.
+        kv: the target layer with K*, V*.
+        fields: further fields of :class:`LongSpecConfig`; None: not given.
     Raises:
         UnsupportedArchitecture: the target's configuration lacks a size.
     """
@@ -365,7 +366,7 @@ def config_for(config: Any, target: str, fingerprint: str, kv: TargetKV, **field
 
 
 def attention(q_HTd: Tensor, k_GPd: Tensor, v_GPd: Tensor, seen_TP: Tensor) -> Tensor:
-    """Softmax attention under a mask, heads side by side: [T, H d]; 0 for a row that sees no key."""
+    """Return softmax attention under a mask, heads concatenated: [T, H d]; 0 for a row without visible keys."""
     k_HPd, v_HPd = (each.repeat_interleave(len(q_HTd) // len(each), dim=0) for each in (k_GPd, v_GPd))
     scores_HTP = q_HTd @ k_HPd.transpose(1, 2) / q_HTd.shape[-1] ** 0.5
     weights_HTP = scores_HTP.masked_fill(~seen_TP, -math.inf).softmax(-1).nan_to_num(0.0)
@@ -373,6 +374,6 @@ def attention(q_HTd: Tensor, k_GPd: Tensor, v_GPd: Tensor, seen_TP: Tensor) -> T
 
 
 def _renamed(name: str, modules: Mapping[str, str]) -> str:
-    """A parameter's name with its module renamed."""
+    """Rename the module in a parameter's name."""
     module, _, kind = name.partition(".")
     return f"{modules.get(module, module)}.{kind}"

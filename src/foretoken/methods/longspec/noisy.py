@@ -1,9 +1,10 @@
 """Flash noisy training (section 3.2): the draft network over whole sequences, with the target's last keys hidden.
 
-    token t    sees its own window, and K*, V* of tokens <= t - gap: ``LongSpec.forward`` with known_T = t - gap + 1
+    token t    attends to its own window, and to K*, V* of tokens <= t - gap: ``LongSpec.forward`` with known_T = t -
+    gap + 1
 
 The cross-attention drops the first ``gap`` queries and the last ``gap`` keys and is causal in between, so the fast
-kernel needs no mask. The window attention takes pieces of 512 queries, so its cost is linear in T.
+kernel needs no mask. The window attention runs in pieces of 512 queries, so its cost is linear in T.
 
 Letters: B sequences, T tokens, W width, H query heads, G key/value heads, d head width, h half of d or less.
 """
@@ -30,13 +31,14 @@ def noisy_forward(
     values_BGTd: Tensor,
     gaps: Sequence[int],
 ) -> Tensor:
-    """What the target's head reads for every token of whole sequences, [B, T, W].
+    """Return the inputs of the target's head for every token of whole sequences, [B, T, W].
 
     Args:
         e_BTW: embedded tokens.
         angles: cos and sin of each sequence's positions, [T, h].
         keys_BGTd, values_BGTd: K* and V* of the same tokens.
-        gaps: of each sequence: token t sees the target's keys of tokens <= t - gap; the first ``gap`` tokens see none.
+        gaps: of each sequence: token t attends to the target's keys of tokens <= t - gap; the first ``gap`` tokens to
+            none.
     """
     cos_B1Th, sin_B1Th = (torch.stack(each)[:, None] for each in zip(*angles, strict=True))
     q, k, v = net.self_projections(e_BTW)

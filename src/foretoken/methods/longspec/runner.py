@@ -1,11 +1,11 @@
-"""LongSpec's network in service: one level of the drafts of all requests at a time, each over its own keys.
+"""LongSpec's network in service: one level of the drafts of all requests at a time, each over separate keys.
 
     level    rows of all requests ── self-attention ────── cross-attention ──────────────── MLP, norm, the target's head
                                      each over its ring    each over its slot of the target's cache, read in place
 
-Next to a target with a native decoder a level is one native call, and all levels of chains are one call as well
+If the target has a native decoder, a level is one native call, and so are all levels of a batch of chains
 (native/target_layer.py). Otherwise torch computes the pieces of network.py, with a table of the first projections,
-which follow from the token alone. Both are tested to be equal to ``LongSpec.forward``.
+which depend on the token alone. Tests compare both with ``LongSpec.forward``.
 
 Letters: R rows, H query heads, G key/value heads, P keys of the target, d head width, W width, V vocabulary, O queries,
 keys and values together.
@@ -38,8 +38,8 @@ from foretoken.native.rotary import RotaryTables
 
 KeysValues = tuple[Tensor, Tensor]  # [G, ., d] each
 
-_TABLE_BYTES = 64 << 20  # largest table of the queries, keys and values of all tokens
-_PIECE = 1024  # tokens of the table that are computed at once
+_TABLE_BYTES = 64 << 20  # maximum size of the table of all tokens' queries, keys and values
+_PIECE = 1024  # tokens of the table to compute at once
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Level:
         depth: distance of the rows from the root.
         tokens: of the rows.
         tail: rows of the draft that already follow the ring's tokens.
-        ancestors: for each row, the rows of the tail that it sees; None: all of them, as in a chain.
+        ancestors: for each row, its visible rows of the tail; None: all of them, as in a chain.
     """
 
     slot: int
@@ -77,9 +77,9 @@ class Runner:
     """One head for one target, in the target's dtype and on its device.
 
     Args:
-        target: with a native decoder, the network runs natively, too.
-        head: copied.
-        ring: where the rows' own keys and values are kept.
+        target: if it has a native decoder, the network runs natively, too.
+        head: is copied.
+        ring: stores the rows' own keys and values.
     """
 
     def __init__(self, target: LanguageModel, head: LongSpec, ring: Ring) -> None:
@@ -106,7 +106,7 @@ class Runner:
         return self._native is not None
 
     def keys(self, tokens: Sequence[int], begin: int) -> KeysValues:
-        """Keys and values of consecutive tokens, the first of them at position ``begin``."""
+        """Return keys and values of consecutive tokens, the first of them at position ``begin``."""
         ids_R = torch.tensor(tokens, device=self._target.device)
         angles = self._at(torch.arange(begin, begin + len(tokens), device=self._target.device))
         _, k_GRd, v_GRd = self._project(ids_R, angles)
@@ -125,11 +125,11 @@ class Runner:
 
         Args:
             cache: the target's.
-            top: tokens of each row to rank.
-            rows: rows of the head to score instead of all.
-            prefetch: for chains at their root, how many further levels the native call computes.
+            top: number of tokens of each row to rank.
+            rows: rows of the LM head to score; None: all.
+            prefetch: for chains at their root, number of further levels in the native call.
         Returns:
-            one item a level: the first, and natively with ``prefetch`` the following ones.
+            one item per level: the first, and natively with ``prefetch`` the further ones.
         """
         if self._native is None:
             return [Read(self._written_out(levels, cache, top, rows))]
@@ -156,7 +156,7 @@ class Runner:
     # ------------------------------------------------------------------ native
 
     def _described(self, head: LongSpec, fused: NativeDecoder) -> CrossAttentionDecoder:
-        """The block as two native layers: self-attention without an MLP, then cross-attention with the MLP."""
+        """Describe the block as two native layers: self-attention without an MLP, then cross-attention with the MLP."""
         config = head.config
         self_attention = Block(
             q=Projection(head.q_proj.weight, head.q_proj.bias),
@@ -217,7 +217,7 @@ class Runner:
         q_HRd = apply_rotary(self._net.cross_queries(h_RW), *angles).to(e_RW.dtype)
         target = []
         for level, each in zip(levels, places, strict=True):
-            if not level.root:  # and perhaps no cache yet
+            if not level.root:  # the cache may not exist yet
                 target.append(e_RW.new_zeros(len(level.tokens), self._config.heads * self._config.head_dim))
                 continue
             keys_GPd, values_GPd = cache.committed(self._config.layer, level.target_slot)
@@ -229,7 +229,9 @@ class Runner:
         return self._target.score(out_RW, top=top, final_norm=False, head=rows)
 
     def _self_attention(self, q_HRd: Tensor, k_GRd: Tensor, v_GRd: Tensor, level: Level) -> Tensor:
-        """[R, H d]: append the rows to the draft; each sees the ring and its ancestors, within the window."""
+        """Return [R, H d]: append the rows to the draft; each attends to the ring and its ancestors, within the
+        window.
+        """
         self._ring.draft(level.slot, level.tail, k_GRd, v_GRd)
         count, reach = len(level.tokens), self._config.seen - 1
         rows = level.tail + count
@@ -247,7 +249,7 @@ class Runner:
         return _attend(q_HRd, keys_GLd, values_GLd, seen_RL)
 
     def _project(self, ids_R: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [H, R, d], keys and values [G, R, d] of tokens at positions."""
+        """Return queries [H, R, d], keys and values [G, R, d] of tokens at positions."""
         made_RO = self._made(ids_R) if self._table_VO is None else self._table_VO[ids_R]
         heads, groups = self._config.heads, self._config.kv_heads
         each_ORd = made_RO.unflatten(-1, (-1, self._config.head_dim)).transpose(0, 1)
@@ -256,7 +258,7 @@ class Runner:
         return q_k[:heads], q_k[heads:], v_GRd
 
     def _made(self, ids_R: Tensor) -> Tensor:
-        """[R, O]: the first projections of tokens."""
+        """Return the first projections of tokens, [R, O]."""
         parts = self._net.self_projections(F.embedding(ids_R, self._embedding_VW))
         return torch.cat([part.transpose(-2, -3).flatten(-2) for part in parts], dim=-1)
 
@@ -266,7 +268,7 @@ class Runner:
 
 
 def _attend(q_HRd: Tensor, k_GLd: Tensor, v_GLd: Tensor, seen_RL: Tensor | None = None) -> Tensor:
-    """[R, H d]. The query heads of a group are folded into rows, so each key is read once."""
+    """Return [R, H d]. The query heads of a group are folded into rows, so each key is read once."""
     heads, rows, width = q_HRd.shape
     groups = len(k_GLd)
     folded = q_HRd.reshape(1, groups, -1, width)

@@ -1,9 +1,9 @@
-"""A checkpoint with a prediction layer, written as they are published: the target's files, and one shard more.
+"""A checkpoint with a prediction layer, in the published layout: the target's files, and one additional shard.
 
-model-00001-of-00002.safetensors     the target's weights, the very bytes (links, where the disk has them)
-model-00002-of-00002.safetensors     the layer, by the names of its family (layouts.py)
-model.safetensors.index.json         which tensor lies where
-config.json                          num_nextn_predict_layers = 1, where the family says so
+model-00001-of-00002.safetensors     the target's weights, unchanged (links, if the disk supports them)
+model-00002-of-00002.safetensors     the layer, with the names of its family (layouts.py)
+model.safetensors.index.json         the shard of each tensor
+config.json                          num_nextn_predict_layers = 1, in families with this field
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NOT_OURS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json
 
 
 def check_place(folder: Path, source: Path, ours: Path) -> None:
-    """Refuse a folder that a checkpoint would spoil.
+    """Refuse an unsuitable output folder.
 
     Args:
-        source: of the target.
-        ours: a file that a run of ours leaves in its folder.
+        source: folder of the target.
+        ours: a file that a training run leaves in its folder.
     Raises:
-        ConfigError: it is a file, the target's own folder, or another model lies in it.
+        ConfigError: the folder is a file, the target's own folder, or contains another model.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: this is a file; name a folder to make")
@@ -48,8 +48,8 @@ def write(layer: PredictionLayer, source: Path, folder: Path, dtype: torch.dtype
     """Write a whole checkpoint.
 
     Args:
-        source: folder of the target; its layer, if it has one, is replaced.
-        folder: to fill.
+        source: folder of the target; an existing prediction layer is replaced.
+        folder: destination.
         dtype: of the layer's weights.
     Raises:
         ForetokenError: a file cannot be read or written.
@@ -92,7 +92,7 @@ def _stored(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _link(source: Path, place: Path) -> None:
-    """The same bytes under another name; a copy where the disk has no links."""
+    """Link a file, or copy it if the disk does not support links."""
     try:
         os.link(source.resolve(), place)
     except OSError:

@@ -1,4 +1,4 @@
-"""``foretoken train mtp``: its options and its help; without torch until it runs."""
+"""``foretoken train mtp``: options and help text; imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from foretoken.train.feature_heads.command import HeadOptions, network_command
 
 @dataclass(frozen=True, kw_only=True)
 class Config(HeadOptions):
-    """Options of ``foretoken train mtp``; None: the recipe's."""
+    """Options of ``foretoken train mtp``; None: the recipe's value."""
 
     steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1, most=64)] = 3
 
 
 def chain(options: Config) -> dict[str, Any]:
-    """Drafts as many tokens a step as training unrolled."""
+    """Draft as many tokens a step as the unrolled steps of training."""
     return {"method": "mtp", "max_depth": options.steps, "num_speculative_tokens": options.steps}
 
 
 COMMAND = network_command(
     "mtp",
     help="""\
-    Train a next-token-prediction layer, and write the target's checkpoint with it, as such checkpoints are published.
+    Train a next-token-prediction layer, and write the target's checkpoint with it, in the published layout.
 
-    The target stays as it is; one of a family without such layers (Llama, Qwen2, Qwen3) is laid out as a GLM-4-MoE,
-    which computes the same. While it trains, the layer is tried on the target's answers to held-out prompts, and the
-    tokens per step that are printed are those of serving. At the end the engine drafts for these prompts with the new
-    checkpoint.
+    The target stays unchanged; a target of a family without such layers (Llama, Qwen2, Qwen3) is converted to
+    GLM-4-MoE, which computes the same. During training, the layer drafts for the target's answers to held-out
+    prompts; the printed tokens per step are those of serving. At the end the engine drafts for these prompts with
+    the new checkpoint.
     """,
     example="foretoken train mtp --target zoo:base --corpus generated --minutes 30 --out base-mtp",
     config=Config,

@@ -1,4 +1,4 @@
-"""MTP: the layer that a checkpoint brings for predicting one more token drafts a chain or a tree."""
+"""MTP: a checkpoint's own layer for predicting one more token drafts a chain or a tree."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from foretoken.options.option import Option
 
 
 class MtpDrafter(FeatureDrafter):
-    """Drafts with the target's own next-token-prediction layer, over and over.
+    """Drafts by repeated passes of the target's own next-token-prediction layer.
 
     Paper:   DeepSeek-V3, arXiv:2412.19437, section 2.2 and 5.4.3; GLM-4.5, arXiv:2508.06471.
-    Exact:   chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses.
-    Differs: one layer drafts every depth, its own output in place of the target's feature, as vLLM and SGLang do; the
-             paper trains a layer for each depth, of which published checkpoints bring the first. Trees, too.
+    Exact:   chains carry the q of their samples (a point mass at temperature 0), trees are point masses.
+    Differs: one layer drafts every depth and reads its own output instead of the target's feature, as in vLLM and
+             SGLang; the paper trains a layer for each depth, and published checkpoints contain the first. Trees, too.
     """
 
     name = "mtp"

@@ -1,13 +1,13 @@
-"""A dense model in the layout of GLM-4-MoE: the same function, in a checkpoint that can bring a prediction layer.
+"""A dense model in the layout of GLM-4-MoE: the same function, in a checkpoint that can contain a prediction layer.
 
     Llama, Qwen2, Qwen3        GLM-4-MoE
-    every layer                dense, as all are before first_k_dense_replace = L; layer L, after them, has experts
+    every layer                dense, as are all before first_k_dense_replace = L; layer L, after them, has experts
     rotary over whole heads    partial_rotary_factor = 1
     q_norm, k_norm (Qwen3)     use_qk_norm; biases of q, k and v (Qwen2): attention_bias
-    a head that is the         lm_head of its own, as GLM-4-MoE has it
+    a head that is the         a separate lm_head
     embedding
 
-Names of the tensors are the same. The experts of layer L are few and small, as the target's layers are.
+Names of the tensors are the same. The experts of layer L are few and small, like the target's layers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ EXPERTS, CHOSEN = 4, 2
 
 
 def relaid(model: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
-    """The configuration and the weights of the same function as a GLM-4-MoE; the weights are the model's own.
+    """Return configuration and weights of the same function as a GLM-4-MoE; the weights are not copied.
 
     Args:
         model: of transformers.
         name: of the model, for messages.
     Raises:
-        UnsupportedArchitecture: it is not one of ``FAMILIES``, or computes something that GLM-4-MoE does not.
+        UnsupportedArchitecture: the model is not one of ``FAMILIES``, or has a part that GLM-4-MoE lacks.
     """
     from transformers import Glm4MoeConfig
 
@@ -45,9 +45,9 @@ def relaid(model: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
     weights = dict(model.state_dict())
     for part, feature in (("o_proj.bias", "a bias after attention"), ("mlp.gate_proj.bias", "an MLP with biases")):
         if any(each.endswith(part) for each in weights):
-            raise UnsupportedArchitecture(f"method 'mtp': '{name}' has {feature}, which GLM-4-MoE has not")
+            raise UnsupportedArchitecture(f"method 'mtp': '{name}' has {feature}, which GLM-4-MoE lacks")
     if any(each == "sliding_attention" for each in getattr(theirs, "layer_types", None) or ()):
-        raise UnsupportedArchitecture(f"method 'mtp': '{name}' has sliding windows, which GLM-4-MoE has not")
+        raise UnsupportedArchitecture(f"method 'mtp': '{name}' has sliding windows, which GLM-4-MoE lacks")
     width = theirs.intermediate_size // EXPERTS // 32 * 32
     config = Glm4MoeConfig(
         vocab_size=theirs.vocab_size,
@@ -81,13 +81,13 @@ def relaid(model: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
 
 
 def write_relaid(name: str, folder: Path) -> None:
-    """A folder with such a checkpoint, in the model's own dtype: config, weights, tokenizer.
+    """Write a folder with such a checkpoint, in the model's own dtype: config, weights, tokenizer.
 
     Args:
         name: of the model: zoo name, folder or hub id.
-        folder: to make.
+        folder: to create.
     Raises:
-        ForetokenError: the model cannot be loaded, or not be laid out like this.
+        ForetokenError: the model cannot be loaded or converted.
     """
     from safetensors.torch import save_file
 
@@ -95,7 +95,7 @@ def write_relaid(name: str, folder: Path) -> None:
     config, weights = relaid(found.model, name)
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
-    copies = {part: weight.detach().clone().contiguous() for part, weight in weights.items()}  # tied ones part here
+    copies = {part: weight.detach().clone().contiguous() for part, weight in weights.items()}  # unties tied weights
     save_file(copies, folder / SINGLE, {"format": "pt"})
     found.model.generation_config.save_pretrained(folder)
     found.tokenizer.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""How checkpoints name their next-token-prediction layer.
+"""Names of the next-token-prediction layer in checkpoints.
 
     DeepSeek-V3, GLM-4-MoE    model.layers.{L}.enorm, hnorm, eh_proj, shared_head.norm     L = num_hidden_layers
                               model.layers.{L}.*                                           a decoder layer
@@ -6,7 +6,7 @@
     Qwen3-Next                mtp.pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm
                               mtp.layers.0.*                                               a layer of full attention
 
-Copies may be left out.
+Copies are optional.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Layout:
     Attributes:
         prefix: of all of the layer's tensors; "{}" is the target's number of layers.
         inner: prefix of names of the decoder layer, after ``prefix``.
-        parts: our names of modules outside the decoder layer -> theirs.
+        parts: our names of modules outside the decoder layer -> the family's.
         copies: names of the copies of embedding and head.
     """
 
@@ -34,7 +34,7 @@ class Layout:
     copies: tuple[str, ...] = ()
 
     def prefix_in(self, num_layers: int) -> str:
-        """Of a target of so many layers."""
+        """Return the prefix for a target with this number of layers."""
         return self.prefix.format(num_layers)
 
 

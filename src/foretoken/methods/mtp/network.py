@@ -31,12 +31,12 @@ from foretoken.drafting.feature_heads.pair_network import PairNetwork
 from foretoken.forward import anatomy, attention
 from foretoken.methods.mtp.layouts import EMBEDDING, EXPERTS, HEAD, LAYOUTS
 
-_KINDS = ("gate_proj", "up_proj", "down_proj")  # of an expert's matrices, in published checkpoints
-_BOTH, _DOWN = f"{EXPERTS}gate_up_proj", f"{EXPERTS}down_proj"  # as the library has them: all experts in one tensor
+_KINDS = ("gate_proj", "up_proj", "down_proj")  # matrices of an expert in published checkpoints
+_BOTH, _DOWN = f"{EXPERTS}gate_up_proj", f"{EXPERTS}down_proj"  # names in transformers: all experts in one tensor
 
 
 def describe(*, norm_output: bool) -> NetworkDescription:
-    """The network as data; :meth:`PredictionLayer.forward` is the same in the paper's words."""
+    """Describe the network as data; equal to :meth:`PredictionLayer.forward`."""
     return NetworkDescription(
         taps=Taps(final=True),
         entry=Concatenated("eh_proj", "enorm", "hnorm"),
@@ -60,18 +60,18 @@ class _Causal(Plan):
 
 
 class PredictionLayer(PairNetwork):
-    """The layer in the target's dtype and on its device, with the target's embedding and LM head unless it has others.
+    """The layer in the target's dtype and on its device, with the target's embedding and LM head or its own.
 
     Args:
         model: of transformers, of a type in ``LAYOUTS``.
         name: of the target, for messages.
-        tensors: by their names within the layer, see shards.py; None: its weights are drawn later.
+        tensors: by their names within the layer, see shards.py; None: weights are initialised later.
         norm_output: the recycled feature is the output of the layer's norm.
     Raises:
-        ModelError: a tensor is missing, of another shape, or not known; it is named.
-        MismatchError: it is of another vocabulary.
+        ModelError: a tensor is missing, has another shape, or is unknown; the message names it.
+        MismatchError: the layer has another vocabulary.
     Attributes:
-        own_head: whether it scores with other rows than the target's.
+        own_head: whether its LM head differs from the target's.
     """
 
     def __init__(
@@ -89,26 +89,26 @@ class PredictionLayer(PairNetwork):
         self.enorm, self.hnorm, self.norm = (norm(width, eps=text.rms_norm_eps) for _ in range(3))
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
         self.layer: Any = type(last)(text, _number(text))
-        cast(Any, self.layer).self_attn.layer_idx = 0  # of a cache of its own
-        # of a rounded head the weight is made dense in float32
+        cast(Any, self.layer).self_attn.layer_idx = 0  # in its own cache
+        # a quantised head is converted to a dense float32 weight
         tables = (cast(Any, part).weight.detach().to(table.dtype) for part in (parts.embedding, parts.head))
         self.embedding_VW, self.head_VW = tables
         self.own_head = False
         if tensors is not None:
             self._take(dict(tensors))
         self.to(device=table.device).eval()
-        for weight in self.parameters():  # not the buffers: what experts are chosen by is float32, as in the target
+        for weight in self.parameters():  # not the buffers: the expert choice biases are float32, as in the target
             weight.data = weight.data.to(table.dtype)
         self.rotary: Any = parts.body.rotary_emb
 
     # ------------------------------------------------------------------ the network
 
     def forward(self, states_SF: Tensor, tokens_T: Tensor, embedding_VW: Tensor) -> Tensor:
-        """What the LM head reads, [T, W]; see :class:`PairNetwork`. Equation numbers are those of DeepSeek-V3."""
+        """Return the inputs of the LM head, [T, W]; see :class:`PairNetwork`. Equation numbers are DeepSeek-V3's."""
         emb = F.embedding(tokens_T, embedding_VW)
         h = states_SF
         while True:
-            # (21)  h'_i = M [RMSNorm(h_i); RMSNorm(Emb(t_{i+1}))]; published layers have the token's half first
+            # (21)  h'_i = M [RMSNorm(h_i); RMSNorm(Emb(t_{i+1}))]; published layers concatenate the token's half first
             x = self.eh_proj(torch.cat([self.enorm(emb[: len(h)]), self.hnorm(h)], dim=-1))[None]
             # (22)  h_{1:T} = TRM(h'_{1:T})
             positions = torch.arange(len(h))[None]
@@ -118,7 +118,7 @@ class PredictionLayer(PairNetwork):
             normed: Tensor = self.norm(out)
             if len(h) == len(tokens_T):
                 return normed
-            h = torch.cat([h, (normed if self.description.recycle.normed else out)[-1:]])  # its own output for h
+            h = torch.cat([h, (normed if self.description.recycle.normed else out)[-1:]])  # replaces the next h
 
     def embedding_of(self, model: Any) -> Tensor:
         return self.embedding_VW
@@ -133,7 +133,7 @@ class PredictionLayer(PairNetwork):
     # ------------------------------------------------------------------ weights
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights as they are published, by their names within the layer, experts one by one; without copies."""
+        """Return the weights in the published layout, by their names within the layer, experts one by one."""
         layout, found = self.layout, {}
         for name, value in self.state_dict().items():
             if name in layout.parts:
@@ -169,33 +169,33 @@ class PredictionLayer(PairNetwork):
                 raise ModelError(f"{self._where}: the tensor {shown} is not of such a layer")
             if given[name].shape != expected[name].shape:
                 raise ModelError(
-                    f"{self._where}: {shown} is {list(given[name].shape)}, but {list(expected[name].shape)} is wanted"
+                    f"{self._where}: {shown} is {list(given[name].shape)}, but must be {list(expected[name].shape)}"
                 )
             self._check_numbers(shown, given[name])
         self.load_state_dict({name: value.float() for name, value in given.items()})
 
     def _table(self, tensors: dict[str, Tensor], name: str, shared: Tensor) -> tuple[Tensor, bool]:
-        """The rows of an embedding or a head, and whether they are others than the target's."""
+        """Return the rows of an embedding or a head, and whether they differ from the target's."""
         own = tensors.pop(name, None)
         if own is None:
             return shared, False
         if own.shape[0] != shared.shape[0]:
             raise MismatchError(
-                f"{self._where}: {name} has {own.shape[0]} rows, but the vocabulary has {shared.shape[0]}: it is "
-                "of another target"
+                f"{self._where}: {name} has {own.shape[0]} rows, but the vocabulary has {shared.shape[0]}: it "
+                "belongs to another target"
             )
         if own.shape != shared.shape:
-            raise ModelError(f"{self._where}: {name} is {list(own.shape)}, but {list(shared.shape)} is wanted")
+            raise ModelError(f"{self._where}: {name} is {list(own.shape)}, but must be {list(shared.shape)}")
         self._check_numbers(name, own)
         own = own.to(shared.device, shared.dtype)
-        return (shared, False) if torch.equal(own, shared) else (own, True)  # a copy costs no memory
+        return (shared, False) if torch.equal(own, shared) else (own, True)  # a copy needs no memory
 
     def _check_numbers(self, name: str, value: Tensor) -> None:
         if not bool(value.isfinite().all()):
             raise ModelError(f"{self._where}: {name} holds NaN or infinite values: fetch its file again")
 
     def _stacked(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Experts that are stored one by one, as the library's layer has them: all of a kind in one tensor."""
+        """Stack separately stored experts in the layout of transformers: one tensor for all experts of a kind."""
         experts, inner = getattr(self.layer.mlp, "experts", None), self.layout.inner
         if experts is None or _BOTH in tensors:
             return tensors
@@ -216,8 +216,8 @@ class PredictionLayer(PairNetwork):
 
 
 def _number(text: Any) -> int:
-    """The number that makes the library's layer one of this kind: after the others, or of full attention."""
+    """Return the layer number that gives transformers' layer the right kind: after the others, or of full attention."""
     types = getattr(text, "layer_types", None)
     if types is None or (len(types) <= text.num_hidden_layers and "linear_attention" not in types):
-        return cast(int, text.num_hidden_layers)  # beyond the dense ones, so that it has experts
+        return cast(int, text.num_hidden_layers)  # after the dense ones, so that it has experts
     return max(number for number, each in enumerate(types) if each == "full_attention")

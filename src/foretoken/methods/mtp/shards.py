@@ -1,6 +1,6 @@
-"""The next-token-prediction layer of a checkpoint, read from its shards by name (layouts.py): the library drops it.
+"""Read the next-token-prediction layer of a checkpoint from its shards by name (layouts.py): transformers drops it.
 
-Only the tensors that are wanted are read; of a checkpoint in many files, only those files are opened.
+Only the requested tensors are read; of a checkpoint in many files, only their files are opened.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from foretoken.methods.mtp.layouts import LAYOUTS
 from foretoken.models.fingerprint import folder_of
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-_PROJECTION = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")  # which ordinary layers have not
-_REMEDY = "use the checkpoint as it was published: what transformers saves has lost the layer"
+_PROJECTION = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")  # ordinary layers lack it
+_REMEDY = "use the published checkpoint: transformers drops the layer when it saves a model"
 
 
 class Shards:
-    """Where a checkpoint's tensors lie.
+    """The files of a checkpoint's tensors.
 
     Args:
-        source: folder, or hub id of which there is a local copy.
+        source: folder, or hub id with a local copy.
     Raises:
-        ModelError: it has no safetensors, or its index is damaged.
+        ModelError: the folder has no safetensors, or its index is damaged.
     """
 
     def __init__(self, source: str) -> None:
@@ -43,21 +43,19 @@ class Shards:
                 with safe_open(self.folder / SINGLE, framework="pt") as file:
                     self.file_of = dict.fromkeys(file.keys(), SINGLE)
             else:
-                raise ModelError(
-                    f"{self.folder}: has no safetensors, where next-token-prediction layers are looked for"
-                )
+                raise ModelError(f"{self.folder}: has no safetensors, which next-token-prediction layers are read from")
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ModelError(f"{self.folder}: its index of tensors cannot be read: {error}") from None
 
     def has(self, prefix: str) -> bool:
-        """Whether any tensor name begins so."""
+        """Whether any tensor name begins with the prefix."""
         return any(each.startswith(prefix) for each in self.file_of)
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Tensors by name.
+        """Read tensors by name.
 
         Raises:
-            ModelError: a shard is missing or damaged; it is named, with a tensor that lies in it.
+            ModelError: a shard is missing or damaged; the message names it and one of its tensors.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -78,22 +76,22 @@ class Shards:
 
 
 def read_layer(config: Any, source: str, name: str) -> dict[str, Tensor]:
-    """The tensors of the layer after the last one, by their names within it.
+    """Return the tensors of the layer after the last one, by their names within it.
 
     Args:
         config: the target's.
         source: folder or hub id of the target.
         name: of the target, for messages.
     Raises:
-        UnsupportedArchitecture: it is of another layout, or quantised.
-        ModelError: the layer is not there, or elsewhere.
+        UnsupportedArchitecture: the layer has another layout, or is quantised.
+        ModelError: the layer is missing, or has another number.
     """
     text = config.get_text_config(decoder=True)
     if text.model_type not in LAYOUTS:
         *others, last = LAYOUTS
         raise UnsupportedArchitecture(
-            f"method 'mtp': '{name}' is of type '{text.model_type}'; next-token-prediction layers are known of "
-            f"{', '.join(others)} and {last}; 'foretoken train mtp' makes a checkpoint that brings one"
+            f"method 'mtp': '{name}' is of type '{text.model_type}'; next-token-prediction layers are supported for "
+            f"{', '.join(others)} and {last}; 'foretoken train mtp' makes a checkpoint with one"
         )
     shards, count = Shards(source), text.num_hidden_layers
     prefix = LAYOUTS[text.model_type].prefix_in(count)
@@ -101,16 +99,16 @@ def read_layer(config: Any, source: str, name: str) -> dict[str, Tensor]:
     if there and count not in there:
         raise ModelError(
             f"method 'mtp': the layer of '{name}' must be {prefix}*, after num_hidden_layers={count}, "
-            f"but there is model.layers.{there[0]}.*: it is of a target of another depth"
+            f"but there is model.layers.{there[0]}.*: it belongs to a target of another depth"
         )
     if not shards.has(prefix):
         raise ModelError(
-            f"method 'mtp': '{name}' brings no next-token-prediction layer: there is no tensor {prefix}*; {_REMEDY}"
+            f"method 'mtp': '{name}' has no next-token-prediction layer: there is no tensor {prefix}*; {_REMEDY}"
         )
     found = shards.read(each for each in shards.file_of if each.startswith(prefix))
     for each, value in found.items():
         if each.endswith("weight_scale_inv") or value.dtype.itemsize < 2:
             raise UnsupportedArchitecture(
-                f"method 'mtp': {each} of '{name}' is quantised ({value.dtype}): bfloat16, float16, float32 are known"
+                f"method 'mtp': {each} of '{name}' is quantised ({value.dtype}): use bfloat16, float16 or float32"
             )
     return {each.removeprefix(prefix): value for each, value in found.items()}

@@ -1,13 +1,12 @@
-"""Training of a next-token-prediction layer: from the target's own states it learns to draft as deep as it will serve.
+"""Training of a next-token-prediction layer on the target's own states, unrolled as deep as in serving.
 
 Papers: DeepSeek-V3, arXiv:2412.19437, section 2.2 (the layer); EAGLE-3, arXiv:2503.01840, section 3.2 (unrolling).
-Differs: the target is frozen, where the paper trains both together; the layer is unrolled over its own outputs, taken
-after its norm, as it is served (drafting/feature_heads/unroll.py), where the paper trains a layer for each depth; the
-loss is over the target's whole distribution, and not over tokens (train/feature_heads/objective.py). Experts are not
-balanced.
+Differs: the target is frozen, while the paper trains both together; the layer is unrolled over its own outputs after
+its norm, as in serving (drafting/feature_heads/unroll.py), while the paper trains a layer for each depth; the loss uses
+the target's whole distribution instead of tokens (train/feature_heads/objective.py). Experts are not balanced.
 
-A target of a family without such a layer is laid out as a GLM-4-MoE first (glm.py). Training begins with the
-layer of the target if it has one, else with a layer that hands the target's state on.
+A target of a family without such a layer is converted to GLM-4-MoE first (glm.py). Training starts from the
+target's layer if it has one, else from a layer that passes the target's state through.
 
 Letters: V vocabulary.
 """
@@ -44,7 +43,7 @@ class LayerConfig:
 
     Attributes:
         draft_vocab_size: V.
-        mlp_width: channels that a token goes through.
+        mlp_width: number of MLP channels per token.
     """
 
     draft_vocab_size: int
@@ -53,7 +52,7 @@ class LayerConfig:
 
     @classmethod
     def of(cls, target: Any) -> LayerConfig:
-        """For a configuration of transformers."""
+        """Return the sizes for a configuration of transformers."""
         text = target.get_text_config(decoder=True)
         experts = text.num_experts_per_tok + (getattr(text, "n_shared_experts", None) or 0)
         return cls(draft_vocab_size=text.vocab_size, mlp_width=experts * text.moe_intermediate_size)
@@ -64,7 +63,7 @@ class LearningLayer(PredictionLayer, TrainableNetwork):
 
     Args:
         model: the target, of transformers.
-        source: its folder, from which the checkpoint is completed.
+        source: its folder, which provides the rest of the checkpoint.
         dtype: of the checkpoint.
     """
 
@@ -80,14 +79,14 @@ class LearningLayer(PredictionLayer, TrainableNetwork):
 
     @classmethod
     def check_place(cls, folder: Path) -> None:
-        """Checked with the target's folder, see :func:`training`."""
+        """Do nothing: :func:`training` checks the folder together with the target's."""
 
     def save(self, folder: Path) -> None:
         checkpoint.write(self, self._source, folder, self._dtype)
 
     @torch.no_grad()
     def draw(self, final_norm: Any) -> None:
-        """Draw the weights such that the target's state reaches its LM head nearly as it is."""
+        """Initialise the weights so that the target's state reaches its LM head nearly unchanged."""
         for name, weight in self.named_parameters():
             if weight.dim() > 1:
                 gain = 0.3 if "o_proj" in name or "down_proj" in name else 1.0
@@ -98,17 +97,17 @@ class LearningLayer(PredictionLayer, TrainableNetwork):
         width = len(self.eh_proj.weight)
         self.eh_proj.weight.mul_(0.3)
         self.eh_proj.weight[:, width:] += torch.eye(width, device=self.eh_proj.weight.device)
-        # its input is normed once more: the final gain restores the length of the final norm's output
+        # the layer norms its input once more: the final gain restores the length of the final norm's output
         unit = final_norm(torch.ones(1, width, device=self.eh_proj.weight.device, dtype=self.eh_proj.weight.dtype))
         self.norm.weight.mul_(unit.pow(2).mean().sqrt())
 
 
 def training(options: Config) -> HeadTraining:
-    """The layer, and how it is trained; lays out a target of a family without such layers in the output folder first.
+    """Return the layer and its training; convert a target of a family without such layers in the output folder first.
 
     Raises:
-        ConfigError: the share of own words is out of range, or another model lies in the folder.
-        ForetokenError: the target cannot be laid out.
+        ConfigError: the share of own words is out of range, or the folder contains another model.
+        ForetokenError: the target cannot be converted.
     """
     name, out = options.target, options.out
     dtype = load_config(name).dtype or torch.float32
@@ -137,7 +136,7 @@ def training(options: Config) -> HeadTraining:
 
 
 def untrained(name: str, folder: Path) -> str:
-    """Write a checkpoint of a target with an untrained layer, which hands the state on; return its folder.
+    """Write a target's checkpoint with an untrained layer that passes the state through; return its folder.
 
     Raises:
         ForetokenError: see :func:`laid_out`.
@@ -151,7 +150,7 @@ def untrained(name: str, folder: Path) -> str:
 
 
 def laid_out(name: str, source: Path, out: Path) -> Path:
-    """The folder of a target in a layout with prediction layers: its own, or one that is made in ``out``.
+    """Return the folder of a target in a layout with prediction layers: its own, or a new one in ``out``.
 
     Raises:
         ForetokenError: see glm.py.

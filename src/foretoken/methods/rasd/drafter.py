@@ -1,6 +1,6 @@
-"""RASD: a drafter's tree and retrieved ones, pruned by the draft's probabilities, fused, verified in one forward.
+"""RASD: a drafter's tree and retrieved trees, pruned by draft probabilities, fused, verified in one forward.
 
-a thread    text's own past ──► tree        datastore ──► tree
+a thread    history of the text ──► tree        datastore ──► tree
 meanwhile   drafter (a draft model, an EAGLE head, …) ──► chain or tree
 then        union by longest prefix ──► the draft model reads the retrieved nodes: q at each ──► the best part
 """
@@ -26,21 +26,21 @@ from foretoken.methods.rasd.estimate import Estimates
 from foretoken.methods.rasd.fuse import DATASTORE, DRAFT, PROMPT, Selection, Union
 from foretoken.options.option import Option
 
-_SOURCES = {PROMPT: "suffix", DATASTORE: "rest"}  # what looks up is a method of its own
+_SOURCES = {PROMPT: "suffix", DATASTORE: "rest"}  # source -> the method that retrieves from it
 
 
 @dataclass(slots=True)
 class _Request:
-    """What is known of one request.
+    """The state of one request.
 
     Attributes:
-        estimates: of all requests, or of this one alone where its past is all that counts.
-        num_tokens: of its text when the union was made.
+        estimates: shared by all requests, or the request's own if its drafts must depend on its history only.
+        num_tokens: length of its text when the union was made.
         union: of the last step.
-        selection: what was proposed of it.
-        draft: the drafter's own.
-        scored: whether the drafter has rows of the whole union.
-        features: the target's states of the last draft, until it is known which of them stand.
+        selection: the proposed part of the union.
+        draft: the inner drafter's draft.
+        scored: whether the inner drafter has rows of the whole union.
+        features: the target's states of the last draft, until the verdict is known.
     """
 
     estimates: Estimates
@@ -53,18 +53,18 @@ class _Request:
 
 
 class RasdDrafter(Outer):
-    """Fuses what a drafter proposes with what followed the end of the text in the prompt and in a datastore.
+    """Fuses a drafter's proposals with continuations from the prompt and from a datastore.
 
     Paper:   Quan et al. 2025, RASD: Retrieval-Augmented Speculative Decoding, arXiv:2503.03434 (retrieval tree from
              input and datastore, pruned by draft probabilities, fused with EAGLE-2's tree by longest prefix).
-    Exact:   drafts are point masses, or coupled to the noise of ``match``: a function of the past, of stores that do
-             not change, and of that noise. Children of a node differ. Lossless under any lossless verifier that knows
-             the kind. A store of answers that this very seed has had before is for ``match`` and greedy decoding only.
-    Differs: how the paper prunes is not published. Here one more forward of the draft model gives its probability of
-             every retrieved node, and each node gets one estimate from that and from how often the places went on so,
-             by logistic units that learn from emitted tokens; the best part of the union goes to the target. A drafter
-             that is no model run by us (an EAGLE head) leaves retrieved nodes without its probability. The prompt's
-             source is ``suffix``, the datastore's ``rest``. Chains by default, where the paper has 60 nodes.
+    Exact:   drafts are point masses, or coupled to the noise of ``match``: a function of the history, of fixed stores,
+             and of that noise. Children of a node differ. Lossless under any lossless verifier of these draft kinds.
+             A store with answers to the same seed is only for ``match`` and greedy decoding.
+    Differs: the pruning of the paper is not published. Here one more forward of the draft model gives its probability
+             of every retrieved node. Logistic units combine this probability and the frequency of the continuation
+             into one estimate per node, and learn from emitted tokens; the best part of the union goes to the target.
+             An inner drafter other than a draft model (an EAGLE head) gives no probabilities of retrieved nodes. The
+             prompt's source is ``suffix``, the datastore's ``rest``. Chains by default; the paper has 60 nodes.
     """
 
     name = "rasd"
@@ -87,11 +87,11 @@ class RasdDrafter(Outer):
         datastore: Annotated[
             str | Path | None,
             Option(
-                "Folder of `foretoken datastore build` with the target's tokenizer; None: the text's own past alone."
+                "Folder of `foretoken datastore build` with the target's tokenizer; None: the request's own text only."
             ),
         ] = None
-        prompt: Annotated[bool, Option("The text's own past is a source.")] = True
-        retrieved: Annotated[int, Option("Nodes of each source that are considered in a step.", least=1, most=256)] = 16
+        prompt: Annotated[bool, Option("Retrieve from the request's own text.")] = True
+        retrieved: Annotated[int, Option("Maximum nodes of each source per step.", least=1, most=256)] = 16
         score: Annotated[bool, Option("Let the draft model read retrieved nodes.")] = True
         min_score: Annotated[
             float,
@@ -116,7 +116,9 @@ class RasdDrafter(Outer):
         return replace(config, coupled=coupled) if config.coupled is None else config
 
     def __init__(self, config: Config, target: Any) -> None:
-        kinds = (PointMass,) if config.coupled is False else (Coupled, PointMass)  # one draft has tokens of both
+        kinds = (
+            (PointMass,) if config.coupled is False else (Coupled, PointMass)
+        )  # one draft may have tokens of both kinds
         super().__init__(config, catalog.find(config.drafter, "drafter").load(), kinds, target)
         self.config = config
         self._scorer = self._inner if config.score and isinstance(self._inner, DraftRunner) else None
@@ -127,17 +129,19 @@ class RasdDrafter(Outer):
             for name, method in _SOURCES.items()
             if (config.prompt if name == PROMPT else config.datastore is not None)
         }
-        self._estimates = Estimates()  # of all requests
+        self._estimates = Estimates()  # shared by all requests
         self._requests: dict[int, _Request] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="retrieval")
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Retrieve on a thread while the drafter drafts; then one forward scores, and the best of both goes on."""
+        """Retrieve on a thread while the drafter drafts; score in one more forward, and propose the best part of
+        both.
+        """
         retrieving = self._thread.submit(self._retrieve, contexts, budgets)
         try:
             drafts = self._inner.propose(contexts, budgets)
         finally:
-            retrieved = retrieving.result()  # also after a failure: it must not run on next to the next question
+            retrieved = retrieving.result()  # also after a failure: it must not run during the next call
         requests = []
         for row, (context, budget) in enumerate(zip(contexts, budgets, strict=True)):
             request = self._requests.get(context.request_id)
@@ -154,7 +158,7 @@ class RasdDrafter(Outer):
         return [self._select(each, budget) for each, budget in zip(requests, budgets, strict=True)]
 
     def on_forward(self, features: Sequence[Features]) -> None:
-        """Pass the target's states on: those of a draft when it is known which of them stand, as if read plainly."""
+        """Forward the target's states, those of a draft after its verdict, as if they had been read without a draft."""
         plain = []
         for each in features:
             request = self._requests.get(each.context.request_id)
@@ -165,7 +169,7 @@ class RasdDrafter(Outer):
         self._inner.on_forward(plain)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell the drafter in its own numbers what became of its nodes, and of those that it has read."""
+        """Report the outcomes to the drafter, in the numbers of its own nodes, for the nodes that it has read."""
         theirs, stood = [], []
         for outcome in outcomes:
             request = self._requests.get(outcome.request_id)
@@ -227,7 +231,7 @@ def _source(method: str, config: RasdDrafter.Config, target: Any) -> Drafter:
 
 
 def _learn(request: _Request, tokens: Sequence[int]) -> None:
-    """Compare the last union with the tokens that came, as far as it went along with them."""
+    """Update the estimates: compare the last union with the emitted tokens, as far as they agree."""
     union, node = request.union, ROOT
     if union is None:
         return

@@ -1,11 +1,11 @@
-"""How likely a node stands, given its parent does: one scale for drafted and retrieved nodes, learned on-line.
+"""The acceptance probability of a node given its parent: one scale for drafted and retrieved nodes, learned online.
 
-    evidence    draft       q of the draft model           one logistic unit for each set of evidence that a node has,
-                datastore   calibrated share of the places   over the log odds of each
-                prompt      calibrated share of the places
+    evidence    draft       q of the draft model           one logistic unit for each set of sources of a node,
+                datastore   calibrated share of matches      over the log odds of each
+                prompt      calibrated share of matches
 
-The labels are the tokens that were emitted: of every node on the text's way each child is right or wrong, whether it
-was proposed or pruned. So what was chosen does not bias what is learned.
+The labels come from the emitted tokens: at every node on the path of the text, each child is right or wrong, whether
+it was proposed or pruned. So the selection does not bias the estimates.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-_CLIP = 6.0  # log odds beyond this say the same
-_STEP = 0.5  # of the first lessons
-_PATIENCE = 50.0  # lessons after which a step is 0.7 of the first
+_CLIP = 6.0  # larger log odds are clipped
+_STEP = 0.5  # of the first updates
+_PATIENCE = 50.0  # number of updates after which a step is 0.7 of the first
 
 
 class Estimates:
-    """Logistic units, one for each set of evidence; at first they average the log odds."""
+    """Logistic units, one for each set of sources; initially they average the log odds."""
 
     def __init__(self) -> None:
         self._units: dict[tuple[str, ...], _Unit] = {}
 
     def of(self, evidence: Mapping[str, float]) -> float:
-        """The estimated probability of a node.
+        """Return the estimated probability of a node.
 
         Args:
-            evidence: source -> the probability that it gives the node; at least one.
+            evidence: source -> the node's probability by that source; at least one.
         """
         return self._unit(evidence).probability(_log_odds(evidence))
 
     def learn(self, evidence: Mapping[str, float], stood: bool) -> None:
-        """Take in what became of a node whose parent stood."""
+        """Update with the outcome of a node whose parent was accepted."""
         self._unit(evidence).learn(_log_odds(evidence), stood)
 
     def _unit(self, evidence: Mapping[str, float]) -> _Unit:
@@ -45,7 +45,7 @@ class Estimates:
 
 
 class _Unit:
-    """w and b over a few log odds."""
+    """Weights w and bias b over a few log odds."""
 
     __slots__ = ("_bias", "_lessons", "_weights")
 
@@ -59,7 +59,7 @@ class _Unit:
         return 1.0 / (1.0 + math.exp(-score))
 
     def learn(self, odds: list[float], stood: bool) -> None:
-        # a normalised step: log odds of 6 must not throw the weights about
+        # a normalised step: log odds of 6 must not cause large updates
         step = _STEP / math.sqrt(1.0 + self._lessons / _PATIENCE) / (1.0 + sum(each * each for each in odds))
         error = stood - self.probability(odds)
         self._bias += step * error

@@ -1,4 +1,4 @@
-"""Trees of several sources as one, by longest prefix; and the best part of it that a step has room for.
+"""Trees of several sources merged by longest prefix; and the best part of the result within a step's budget.
 
     draft       root ─ a ─ b          datastore   root ─┬─ a ─ c ─ d
                                                         └─ x
@@ -6,7 +6,7 @@
                       │     └─ c ─ d     every path of every tree, children of one node differ
                       └─ x
 
-The draft's nodes keep their numbers and come first, so that a drafter can be told in these what became of them.
+The draft's nodes keep their numbers and come first, so that the drafter understands the outcomes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from foretoken.core.protocols import Budget
 from foretoken.core.tree import ROOT, TokenTree
 
 DRAFT, DATASTORE, PROMPT = "draft", "datastore", "prompt"
-_UNKNOWN = 0.5  # of a drafter that says no confidence
+_UNKNOWN = 0.5  # confidence of a drafter that reports none
 
 
 class Union:
-    """The trees of one request, one on the other.
+    """The merged trees of one request.
 
     Args:
-        drafts: source -> what it proposed; the drafter's own first.
+        drafts: source -> its draft; the inner drafter's first.
 
     Attributes:
-        num_drafted: nodes of the first draft; they have the numbers that they had there.
-        evidence: of each node, source -> the probability that it gives the node given its parent.
-        proposed: of each node, the sources that proposed it.
+        num_drafted: nodes of the first draft; they keep their numbers.
+        evidence: for each node, source -> the node's probability given its parent.
+        proposed: for each node, the sources that proposed it.
     """
 
     def __init__(self, drafts: Mapping[str, Draft]) -> None:
@@ -50,33 +50,33 @@ class Union:
 
     @cached_property
     def tree(self) -> TokenTree:
-        """All of it."""
+        """The whole union as a tree."""
         return TokenTree(self._tokens, self._parents)
 
     def score(self, source: str, probabilities: Sequence[float]) -> None:
-        """Take what a source gives every node, also those that it did not propose, as its evidence."""
+        """Store a source's probabilities of all nodes as evidence, including nodes that it did not propose."""
         for evidence, value in zip(self.evidence, probabilities, strict=True):
             others = {name: each for name, each in evidence.items() if name != source}
             evidence.clear()
-            evidence[source] = value  # in front, as where the source proposed the node itself
+            evidence[source] = value  # first, as if the source had proposed the node itself
             evidence.update(others)
 
     def child(self, node: int, token: int) -> int | None:
-        """The child of a node that carries a token."""
+        """Return the child of a node with the given token."""
         return self._place.get((node, token))
 
     def select(self, estimate: Callable[[Mapping[str, float]], float], budget: Budget, least: float) -> Selection:
-        """The nodes that are most likely to stand, as far as the budget and its stop rule go.
+        """Select the nodes most likely to be accepted, within the budget and its stop rule.
 
         Args:
             estimate: probability of a node from its evidence.
-            budget: bounds nodes and depth.
-            least: retrieved nodes that stand with less are pruned, and what hangs on them.
+            budget: limits nodes and depth.
+            least: retrieved nodes with a lower estimate are pruned, with their descendants.
         """
         children = self.tree.children
         chosen: list[int] = []
         confidences: list[float] = []
-        # (-reach, node): of equal ones the first proposed
+        # (-reach, node): the first proposed wins ties
         frontier: list[tuple[float, int, float, float]] = []
 
         def consider(parent: int, reach: float) -> None:
@@ -92,7 +92,7 @@ class Union:
             negative, node, reach, confidence = heappop(frontier)
             rule = budget.stop_rule
             if rule is not None and not rule.worthwhile(reach, confidence, len(chosen)):
-                break  # what is left is less likely to stand
+                break  # all remaining nodes are less likely to be accepted
             chosen.append(node)
             confidences.append(confidence)
             consider(node, -negative)
@@ -116,15 +116,15 @@ class Union:
 
 
 class Selection:
-    """A part of a union that hangs together, in an order in which parents come first.
+    """A connected part of a union; parents come first.
 
     Args:
-        union: whose nodes.
+        union: source of the nodes.
         chosen: in the order of choice.
         confidences: of the chosen.
 
     Attributes:
-        nodes: of each selected node, its number in the union.
+        nodes: for each selected node, its number in the union.
     """
 
     def __init__(self, union: Union, chosen: Sequence[int], confidences: Sequence[float]) -> None:

@@ -1,8 +1,8 @@
-"""The distribution of one emitted token *given the draft*, of any rule that decides node by node.
+"""The distribution of one emitted token *given the draft*, for any rule that decides node by node.
 
-The mixed distribution at a node has read the drafted tokens, so it means nothing without them. Given them a rule lets a
-child stand with some chance, or draws what is left: both are found by running the rule itself on this node alone, with
-streams that follow every branch of its decisions and keep what it would draw from.
+The mixed distribution at a node depends on the drafted tokens, so it has no meaning without them. Given the draft, a
+rule accepts a child with some probability, or samples from the residual. Both follow from a run of the rule on this
+node alone, with streams that follow every branch of its decisions and record the distribution of each sample.
 
 Letters: K siblings, V vocabulary.
 """
@@ -21,7 +21,9 @@ from foretoken.core.randomness import Streams
 
 
 class _Branch(Streams):
-    """Takes the decisions of a script, then the first possible one; notes the others, and the weights of a draw."""
+    """Replay scripted decisions, then take the first possible one; record the alternatives, and the weights of a
+    sample.
+    """
 
     def __init__(self, script: tuple[bool, ...]) -> None:
         super().__init__(0)
@@ -47,18 +49,18 @@ class _Branch(Streams):
         return yes
 
     def categorical(self, purpose: str, p_V: Tensor) -> int:
-        if purpose != "bonus":  # the bonus is another token's
+        if purpose != "bonus":  # the bonus belongs to another token
             self.rest_V = p_V
         return 0
 
 
 def law_given(rule: Verifier, draft: Draft, logits_V: Tensor) -> Tensor:
-    """float [V]: the distribution of the token that the rule emits at a node, given its children.
+    """Return the distribution of the token that the rule emits at a node, given its children, float [V].
 
     Args:
         rule: decides by bernoulli and categorical, node by node; or promises the same stream: then its token is the
-            target's own sample, whatever was drafted.
-        draft: K siblings at the root, with the distribution that they were drawn from.
+            target's own sample, independent of the draft.
+        draft: K siblings at the root, with the distribution of their samples.
         logits_V: the target's processed logits at the node.
     """
     target = Laws(logits_V.expand(1 + len(draft), -1), greedy=False, positions=range(1 + len(draft)))

@@ -1,11 +1,11 @@
-"""What is put after a draft so that the target reads it twice, and which of its rows say what.
+"""The probe rows after a draft, with which the target reads it twice, and the meaning of their outputs.
 
     rows      x_t   d_1   d_2   d_3 │ R_1 … R_r   S_1 … S_s   d_1   d_2        R: the prompt   S: the end of the text
     Z0         1     2     3    (4) │                                          (4): the bonus
     Zr                              │                   1      2     3
 
-Row i judges d_i. Zr's row 1 is that of S's last token, which is x_t again: the row of the copied d_i has read d_i.
-Every path of a tree has a prompt, a prefix and a copy of its own, which hang on its leaf and see nothing of the others.
+Row i judges d_i. Zr's row 1 comes from S's last token, which is x_t again: the row of the copied d_i has read d_i.
+Every path of a tree has its own prompt, prefix and copy, which follow its leaf and attend to no other path.
 
 Letters: N draft nodes, P probe rows, V vocabulary.
 """
@@ -21,12 +21,12 @@ from foretoken.core.tree import TokenTree
 
 
 def paths_of(tree: TokenTree) -> list[list[int]]:
-    """The node paths from the root to every leaf, in the order of the leaves."""
+    """Return the node paths from the root to every leaf, in the order of the leaves."""
     return [tree.path_to(node) for node in range(len(tree)) if node not in tree.children]
 
 
 def with_copies(tree: TokenTree, prompt: Sequence[int], prefix: Sequence[int], *, bonus: bool) -> TokenTree:
-    """The draft's tree with prompt, prefix and copy after every leaf.
+    """Return the draft's tree with prompt, prefix and copy after every leaf.
 
     Args:
         tree: N nodes, at least one.
@@ -45,15 +45,15 @@ def with_copies(tree: TokenTree, prompt: Sequence[int], prefix: Sequence[int], *
 
 
 def reflected(tree: TokenTree, probe_PV: Tensor, num_prompt: int, *, bonus: bool) -> dict[int, Tensor]:
-    """Zr of every row that has one: row -> float32 [V]; row 0 is the root, row i + 1 node i.
+    """Return Zr of every row that has one: row -> float32 [V]; row 0 is the root, row i + 1 node i.
 
-    Nodes that several paths share get the mean of their copies' rows.
+    Shared nodes of several paths get the mean of their copies' rows.
 
     Args:
         tree: the draft's.
-        probe_PV: raw logits of the P rows of :func:`with_copies`; how long the prefix was follows from P.
+        probe_PV: raw logits of the P rows of :func:`with_copies`; P determines the length of the prefix.
         num_prompt: r.
-        bonus: as there.
+        bonus: as in :func:`with_copies`.
     Raises:
         ValueError: no prefix has that number of rows.
     """

@@ -1,4 +1,4 @@
-"""Reflective verification: the target reads the draft twice in one forward, and a mix of both readings is verified.
+"""Reflective verification: the target reads the draft twice in one forward; a mix of both readings verifies it.
 
 Letters: M rows, P probe rows, V vocabulary.
 """
@@ -45,7 +45,7 @@ Cost = tuple[float, float]  # distortion and divergence
 
 
 def _prompt(name: str, value: Any) -> str | tuple[int, ...]:
-    """A text that has a UTF-8 form, or token ids."""
+    """Check a prompt: valid Unicode text, or token ids."""
     found = tuple(value) if isinstance(value, list) else value
     if isinstance(found, str):
         try:
@@ -60,18 +60,19 @@ def _prompt(name: str, value: Any) -> str | tuple[int, ...]:
 class ReflectiveVerifier(BudgetedVerifier):
     """Verify against (1 - alpha) Z0 + alpha Zr: the target's logits, and its logits in a second copy of the draft.
 
-    Paper:   "Think Before You Accept", arXiv:2505.18629; withdrawn from ICLR 2026, known to us by its abstract and its
+    Paper:   "Think Before You Accept", arXiv:2505.18629; withdrawn from ICLR 2026; we know only its abstract and its
              reviews. Layout in methods/reflective/probe.py.
-    Exact:   no, and there is no distribution that the output follows: Zr of the row that judges d_i has read d_i. At
-             every node the distribution e that the rule emits by and the distribution e* of exact verification, *both
-             given the draft*, are known; the meter charges TV(e, e*) and KL(e, e*). Their mean over drafts is at least
-             TV(E e, p), as E e* = p. At temperature 0 a token costs 1 where it is not the argmax of Z0. Checked by
-             enumeration in tests/unit/methods/reflective/test_verifier.py. With ``alpha=0`` nothing is probed, and the
-             rule is ``rule``, bit for bit.
-    Differs: the bonus is verified by Z0, unless ``mix_bonus``. A drafted token that ends the request is judged by Z0,
-             unless it is its argmax; so is a mixed argmax that would end it. A token must pass the request's filters by
-             Z0 and by the mix; where none does, Z0 decides. There is a budget; a step without room for
-             the probe is decided by Z0. The prompt is that of the paper's trees; its wording for chains is not known.
+    Exact:   no, and the output follows no closed-form distribution: Zr of the row that judges d_i has read d_i. At
+             every node the rule's distribution e and the distribution e* of exact verification, *both given the draft*,
+             are known; the meter charges TV(e, e*) and KL(e, e*). Their mean over drafts is at least TV(E e, p), as
+             E e* = p. At temperature 0 a token costs 1 where it is not the argmax of Z0. Checked by enumeration in
+             tests/unit/methods/reflective/test_verifier.py. With ``alpha=0`` there is no probe, and the rule is
+             ``rule``, bit for bit.
+    Differs: Z0 verifies the bonus, unless ``mix_bonus``. Z0 also judges a drafted token that ends the request, unless
+             the token is the argmax of Z0, and a mixed argmax that would end the request. A token must pass the
+             request's filters under Z0 and under the mix; if no token does, Z0 decides. There is a budget; Z0 decides a
+             step without capacity for the probe. The prompt is that of the paper's trees; its wording for chains is
+             not published.
     """
 
     name = "reflective"
@@ -83,7 +84,7 @@ class ReflectiveVerifier(BudgetedVerifier):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(LossyConfig):
-        """Options of reflective verification; of max_distortion, see ``check_together``."""
+        """Options of reflective verification; for max_distortion see ``check_together``."""
 
         alpha: Annotated[
             float,
@@ -97,7 +98,7 @@ class ReflectiveVerifier(BudgetedVerifier):
         rule: Annotated[
             str,
             Option(
-                "The rule that verifies by the mixed distributions: any of the catalogue that decides node by node.",
+                "The rule that verifies with the mixed distributions: any catalogue rule that decides node by node.",
                 choices=tuple(RULES),
                 remedy="'block' looks ahead, so its tokens have no distribution of their own",
             ),
@@ -105,13 +106,13 @@ class ReflectiveVerifier(BudgetedVerifier):
         prompt: Annotated[
             str | Sequence[int],
             Option(
-                "The text between draft and copy, or its token ids; '': nothing. Tokenised apart from both.",
+                "The text between draft and copy, or its token ids; '': no text. Tokenised separately from both.",
                 convert=_prompt,
             ),
         ] = BACK
-        prefix: Annotated[
-            int, Option("Tokens of the answer that are repeated before the copy, at most.", least=0, most=256)
-        ] = PREFIX
+        prefix: Annotated[int, Option("Most tokens of the answer to repeat before the copy.", least=0, most=256)] = (
+            PREFIX
+        )
         mix_bonus: Annotated[bool, Option("Mix the distribution of the bonus token, too.")] = False
 
         def check_together(self) -> None:
@@ -125,11 +126,11 @@ class ReflectiveVerifier(BudgetedVerifier):
 
     @classmethod
     def settle(cls, config: Any, target: Any) -> Any:
-        """The prompt in the target's tokens.
+        """Convert the prompt to the target's tokens.
 
         Raises:
-            ConfigError: it holds one of the target's special tokens, which might begin a new turn, or an id that the
-                target does not have; or a copy after it would not see the draft.
+            ConfigError: the prompt has a special token of the target, which might begin a new turn, or an unknown id;
+                or the copy after it would not see the draft.
         """
         found = tuple(config.prompt)
         if isinstance(config.prompt, str):
@@ -138,7 +139,7 @@ class ReflectiveVerifier(BudgetedVerifier):
                 raise ConfigError(f"prompt={config.prompt!r} holds the special tokens {special}: leave them out")
         elif odd := [each for each in found if not 0 <= each < target.vocab_size]:
             raise ConfigError(f"prompt={config.prompt!r} holds the ids {odd}: they must be below {target.vocab_size}")
-        rows = 2 + len(found) + config.prefix  # of a draft of one token
+        rows = 2 + len(found) + config.prefix  # for a draft of one token
         if config.alpha > 0.0 and target.window is not None and rows > target.window:
             raise ConfigError(
                 f"verifier='reflective' needs {rows} positions from a draft of one token to its copy, and layers of "
@@ -155,17 +156,17 @@ class ReflectiveVerifier(BudgetedVerifier):
         self.offers = Offers(probes=self.config.alpha > 0.0)
 
     def probe(self, draft: Draft, context: Context) -> TokenTree | None:
-        """Prompt, prefix and copy after every path of the draft.
+        """Return prompt, prefix and copy after every path of the draft.
 
         Raises:
-            RequestError: the draft goes on from inside of the target, where the copy was not begun.
+            RequestError: the draft starts inside the target's layers, and the copy has no such rows.
         """
         config = self.config
         if config.alpha == 0.0:
             return None
         if draft.resume is not None:
             raise RequestError(
-                "verifier='reflective' cannot judge drafts that the target's own layers have begun: the copy was not; "
+                "verifier='reflective' cannot judge drafts that start inside the target's layers; "
                 "use method='draft_model', 'ngram' or 'suffix'"
             )
         assert not isinstance(config.prompt, str) or not config.prompt, "settle turns the prompt into tokens"
@@ -175,19 +176,19 @@ class ReflectiveVerifier(BudgetedVerifier):
         return with_copies(draft.tree, tuple(config.prompt), prefix, bonus=config.mix_bonus)  # type: ignore[arg-type]
 
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
-        """Decide one draft by the mixed distributions, within what is left of the request's budget.
+        """Decide one draft with the mixed distributions, within the remaining budget of the request.
 
-        A node whose charge the budget does not allow is verified by Z0. Charges are known before anything is drawn.
+        Z0 verifies a node whose charge exceeds the budget. Charges are known before any sample.
 
         Args:
-            draft: chain or tree of N nodes, of a kind that ``rule`` takes.
+            draft: chain or tree of N nodes, of a kind that ``rule`` accepts.
             target: N + 1 rows with ``probe_logits_PV``; without them the plain rule decides.
             rng: as the rule uses it.
-            spent: what the request has emitted and spent.
+            spent: tokens emitted and budget spent by the request so far.
         Returns:
             Verdict with the distortion and divergence of every emitted token.
         Raises:
-            ValueError: the draft branches, or is of another kind.
+            ValueError: the draft branches, or has another kind.
         """
         check_fit(self, draft, target)
         if target.probe_logits_PV is None or not len(draft):
@@ -205,7 +206,7 @@ class ReflectiveVerifier(BudgetedVerifier):
         return Verdict(verdict.path, verdict.extra, tuple(account.distortions), tuple(account.divergences))
 
     def mixed(self, draft: Draft, target: Laws) -> dict[int, torch.Tensor]:
-        """The rows that are judged by another distribution than Z0's: row -> float32 [V], raw."""
+        """Return the rows with another distribution than Z0's: row -> float32 [V], raw."""
         assert target.probe_logits_PV is not None
         config = self.config
         second = reflected(draft.tree, target.probe_logits_PV, len(config.prompt), bonus=config.mix_bonus)
@@ -225,7 +226,7 @@ class ReflectiveVerifier(BudgetedVerifier):
     def _affordable(
         self, draft: Draft, target: Laws, mixed: dict[int, torch.Tensor], spent: Spent | None
     ) -> dict[int, torch.Tensor]:
-        """The mixed rows that the budget allows; which they are follows from the distributions above them alone."""
+        """Return the mixed rows within the budget; the choice depends only on the distributions above them."""
         laws, tree = _over(target, mixed), draft.tree
         kept: dict[int, torch.Tensor] = {}
         behind: dict[int, _Spent] = {}
@@ -247,7 +248,7 @@ class ReflectiveVerifier(BudgetedVerifier):
     def _cost(
         self, draft: Draft, target: Laws, laws: Laws, mixed: dict[int, torch.Tensor], node: int, token: int
     ) -> Cost:
-        """What the token costs that is emitted after a node; above temperature 0 any token there costs the same."""
+        """Return the cost of the token emitted after a node; above temperature 0 it is the same for every token."""
         row, children = node + 1, draft.tree.children.get(node, ())
         if target.greedy:
             return (0.0, 0.0) if token == target.best[row] else (1.0, float("inf"))
@@ -265,7 +266,7 @@ class ReflectiveVerifier(BudgetedVerifier):
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
-    """What was emitted up to a node."""
+    """Tokens emitted and budget spent up to a node."""
 
     num_tokens: int
     distortion_sum: float
@@ -287,7 +288,7 @@ def _best(target: Laws, row: int) -> int:
 
 
 def _siblings(draft: Draft, children: tuple[int, ...]) -> Draft:
-    """The children of a node as a draft of their own."""
+    """Return the children of a node as a separate draft."""
     tree = TokenTree([draft.tree.tokens[child] for child in children], [ROOT] * len(children))
     if isinstance(draft.law, PointMass):
         return Draft(tree, draft.law)

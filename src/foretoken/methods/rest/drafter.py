@@ -1,6 +1,6 @@
-"""REST: the continuations of the text's end in a datastore, as a tree grown best-first by frequency.
+"""REST: continuations of the end of the text in a datastore, as a tree grown best-first by frequency.
 
-context     ... the cat |      longest end of the text that the datastore holds: "the cat", at 3 places
+context     ... the cat |      longest suffix of the text in the datastore: "the cat", at 3 places
 places      the cat sat on     the cat sat .     the cat ran
 tree        root ─┬─ sat ─┬─ on
                   │       └─ .
@@ -25,17 +25,17 @@ from foretoken.drafting.datastore.search import Datastore
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.options.option import Checked, Option
 
-# a context has one place; several that continue alike; several that do not
+# kinds of a context: one place; several with the same continuation; several with different ones
 _ONE, _ALIKE, _VARIED = range(3)
 
 
 @dataclass(slots=True)
 class _Lookup:
-    """The last look-up of one request, with which the next tokens are compared to learn the rates.
+    """The last look-up of one request; the next tokens are compared with it to update the rates.
 
     Attributes:
-        rates: of all requests, or of this one alone if its drafts must follow from its own past.
-        num_tokens: tokens of the text when it was looked up.
+        rates: shared by all requests, or the request's own if its drafts must depend on its history only.
+        num_tokens: length of the text at the look-up.
         places: node -> kind, matched tokens, and next tokens of its places in the datastore.
         children: (node, token) -> node.
     """
@@ -47,23 +47,23 @@ class _Lookup:
 
 
 class RestDrafter(Drafter):
-    """Proposes the continuations of the longest end of the text that a datastore contains, weighted by frequency.
+    """Proposes the continuations of the longest suffix of the text that a datastore contains, weighted by frequency.
 
     Paper:   He et al. 2024, REST: Retrieval-Based Speculative Decoding, arXiv:2311.08252 (suffix array over a corpus,
              longest context first, the most frequent prefixes of the retrieved continuations as a tree).
-    Exact:   a proposal is a function of past tokens and of a store that does not change (point mass): lossless under
-             any lossless verifier. The released code draws once for every path, which favours drafted tokens; the
-             rules here decide once for every node.
-    Differs: the suffix array is that of the reversed stream, so that one search finds the longest context instead of
-             one search for each length. Of many places, ``hits`` evenly spaced ones are read; the released code takes
-             the first 5,000, which are those with the smallest next ids. Documents are separated, and no continuation
-             leaves its own. The confidence is a calibrated frequency: the share of the places with this continuation,
-             times the rate at which the text continues like any of the places, by the length of the match; the rate
-             is learnt from all emitted tokens, drafted or not.
+    Exact:   a proposal is a function of past tokens and of a fixed store (point mass): lossless under any lossless
+             verifier. The released code samples once for every path, which favours drafted tokens; the rules here
+             decide once for every node.
+    Differs: the suffix array covers the reversed stream, so that one search finds the longest context instead of one
+             search for each length. Of many places, ``hits`` evenly spaced ones are read; the released code takes the
+             first 5,000, which have the smallest next ids. Documents are separated, and no continuation crosses their
+             ends. The confidence is a calibrated frequency: the share of the places with this continuation, times the
+             rate at which the text continues like any of the places, by the length of the match; the rate is learned
+             from all emitted tokens, drafted or not.
     """
 
     name = "rest"
-    flops = 0.0  # there is no model of its own
+    flops = 0.0  # there is no separate model
     declared = Declared(
         datastore=True,
         variants=(Variant(), Variant(options={"tree": False}, branches=False, one_rule=True)),
@@ -82,17 +82,17 @@ class RestDrafter(Drafter):
                 remedy="make one with foretoken datastore build FILES --model MODEL --out DIR",
             ),
         ]
-        min_match: Annotated[int, Option("Shortest context, in tokens, that is drafted from.", least=1)] = 2
+        min_match: Annotated[int, Option("Shortest context in tokens.", least=1)] = 2
         max_match: Annotated[
             int,
             Option(
-                "Longest context that is looked up.",
+                "Longest context in tokens.",
                 least=1,
                 most=LONGEST_MATCH,
-                remedy="every length has a rate of its own",
+                remedy="every length has a separate rate",
             ),
         ] = 16
-        hits: Annotated[int, Option("Places that are read at most; of more, that many are taken evenly.", least=1)] = 64
+        hits: Annotated[int, Option("Most places to read; of more places, evenly spaced ones are read.", least=1)] = 64
         min_score: Annotated[
             float,
             Option(
@@ -102,9 +102,7 @@ class RestDrafter(Drafter):
                 remedy="use 0 to keep every node",
             ),
         ] = 0.05
-        max_branching: Annotated[
-            int, Option("Continuations that are tried after one node, at most; most frequent first.", least=1)
-        ] = 4
+        max_branching: Annotated[int, Option("Most continuations after one node; most frequent first.", least=1)] = 4
         tree: Annotated[bool, Option("Draft a tree; false drafts a chain of the most frequent continuations.")] = True
 
         def check_together(self) -> None:
@@ -119,7 +117,7 @@ class RestDrafter(Drafter):
         self._store = Datastore(Path(str(config.datastore)))
         self._store.check(vocabulary_fingerprint(target.tokenizer), target.name)
         self._lookups: dict[int, _Lookup] = {}
-        self._rates = self._new_rates()  # of all requests
+        self._rates = self._new_rates()  # shared by all requests
         self._branching = config.max_branching if config.tree else 1
         self.branches = self._branching > 1
 
@@ -151,7 +149,7 @@ class RestDrafter(Drafter):
         return self._grow(lookup, match.length, found, budget)
 
     def _grow(self, lookup: _Lookup, matched: int, found: list[list[int]], budget: Budget) -> Draft:
-        """Grow the tree from the found places; a node's place is the list of those that continue as its path does."""
+        """Grow the tree from the found places; a node's places are those that continue with its path."""
 
         def continuations(
             node: int, depth: int, places: list[list[int]]
@@ -173,7 +171,7 @@ class RestDrafter(Drafter):
 
 
 def _learn(lookup: _Lookup, tokens: Sequence[int]) -> None:
-    """Compare the last look-up with the tokens that followed, along the draft's own path."""
+    """Update the rates: compare the last look-up with the tokens that followed, along the draft's path."""
     node = ROOT
     for token in tokens[lookup.num_tokens :]:
         found = lookup.places.get(node)
@@ -181,11 +179,11 @@ def _learn(lookup: _Lookup, tokens: Sequence[int]) -> None:
             return
         kind, length, following = found
         lookup.rates[kind].learn(length, token in following)
-        node = lookup.children.get((node, token), len(lookup.children))  # otherwise a node that was not drafted
+        node = lookup.children.get((node, token), len(lookup.children))  # the default is not a drafted node
 
 
 def _grouped(places: list[list[int]], depth: int) -> dict[int, list[list[int]]]:
-    """Group places by their next token; places that end here are left out."""
+    """Group places by their next token; places that end here are omitted."""
     found: dict[int, list[list[int]]] = {}
     for place in places:
         if len(place) > depth:

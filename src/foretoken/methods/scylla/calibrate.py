@@ -2,15 +2,17 @@
 
     rate(b, k) = b A(k) / t(b, k)      A(k): tokens per step;  t: seconds from one draft to the next;  k = 0: plain
 
-A(k) comes from one recording with the largest tree at temperature 0: the nodes of a reranked tree are nested, so the
-best k of it are the tree that k nodes would have been, and of its accepted path that many stand. The steps visited are
-those of the largest tree, which is what makes it an estimate; ``served`` is what the timed runs then accepted. Times
-are medians over steps of exactly b requests, the widths interleaved, by the machine as it is; of one CPU thread they
-are the processor's, in which others that run at the same time do not count. The recording and the timed runs of every b
-answer the same prompts: some prompts are easier to draft for, so that the rates of different b could not be compared.
+A(k) comes from one recording with the largest tree at temperature 0: the nodes of a reranked tree are nested, so its
+best k nodes are the tree of budget k, and A(k) counts the accepted nodes among them. The recorded steps are those of
+the largest tree, so A(k) is an estimate; ``served`` is the measured acceptance of the timed runs. Times are medians
+over steps of exactly b requests, with the widths interleaved, under the current load of the machine; with one CPU
+thread they are processor times, which exclude other processes. The recording and the timed runs of every b answer the
+same
+prompts: some prompts are easier to draft for, and would make the rates of different b incomparable.
 
-Paper: arXiv:2505.07858, the third distribution. Differs: it fits a formula to where arithmetic intensity meets the
-machine's balance; here that width is reported as well (``k_roof``), because a node that is free to verify need not pay.
+Paper: arXiv:2505.07858, the third law. Differs: the paper fits a formula to the point where arithmetic intensity meets
+the machine's balance; here that width is reported as well (``k_roof``), because a node with free verification may still
+not pay.
 
     FLOPs(b, k) = b k (2 N + 4 layers s d)        bytes(b, k) = w N + b s kv + b k act
     k_roof(b)   = the largest k with FLOPs / bytes <= I_crit = GEMM operations per second / bytes streamed per second
@@ -41,10 +43,10 @@ class Watched(ScyllaDrafter):
     """Drafts a given number of nodes, and records the verdicts and the times.
 
     Attributes:
-        clock: seconds.
-        nodes: of a draft at most.
+        clock: returns seconds.
+        nodes: maximum number of nodes of a draft.
         steps: (requests, seconds until the next draft, seconds of drafting) of each step.
-        paths: (rank of each accepted node among the draft's nodes, their number) of each draft.
+        paths: (rank of each accepted node among the draft's nodes, number of nodes) of each draft.
     """
 
     nodes = 0
@@ -86,7 +88,7 @@ class Watched(ScyllaDrafter):
 
 
 def by_reach(draft: Draft) -> list[int]:
-    """A draft's nodes by the probability of their path, the best first: the order in which a tree is cut."""
+    """Sort a draft's nodes by the probability of their path, best first: the order of pruning."""
     reach: list[float] = []
     for parent, confidence in zip(draft.tree.parents, draft.confidence, strict=True):
         reach.append(confidence * (1.0 if parent < 0 else reach[parent]))
@@ -94,7 +96,7 @@ def by_reach(draft: Draft) -> list[int]:
 
 
 def accepted(paths: Sequence[tuple[Sequence[int], int]], nodes: int) -> float:
-    """A(k): tokens per step, bonus included, if only the best ``nodes`` of every draft had been verified."""
+    """Return A(k): tokens per step, bonus included, if only the best ``nodes`` of every draft had been verified."""
     return 1 + sum(sum(rank < nodes for rank in ranks) for ranks, _ in paths) / max(1, len(paths))
 
 
@@ -113,14 +115,14 @@ def measure(
 
     Args:
         llm: of any method; its target is used.
-        prompts: token ids; each repeat takes the next ones, as many as the largest batch holds, in turn.
+        prompts: token ids; each repeat takes the next ones in turn, as many as the largest batch.
         batches: b, increasing.
         nodes: k, increasing, without 0.
-        tokens: of an answer.
+        tokens: length of an answer.
     Returns:
         ``accepted`` (k -> A), ``measured`` (an object for each b and k), ``roofline`` and ``widths``.
     Raises:
-        InputError: too little was drafted to say anything.
+        InputError: there were too few drafts for a measurement.
     """
     drafter = Watched(config, llm.target)
     engine = LLM.from_target(
@@ -154,7 +156,7 @@ def measure(
         paths = drafter.paths
         advance()
         if not paths:
-            raise InputError("nothing was drafted: the prompts leave no room for an answer; give shorter ones")
+            raise InputError("there were no drafts: the prompts leave no positions for an answer; give shorter ones")
         found: dict[tuple[int, int], list[tuple[float, float, int, int]]] = {}
         for repeat in range(repeats):
             for batch in batches:
@@ -200,11 +202,11 @@ def measure(
 
 
 def roofline(target: LanguageModel, batches: Sequence[int], context: int, most: int) -> dict[str, Any]:
-    """``k_roof(b)``: how many nodes a verification computes while it waits for its weights.
+    """Return ``k_roof(b)``: the number of nodes that a verification computes while it loads the weights.
 
     Args:
         context: s, rows of the prefix.
-        most: k at most.
+        most: maximum k.
     """
     text = target.config.get_text_config(decoder=True)
     size = target.sizes
@@ -215,19 +217,21 @@ def roofline(target: LanguageModel, batches: Sequence[int], context: int, most: 
     weights = size.layer * target.num_layers + size.head
     per_row = 2 * weights + 4 * target.num_layers * context * heads * head
     kv_bytes = 2 * target.num_layers * kv * head * width
-    act_bytes = 2 * target.num_layers * text.hidden_size * width  # the residual stream, read and written by each layer
+    act_bytes = 2 * target.num_layers * text.hidden_size * width  # each layer reads and writes the residual stream
     operations, stream = machine_balance(text.hidden_size, target.dtype)
     critical = operations / stream
     table = []
     for batch in batches:
-        once = width * weights + batch * context * kv_bytes  # bytes that are read whatever is drafted
+        once = width * weights + batch * context * kv_bytes  # bytes read for any draft
         known = [k for k in range(1, most + 1) if batch * k * per_row <= critical * (once + batch * k * act_bytes)]
         table.append([batch, max(known, default=0)])
     return {"operations_per_second": operations, "bytes_per_second": stream, "context": context, "k_roof": table}
 
 
 def machine_balance(width: int, dtype: torch.dtype) -> tuple[float, float]:
-    """Operations per second of a product of 256 rows, and bytes per second of reading 64 MB; the best of five."""
+    """Return operations per second of a product of 256 rows, and bytes per second of reading 64 MB; the best of
+    five.
+    """
     rows_RW, weight_WO = torch.ones(256, width, dtype=dtype), torch.ones(width, 4 * width, dtype=dtype)
     memory = torch.ones(16 << 20)
     products, reads = [], []

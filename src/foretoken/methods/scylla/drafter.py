@@ -24,14 +24,14 @@ _UNTRAINED = {"layers": 2, "draft_vocab_size": 512}
 
 
 class ScyllaDrafter(FeatureDrafter):
-    """Drafts with D decoder layers over what the target's final norm gives.
+    """Drafts with D decoder layers over the output of the target's final norm.
 
     Paper:   "Scaling Laws for Speculative Decoding", arXiv:2505.07858; the tree is EAGLE-2's, arXiv:2406.16858.
-    Exact:   trees are point masses, chains carry the q they were drawn from. The width depends
+    Exact:   trees are point masses, chains carry the q of their samples. The width depends
              on the number of requests, never on their drafts, so it cannot bias the output.
-    Differs: the width comes from a table that was measured (width.py), and not from a fitted formula; at batches where
-             no width beats plain decoding it is 0. Requests that draft from their own history only get that of
-             one request, whoever else runs. Chains, too. Without a table, as many nodes as any other drafter gets.
+    Differs: the width comes from a measured table (width.py), while the paper fits a formula; it is 0 for batches where
+             no width beats plain decoding. History-only requests always get the width of a single request. Chains,
+             too. Without a table, the number of nodes is the same as for other drafters.
     """
 
     name = "scylla"
@@ -57,7 +57,7 @@ class ScyllaDrafter(FeatureDrafter):
 
         widths: Annotated[
             str | Path | None,
-            Option("A file of `foretoken calibrate scylla`; None: `widths.json` in the head's folder, if it is there."),
+            Option("A file of `foretoken calibrate scylla`; None: `widths.json` in the head's folder, if any."),
         ] = None
         tree: Annotated[bool, TREE] = True
 
@@ -74,7 +74,7 @@ class ScyllaDrafter(FeatureDrafter):
             self.explanation = f"nodes by requests: {table}"
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """See :class:`FeatureDrafter`; the width of the batch bounds every budget."""
+        """Propose as :class:`FeatureDrafter`; the width of the batch limits every budget."""
         widths = self.widths
         if widths is not None:
             most, alone = widths.at(len(contexts)), widths.at(1)

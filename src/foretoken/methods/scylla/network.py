@@ -1,11 +1,11 @@
-"""Scylla's draft network: D decoder layers over pairs of the target's final state and the token after it.
+"""Scylla's draft network: D decoder layers over pairs of the target's final state and the following token.
 
     x_i = fc([e(x_{i+1}); f_i])   ──  D layers  ──  RMSNorm  ──  rows of the target's LM head: q of x_{i+2}
 
-Paper: "Scaling Laws for Speculative Decoding", arXiv:2505.07858 (no code could be found; the network is taken from
-descriptions of it, which number no equation of it). Differs: all layers have both of their norms, and the recycled
-feature is the output of the final norm, as the target's f is; the MLP has by default a quarter of the target's
-channels; a network may score some tokens only (``draft_vocab_size``), and stores their ids.
+Paper: "Scaling Laws for Speculative Decoding", arXiv:2505.07858 (no released code was found; the network follows
+descriptions without numbered equations). Differs: all layers have both of their norms, and the recycled feature is the
+output of the final norm, like the target's f; by default the MLP has a quarter of the target's channels; a network may
+score a subset of tokens (``draft_vocab_size``) and stores their ids.
 
 Letters: D layers, S rows of the target, T pairs, F width of the target's states, W width, V vocabulary.
 """
@@ -32,7 +32,7 @@ class ScyllaConfig(StackConfig):
 
 
 def describe(config: ScyllaConfig) -> NetworkDescription:
-    """The network as data; :meth:`Scylla.forward` is the same in the paper's words."""
+    """Describe the network as data; equal to :meth:`Scylla.forward`."""
     return NetworkDescription(
         taps=config.taps,
         fuse=config.fuse,
@@ -43,7 +43,7 @@ def describe(config: ScyllaConfig) -> NetworkDescription:
 
 
 class Scylla(StackNetwork):
-    """The network's weights.
+    """The weights of Scylla's draft network.
 
     Args:
         config: its sizes.
@@ -64,7 +64,7 @@ class Scylla(StackNetwork):
         self.norm = Norm(config.width, eps=config.norm_eps)
 
     def forward(self, states_SF: Tensor, tokens_T: Tensor, embedding_VW: Tensor) -> Tensor:
-        """What the LM head reads, [T, W]; see :class:`PairNetwork`."""
+        """Return the inputs of the LM head, [T, W]; see :class:`PairNetwork`."""
         assert self.norm is not None
         e = F.embedding(tokens_T, embedding_VW)
         f = self.original(states_SF)
@@ -76,4 +76,4 @@ class Scylla(StackNetwork):
             out: Tensor = self.norm(x)
             if len(f) == len(tokens_T):
                 return out
-            f = torch.cat([f, (out if self.config.norm_output else x)[-1:]])  # its own output for the target's f
+            f = torch.cat([f, (out if self.config.norm_output else x)[-1:]])  # the output replaces the target's f

@@ -1,9 +1,9 @@
-"""How many nodes a request drafts, by the number of requests: ``k_opt(b)``, a table that was measured on a machine.
+"""The number of nodes per request by the number of requests: ``k_opt(b)``, a measured table of one machine.
 
     widths.json   {"algorithm": "scylla_widths", "unit": "verified nodes per sequence", "target_fingerprint": "...",
                    "widths": [[1, 16], [2, 16], [4, 8], [8, 2]], and the measurements (calibrate.py)}
 
-Between measured batches the width is interpolated, beyond the last one it is the last one's. 0: nothing is drafted.
+Widths between measured batches are interpolated; larger batches have the last width. 0: no drafts.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _REMEDY = "make one with 'foretoken calibrate scylla --model M --head DIR'"
 
 @dataclass(frozen=True)
 class Widths:
-    """The table.
+    """The table of widths.
 
     Attributes:
         table: (requests, nodes), requests increasing, nodes not increasing.
     Raises:
-        ValueError: it is no such table.
+        ValueError: the table is invalid.
     """
 
     table: tuple[tuple[int, int], ...]
@@ -45,7 +45,7 @@ class Widths:
                 raise ValueError(f"widths: {fewer} nodes for {more} requests, but {nodes} for {batch}")
 
     def at(self, batch: int) -> int:
-        """Nodes of each request while so many decode."""
+        """Return the nodes of each request for this number of decoding requests."""
         before = self.table[0]
         for pair in self.table:
             if batch <= pair[0]:
@@ -58,7 +58,7 @@ class Widths:
 
     @property
     def most(self) -> int:
-        """Of any number of requests."""
+        """The largest width."""
         return self.table[0][1]
 
     @classmethod
@@ -66,9 +66,9 @@ class Widths:
         """Read a file.
 
         Args:
-            fingerprint: of the target that it must have been measured with.
+            fingerprint: of the target; the file must have been measured with it.
         Raises:
-            ModelError: there is none, it is damaged, or of another target.
+            ModelError: the file does not exist, is damaged, or belongs to another target.
         """
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
@@ -86,11 +86,11 @@ class Widths:
 
 
 def choose(batches: Sequence[int], rates: Mapping[tuple[int, int], float]) -> Widths:
-    """For every batch the width of the highest rate, and never more than for a smaller batch.
+    """Choose for every batch the width with the highest rate, never more than for a smaller batch.
 
     Args:
         batches: increasing.
-        rates: (requests, nodes) -> tokens per second; nodes 0 is plain decoding. Of equal rates the fewer nodes win.
+        rates: (requests, nodes) -> tokens per second; nodes 0 is plain decoding. Fewer nodes win ties.
     """
     table, most = [], None
     for batch in batches:

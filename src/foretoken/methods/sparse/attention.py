@@ -12,7 +12,7 @@ Differs: which blocks: see blocks.py. A layer that is no anchor takes the blocks
          always does. Layers with a sliding window stay dense: they do not look far back.
 
 Prompts are dense, also in the same packed batch: a segment is sparse if it is a root with its draft, and its prefix is
-long enough. The selected blocks and what is after them make a shorter prefix, over which attention is dense:
+long enough. The selected blocks and the rows after them form a shorter prefix with dense attention:
 
     columns of a head   |sink|kept|local|local|rest| root n0 n1 …  ──►  dense attention, prefix = kept + rest
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class SparseAttention:
-    """Makes each step's plan; keeps what it knows of the blocks of the cache that it is used with.
+    """Makes each step's plan; stores summaries of its cache's blocks.
 
     Args:
         rule: how many blocks are kept, and which.
@@ -74,7 +74,7 @@ class SparseAttention:
         return sparse(cache, batch, self, self.summaries_of(cache))
 
     def summaries_of(self, cache: KVCache) -> BlockSummaries | None:
-        """What is known of a cache's blocks; None where the rule scores exactly."""
+        """Return the summaries of a cache's blocks; None if the rule scores exactly."""
         if self.rule.score == "exact":
             return None
         if self._summaries is None or self._summaries[0] != cache.serial:
@@ -124,11 +124,11 @@ class SparseAttentionPlan(DensePlan):
         return self.rule.keep(segment.prefix, num_groups) if segment.verification else 0
 
     def _summaries_of(self, layer: int) -> Tensor:
-        assert self._summaries is not None, "asked for by scores that need them only"
+        assert self._summaries is not None, "only scores by summaries use them"
         return self._summaries.of(layer, self._slots)
 
     def _scores(self, layer: int, segment: Segment, q_HD: Tensor, k_GLD: Tensor, scoring: Scoring) -> Tensor:
-        """What the root row makes of each block, float32 [G, N]."""
+        """Return the root row's scores of the blocks, float32 [G, N]."""
         num_blocks = self.rule.num_blocks(segment.prefix)
         if self._summaries is not None:
             return scores_of_summaries(q_HD, self._summaries_of(layer)[segment.slot, :, :num_blocks])

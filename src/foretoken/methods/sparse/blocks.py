@@ -1,12 +1,12 @@
-"""Which blocks of the committed prefix a verification looks at.
+"""Selection of the committed prefix's blocks for a verification.
 
     prefix  |sink|    |    |    |    |local|local|rest|  root n0 n1 …      one block: ``size`` columns of one head
              kept   ×   kept  ×    ×   kept  kept  seen   seen, by the tree
 
-Blocks are whole and committed. What lies after the last whole block (less than one block) and the rows in flight are
-always seen, and never selected: no row in flight can be part of a block.
+Blocks are whole and committed. The rows after the last whole block (less than one block) and the rows in flight are
+always visible, and never selected: no row in flight can be part of a block.
 
-How a block is scored for the root row, whose queries q0 are (``score``):
+The score of a block for the root row with the queries q0 (``score``):
 
     exact   the attention weight that the root gives to the block: the sum of its softmax over the block's columns
     bounds  an upper bound of q0 . k over the block, from the smallest and the largest value of each key coordinate
@@ -25,8 +25,8 @@ Differs: the default is ours: with ``exact`` the blocks are the best there are f
          Keys and queries are those after rotary. Quest scores for every query; here the root's choice serves all rows.
 
 Mean and bounds of a block are known before the query is: so selecting costs one product per block instead of one per
-row. A committed row never changes, so a block is summed up once, when it is whole and committed. What the cache forgets
-(a rollback, a slot given back) it tells its followers.
+row. A committed row never changes, so a block is summarised once, when it is whole and committed. The cache notifies
+its followers when it drops rows (a rollback, a released slot).
 
 Letters: H query heads, G key/value heads (the paper's H), S slots, N whole blocks, B rows of a block, D key width,
 W numbers that sum up a block: D (mean) or 2 D (smallest, then largest), n query heads of a group, L columns.
@@ -87,7 +87,9 @@ class BlockRule:
         return 0 if count >= every else count
 
     def read(self, prefix: int, keep: int, num_groups: int) -> float:
-        """Share of a committed prefix that a head reads, on average: the kept blocks, and what lies after the last."""
+        """Return the mean share of a committed prefix that a head reads: the kept blocks, and the rows after the
+        last.
+        """
         if not keep:
             return 1.0
         rest = prefix - self.num_blocks(prefix) * self.size
@@ -145,7 +147,7 @@ def weights_of_blocks(
 
 
 def scores_of_summaries(q_HD: Tensor, summaries_GNW: Tensor) -> Tensor:
-    """Scores from what is known of each block, float32 [G, N]: W = D, mean; W = 2 D, bounds.
+    """Return scores from block summaries, float32 [G, N]: W = D, mean; W = 2 D, bounds.
 
     Args:
         q_HD: the root row's queries after rotary.
@@ -159,10 +161,10 @@ def scores_of_summaries(q_HD: Tensor, summaries_GNW: Tensor) -> Tensor:
 
 
 class BlockSummaries:
-    """Means or bounds of one cache's blocks; those of a layer are brought up to date when they are asked for.
+    """Means or bounds of one cache's blocks, updated layer by layer on access.
 
     Args:
-        cache: whose keys; this becomes a follower of it.
+        cache: provides the keys; this object becomes a follower of it.
         size: rows of a block (B).
         score: "mean" or "bounds".
     """
@@ -220,5 +222,5 @@ def _bounds(keys_GNBD: Tensor) -> Tensor:
     return torch.cat([keys_GNBD.amin(dim=-2), keys_GNBD.amax(dim=-2)], dim=-1).float()
 
 
-# score -> keys of blocks [G, N, B, D] to what is known of them, float32 [G, N, W]
+# score -> function from keys of blocks [G, N, B, D] to summaries, float32 [G, N, W]
 SUMMARIES: Mapping[str, Callable[[Tensor], Tensor]] = {"bounds": _bounds, "mean": _means}

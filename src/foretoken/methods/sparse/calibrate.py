@@ -1,4 +1,4 @@
-"""Measure on text what sparse verification has to know of a target: see methods/sparse/calibration.py.
+"""Measure a target's statistics for sparse verification on text: see methods/sparse/calibration.py.
 
 The target reads blocks of text densely, in chunks, over its cache. Next to it stand observers:
 
@@ -211,7 +211,7 @@ class _Seen:
         for tau in TAUS:
             keep_RF = g_RF.abs() >= tau
             for size in GROUPS:
-                # rows of a group keep together what one of them keeps; a group is there if one of its rows is
+                # a group keeps a channel if one of its rows does; a group counts if one of its rows is present
                 present, index_R = (places // size).unique(return_inverse=True)
                 kept_PF = torch.zeros(len(present), g_RF.shape[1], dtype=torch.int32, device=g_RF.device)
                 kept_PF.index_add_(0, index_R, keep_RF.int())
@@ -297,7 +297,7 @@ class _Seen:
         return [[round(self._alike[sets, i, j].value, 4) for j in layers] for i in layers]
 
     def anchors(self, theta: float) -> Anchors | None:
-        """The layers' similarities, and the anchors at this threshold; None where nobody has picked."""
+        """Return the layers' similarities, and the anchors at this threshold; None without measured choices."""
         if not self._alike:
             return None
         table = self._table("per_head")

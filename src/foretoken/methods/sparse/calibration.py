@@ -1,10 +1,10 @@
-"""What sparse verification has to know of a target beforehand, measured once on text: one small JSON file.
+"""A target's statistics for sparse verification, measured once on text: one small JSON file.
 
     ffn         tau -> share of channels that are left out, of one row and of several together
     moe         per layer the medians beta_1 .. beta_{k-1} of the ratios of methods/sparse/feed_forward.py
     attention   layers that pick blocks for themselves (anchors), and how much neighbours agree
 
-``foretoken calibrate sparse`` writes it, next to the target's weights by default, where it is found by itself.
+By default ``foretoken calibrate sparse`` writes it into the folder of the target's weights, where the engine finds it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FORCED_ANCHORS = 2  # first layers that always pick for themselves
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sparsity:
-    """What one threshold leaves out, as means over layers and rows.
+    """Shares omitted at one threshold, as means over layers and rows.
 
     Attributes:
         tau: the threshold.
@@ -70,8 +70,8 @@ class Anchors:
         jaccard: [L][L], mean over heads and steps of the similarity of two layers' choices; 0 where one picks none.
         jaccard_of_layers: the same of the sets that all heads of a layer share; empty in older files.
         settings: of the selection that was observed (block, budget, ...), as VerificationConfig names them.
-        caught: score -> what was kept by it of the attention that goes to free blocks (neither sinks nor locals), by
-            the root that chose ("root"), and by the seven rows after it ("draft"); empty in older files.
+        caught: score -> share of the attention on free blocks (neither sinks nor locals) that its choice keeps, for
+            the root that chose ("root"), and for the seven rows after it ("draft"); empty in older files.
     """
 
     layers: Sequence[int]
@@ -87,7 +87,7 @@ class Calibration:
     """Everything that was measured of one target.
 
     Attributes:
-        model, fingerprint: whose; it is of no use to another.
+        model, fingerprint: of the target; the file is invalid for other targets.
         num_tokens: of text that was read.
         ffn: by threshold; empty for a model without gated MLPs.
         moe: None for a model without routed experts.
@@ -196,12 +196,12 @@ def sweep(jaccard: Sequence[Sequence[float]], theta: float) -> list[int]:
 
 
 def default_path(target: LanguageModel) -> Path:
-    """Where a target's calibration lies if nobody says otherwise: next to its weights."""
+    """Return the default place of a target's calibration: the folder of its weights."""
     return Path(target.source) / FILE
 
 
 def find(target: LanguageModel, path: str | Path | None) -> Calibration | None:
-    """A target's calibration: the file named, else the one next to its weights; None if there is none.
+    """Return a target's calibration: the named file, else the one in the folder of its weights; None if there is none.
 
     Raises:
         ModelError: the file named is missing, or a file is damaged.

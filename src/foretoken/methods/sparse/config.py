@@ -129,12 +129,12 @@ class VerificationConfig(Checked):
 
     @property
     def sparse(self) -> bool:
-        """Whether what is emitted was decided with something left out, so that nothing is promised about it."""
+        """Whether any token is decided with parts omitted, so that the output has no guarantee."""
         return self.confirm == 0 and (self.attention != "off" or self.ffn > 0.0 or self.moe > 0)
 
     @property
     def in_words(self) -> str:
-        """What is on, as one would type it."""
+        """The active settings, as typed on a command line."""
         on = {"attention": self.attention != "off", "ffn": self.ffn > 0.0, "moe": self.moe > 0}
         return ", ".join(f"{KEY}.{name}={getattr(self, name)}" for name, wanted in on.items() if wanted)
 

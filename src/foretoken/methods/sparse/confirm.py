@@ -1,4 +1,4 @@
-"""What the dense target does next to a sparse one: it confirms drafts of the sparse target, or repairs the cache.
+"""The dense target with a sparse one: it confirms drafts of the sparse target, or refreshes the cache.
 
 The target drafts for itself with sparse attention, and a dense verification confirms:
 
@@ -47,7 +47,7 @@ class _Chain:
     """One request's draft while it grows.
 
     Attributes:
-        room: tokens at most.
+        room: maximum number of tokens.
         offered: proposed by the inner drafter, not looked at yet.
         tokens: chosen by the sparse target.
         num_read: rows after the prefix that stand: the root, and all chosen tokens but the last.
@@ -70,8 +70,8 @@ class SparseDraft(Drafter):
              whole one is the plan of TriForce (arXiv:2404.11912) and MagicDec (arXiv:2408.11049).
     Exact:   a draft is a function of the past and of the noise of (seed, position): a point mass, coupled above
              temperature 0. Lossless under every rule that knows that kind.
-    Differs: blocks are chosen anew by every sparse step. The inner drafter is asked once, at the root; of a tree its
-             first path is taken.
+    Differs: every sparse step chooses its blocks anew. The inner drafter drafts once, at the root; the first path of
+             a tree is used.
 
     Args:
         inner: its proposals save sparse steps.
@@ -139,7 +139,7 @@ class SparseDraft(Drafter):
         return [chain.draft() for chain in chains]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell the inner drafter what became of its own proposals."""
+        """Report the outcomes of the inner drafter's own proposals."""
         inner = []
         for outcome in outcomes:
             draft = self._offered.pop(outcome.request_id, NO_DRAFT)
@@ -155,7 +155,7 @@ class SparseDraft(Drafter):
         self._inner.release(request_id)
 
     def _step(self, chains: Sequence[_Chain]) -> None:
-        """One sparse forward: the last chosen token of every chain, and what was offered after it."""
+        """Run one sparse forward: the last chosen token of every chain, and the offered tokens after it."""
         cache = self._cache
         assert cache is not None
         batch = PackedBatch()
@@ -221,7 +221,7 @@ class DenseRefresh:
     """Our guard against drift; the paper (arXiv:2512.21911) keeps what the sparse forward computed.
 
     Args:
-        target: whose keys and values.
+        target: the model of the cache.
         every: R, rows that may be approximate before they are computed again.
     """
 
@@ -243,7 +243,7 @@ class DenseRefresh:
             self._dense[slot] = context.request_id, dense
 
     def _again(self, cache: KVCache, context: Context, begin: int) -> None:
-        """The committed rows from ``begin`` on; what is before them is dense."""
+        """Recompute the committed rows from ``begin`` on; earlier rows are dense."""
         slot, end = context.slot, cache.lengths[context.slot]
         cache.rollback(slot, begin)
         prefill(self._target, cache, slot, context.tokens[begin:end])

@@ -1,4 +1,4 @@
-"""Sparse feed-forward: what a verification leaves out of a gated MLP, and of a mixture of experts.
+"""Sparse feed-forward: verification with fewer channels of a gated MLP, and fewer experts of a mixture.
 
 Channels whose gate is nearly shut:
 
@@ -6,9 +6,9 @@ Channels whose gate is nearly shut:
     keep = |g| >= tau                 row by row
     y = (g * (x Wu))[keep] Wd[keep]   the other channels are zero
 
-Which channels count is decided for each row alone; which weights are read, by the union over the rows. So a row's
-result does not depend on its neighbours, and many rows save less than one: after a few rows there is hardly a channel
-that nobody keeps, unless the activation is exactly zero for many (ReLU, not SiLU).
+Each row selects its channels alone; weights are read for the union over the rows. So a row's result does not depend on
+its neighbours, and many rows save less than one: with more rows nearly every channel is kept by some row, unless the
+activation is exactly zero for many (ReLU, not SiLU).
 
 Experts: the k chosen experts of a row have weights w_1 >= ... >= w_k. What leaving out the i lowest would cost is
 measured by
@@ -50,7 +50,7 @@ def picked(g_RF: Tensor) -> Tensor | None:
 
 
 class SparseMLP:
-    """What a gated MLP computes instead.
+    """Replaces a gated MLP by its sparse form.
 
     Paper:   arXiv:2512.21911 (sparse FFN): channels with |activation| < tau enter neither the up nor the down
              projection.
@@ -185,7 +185,7 @@ def _in_groups(experts: RoutedExperts) -> bool:
 
 
 class SparseExperts:
-    """What the routed experts of a layer compute instead.
+    """Replaces the routed experts of a layer by their sparse form.
 
     Args:
         experts: the module's parts.

@@ -1,11 +1,11 @@
-"""Sparse verification: attention, MLPs and experts of a verification's rows, each as dense or as sparse as asked.
+"""Sparse verification: attention, MLPs and experts of a verification's rows, each dense or sparse by the settings.
 
     packed batch     [ chunk of a prompt | root and draft | root and draft ]
     attention             dense               sparse            sparse         segment by segment
     MLP, experts          dense               sparse            sparse         row by row
 
-A step without verification rows is computed by the attention plan alone, as if nothing else had been asked for. Drafts
-and prompts are always dense. What the cache keeps of a verification is what the sparse forward computed.
+The attention plan alone computes a step without verification rows. Drafts and prompts are always dense. The cache keeps
+the keys and values of the sparse forward.
 
 Letters: T packed rows, D width.
 """
@@ -40,12 +40,12 @@ _EXPLAINED_ROWS = 8
 class SparseVerification(PlanMaker):
     """Makes the plan of every step from the settings; one for each engine.
 
-    Exact: no. The promise of a recipe with it is "approximate", whatever its verifier, and nobody knows how far a step
-           is from the dense target's distribution: that would take the dense target.
+    Exact: no. The promise of a recipe with it is "approximate", with any verifier, and the distance from the dense
+           target's distribution is unknown: its measurement would need the dense target.
 
     Args:
-        config: what to leave out; something, or a DensePlan does.
-        target: the model whose verifications these are.
+        config: the omitted parts, at least one; otherwise use a DensePlan.
+        target: the verifying model.
     Raises:
         ConfigError: the target lacks what a setting is about, a setting is beyond it, or a calibration is missing.
         MismatchError: the calibration is another model's.
@@ -80,7 +80,7 @@ class SparseVerification(PlanMaker):
         self.explanation = "; ".join(filter(None, (_expected(config, target), self._packed(target))))
 
     def over(self, base: DensePlans) -> SparseVerification:
-        """This plan, with the other's attention over what it reads."""
+        """Return this plan, with the other's attention over the selected rows."""
         if self.blocks is None:
             self.attention = base.attention
         else:
@@ -100,7 +100,7 @@ class SparseVerification(PlanMaker):
         return ConfirmedVerification(config, target) if config.confirm else None
 
     def before_step(self, cache: KVCache, decoding: Sequence[Context]) -> None:
-        """Compute again densely what is due."""
+        """Refresh the rows that are due, densely."""
         if self._refresh is not None:
             self._refresh(cache, decoding)
 
@@ -147,7 +147,7 @@ class ConfirmedVerification(DensePlans):
         return self
 
     def wrap(self, drafter: Drafter, num_nodes: int) -> tuple[Drafter, int | None]:
-        """The sparse target as a drafter, which is asked for ``confirm`` tokens a step."""
+        """Return the sparse target as a drafter of ``confirm`` tokens a step."""
         config = self._config
         wrapped = SparseDraft(
             drafter,
@@ -166,7 +166,7 @@ class SparsePlan(Plan):
     Args:
         attention: answers the attention layers.
         batch: the step's rows.
-        mlps, experts: what is swapped.
+        mlps, experts: replacements of the modules.
         tau: threshold of the MLPs' gates.
     """
 
@@ -187,7 +187,7 @@ class SparsePlan(Plan):
         self._experts = experts
         rows = _verification_rows(batch)
         for each in experts:
-            each.num_needed = 0  # of a span of layers some may not be asked
+            each.num_needed = 0  # a span of layers may not include all of them
         self.swaps: Mapping[nn.Module, Forward] = {
             **{each.mlp.module: _for_rows(each, each.mlp.module, rows) for each in mlps},
             **{each.experts.module: _for_rows(each, each.experts.module, rows) for each in experts},
@@ -283,7 +283,7 @@ def _sparse_experts(config: VerificationConfig, target: LanguageModel) -> list[S
 
 
 def _expected(config: VerificationConfig, target: LanguageModel) -> str:
-    """What the calibration expects of the threshold; the command line prints it."""
+    """Return the expected effect of the threshold by the calibration; the command line prints it."""
     known = calibration.find(target, config.calibration) if config.ffn else None
     if known is None or not known.ffn:
         return ""

@@ -1,4 +1,4 @@
-"""``foretoken train sprinter``: its options, the run, and what it says; without torch until it runs."""
+"""``foretoken train sprinter``: options, run and summary; imports torch only when it runs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ class Config(Text, Judged):
             "drawn: judge a token by state and distribution; pre: by the state before it, as published; post: after it."
         ),
     ] = "drawn"
-    examples: Annotated[int, Option("Tokens to judge by, about.", metavar="N", above=0)] = 10_000
-    minutes: Annotated[float, Option("Stop collecting after so many minutes.", above=0)] = 5.0
+    examples: Annotated[int, Option("Approximate number of tokens to learn from.", metavar="N", above=0)] = 10_000
+    minutes: Annotated[float, Option("Time limit of the collection in minutes.", above=0)] = 5.0
     temperature: Annotated[
-        float, Option("Draw the draft's tokens at it; 0: its greedy tokens, as published.", least=0)
+        float, Option("Temperature of the draft's tokens; 0: greedy tokens, as published.", least=0)
     ] = 0.0
     ratio: Annotated[float, Option("A token is acceptable where q <= RATIO p.", above=0)] = 1.0
     steps: Annotated[int, Option("Tokens drafted after a document.", name="draft-length", metavar="N", least=1)] = 20
-    replies: Annotated[bool, Option("Draft where replies begin, not after the first 30 % of a document.")] = False
-    soft: Annotated[bool, Option("Train on the chance of acceptance, min(1, p/q), not on yes or no.")] = False
-    seed: Annotated[int, Option("Of order, split and sampling.", metavar="N", least=0, most=2**63 - 1)] = 0
+    replies: Annotated[bool, Option("Draft at the beginning of replies, not after the first 30 % of a document.")] = (
+        False
+    )
+    soft: Annotated[bool, Option("Train on the acceptance probability, min(1, p/q), not on a binary label.")] = False
+    seed: Annotated[int, Option("Seed of order, split and sampling.", metavar="N", least=0, most=2**63 - 1)] = 0
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:
-    """Collect examples, train a head, and let it serve the held-out prompts."""
+    """Collect examples, train a head, and serve the held-out prompts with it."""
     from foretoken.methods.sprinter import train as training
     from foretoken.methods.sprinter.labels import Collecting
     from foretoken.train.run_folder import add_to_record
@@ -71,13 +73,13 @@ def run(config: Config, session: Session) -> dict[str, Any]:
 
 
 def say(record: dict[str, Any], out: Path) -> list[str]:
-    """What it learned from, how well it tells, and what it does in the engine."""
+    """Summarise the examples, the head's quality, and its effect in the engine."""
     held = record["held_out"][record["feature"]]
     lines = [
         f"{out}: {record['parameters']} numbers from {record['examples']:,} examples after {record['documents']:,} "
         f"documents, {record['acceptable']:.0%} acceptable",
         f"held out: ROC AUC {_text(held['auc'])}, accuracy {held['accuracy']:.3f} of {held['examples']:,} examples",
-        "held out, ROC AUC by source, of this head and of numbers that need none (chance: 0.5):",
+        "held out, ROC AUC by source, of this head and of baselines without a head (chance: 0.5):",
     ]
     for source, each in record["held_out_by_source"].items():
         areas = each["auc"]
@@ -103,11 +105,11 @@ def _text(area: float | None) -> str:
 COMMAND = Command(
     name="sprinter",
     help="""\
-    Train SPRINTER's head: it reads the draft's last hidden state and says whether the target would accept a token.
+    Train SPRINTER's head: it reads the draft's last hidden state and predicts whether the target would accept a token.
 
-    Draft and target stay as they are. Tokens are drafted after the first 30 % of each document, and the head learns
+    Draft and target stay unchanged. Tokens are drafted after the first 30 % of each document, and the head learns
     whether the target would certainly accept each of them. Measured on held-out documents: ROC AUC and accuracy. At the
-    end the engine drafts for held-out prompts, and measures what the head saves and what it costs.
+    end the engine drafts for held-out prompts, and measures tokens per step and distortion.
     """,
     example="foretoken train sprinter --target zoo:base --draft-model zoo:draft --corpus generated --out my-head",
     config=Config,

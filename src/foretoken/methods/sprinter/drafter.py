@@ -1,14 +1,14 @@
-"""SPRINTER: a draft model continues as long as a small trained head approves of its tokens.
+"""SPRINTER: a draft model continues while a small trained head approves of its tokens.
 
     1  read x          the draft model reads the newest token: its last hidden state h, its distribution q
-    2  draw y ~ q      y is part of the draft, whatever the head decides
-    3  v               pre          head(h): before y is drawn, so without y
+    2 sample y ~ q     y is part of the draft, whatever the head decides
+    3  v               pre          head(h): before y is sampled, so without y
                        drawn        head(h, q, y)
                        post         head(h) of y's own state, in the next round, which has read y
                        confidence   q(y), without a head: the baseline of a trained one
-    4  stop            where v < threshold, or at max_draft tokens; else x = y and again from 1
+    4  stop            if v < threshold, or at max_draft tokens; else x = y and again from 1
 
-The token at which drafting stops is the last of the draft, and the only one that the rule `sprinter` tests.
+The token at which drafting stops is the last of the draft, and the rule `sprinter` tests only this token.
 
 Letters: M rows, D width, V vocabulary.
 """
@@ -39,14 +39,14 @@ _STOPS = ("head", "confidence")
 
 
 class SprinterDrafter(DraftRunner):
-    """Drafts a chain with a second model until its head says stop, or the cap is reached.
+    """Drafts a chain with a second model until its head decides to stop, or the cap is reached.
 
     Paper:   Zhong, Teku and Tandon 2025, arXiv:2502.04557; head, threshold and cap are those of the released code.
-    Exact:   chains carry the q they were drawn from (a point mass at temperature 0). The stop depends on the text
-             before the last token (`pre`), or on that token too; the token is kept in any case and tested, so under a
-             lossless verifier this is a draft model with a learnt stop rule. Its own verifier, `sprinter`, is lossy.
+    Exact:   chains carry the q of their samples (a point mass at temperature 0). The stop depends on the text before
+             the last token (`pre`), or on that token too; the token is kept in any case and tested, so under a lossless
+             verifier this is a draft model with a learned stop rule. Its own verifier, `sprinter`, is lossy.
     Differs: batches (requests stop one by one); the draft stops at the request's last token, which is then tested as
-             if at the cap. ``stop="confidence"`` is ours, a baseline: v = q(y).
+             at the cap. ``stop="confidence"`` is ours, a baseline: v = q(y).
     """
 
     name = "sprinter"
@@ -71,27 +71,27 @@ class SprinterDrafter(DraftRunner):
         head: Annotated[
             str | Path | None,
             Option(
-                "A folder of `foretoken train sprinter`; None: `sprinter` next to the draft's weights. Its kind is "
-                "pre, drawn or post."
+                "A folder of `foretoken train sprinter`; None: `sprinter` in the folder of the draft's weights. Its "
+                "kind is pre, drawn or post."
             ),
         ] = None
         stop: Annotated[
             str,
             Option(
-                "head: v is the head's estimate that the token would be accepted; confidence: v is the draft's own "
-                "probability of the token, and there is no head.",
+                "head: v is the head's estimate of the acceptance probability; confidence: v is the draft's own "
+                "probability of the token, without a head.",
                 choices=_STOPS,
             ),
         ] = "head"
         threshold: Annotated[
             float,
             Option(
-                "Drafting stops where v is below this. 0 never stops, 1 nearly always: one token a step, tested.",
+                "Drafting stops if v is below this. 0 never stops, 1 nearly always: one token a step, tested.",
                 least=0,
                 most=1,
             ),
         ] = 0.5
-        max_draft: Annotated[int, Option("Tokens of a draft at most.", least=1, most=256)] = 20
+        max_draft: Annotated[int, Option("Most tokens of a draft.", least=1, most=256)] = 20
 
         def check_together(self) -> None:
             if self.stop == "confidence" and self.head is not None:
@@ -107,11 +107,13 @@ class SprinterDrafter(DraftRunner):
         if self._last is not None:
             self.span = self._last.span
         self._judges = config.stop if self.head is None else self.head.config.feature
-        self._judged: dict[int, list[float]] = {}  # request -> v of its draft's nodes that were judged
-        self._others: dict[int, list[Tensor]] = {}  # request -> tokens that would be approved at each node, bool [V]
+        self._judged: dict[int, list[float]] = {}  # request -> v of its draft's judged nodes
+        self._others: dict[
+            int, list[Tensor]
+        ] = {}  # request -> tokens that the head would approve at each node, bool [V]
 
     def with_options(self, **options: Any) -> SprinterDrafter:
-        """Another drafter with some options changed, over the same loaded draft model if that stays.
+        """Return another drafter with some options changed, over the same loaded draft model if that stays.
 
         Raises:
             ConfigError: an option is out of range.
@@ -122,7 +124,7 @@ class SprinterDrafter(DraftRunner):
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Draft one chain per request: the rounds of steps 1 to 4 above, of at most ``max_draft`` tokens.
 
-        Step 1 is the draft runner's; it hands each round's rows to :meth:`_expand`, which does steps 2 to 4.
+        The draft runner performs step 1; it passes each round's rows to :meth:`_expand`, which performs steps 2 to 4.
         """
         most = self.config.max_draft
         bounded = [
@@ -146,11 +148,11 @@ class SprinterDrafter(DraftRunner):
         return found
 
     def _keep_others(self, draft: RunnerBuilder, its: Rows, node: int, approved: bool) -> None:
-        """Note which tokens would have stood untested in a node's place, if the verifier is to know."""
+        """Record the tokens that would be accepted untested at a node, if the verifier needs them."""
         if draft.context.params.greedy or draft.budget.evidence is not Approvals:
             return
         q_V = draft.q_rows[-1]
-        if not draft.has_room(node):  # tested whatever it is
+        if not draft.has_room(node):  # the last possible token is always tested
             others_V = torch.zeros_like(q_V, dtype=torch.bool)
         elif self.head is None:
             others_V = q_V >= self.config.threshold
@@ -162,20 +164,20 @@ class SprinterDrafter(DraftRunner):
         self._others[draft.context.request_id].append(others_V)
 
     def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
-        """Steps 2 to 4 of one round; returns the drafts that continue."""
+        """Perform steps 2 to 4 of one round; return the drafts that continue."""
         if self._judges == "post":
             return self._expand_after_reading(drafts, rows)
-        # 3. pre: v before the token is drawn
+        # 3. pre: v before the token is sampled
         before = self.judge(drafts, rows) if self._judges == "pre" else None
-        # 2. draw y ~ q
+        # 2. sample y ~ q
         nodes = [draft.draw(its.output, its.start, self.config.model) for draft, its in zip(drafts, rows, strict=True)]
-        drawn = [i for i, node in enumerate(nodes) if node is not None]  # else no token may follow
-        # 3. drawn, confidence: v of the token that was drawn
+        drawn = [i for i, node in enumerate(nodes) if node is not None]  # None: no token is possible
+        # 3. drawn, confidence: v of the sampled token
         if before is not None:
             judged = [before[i] for i in drawn]
         else:
             judged = self.judge([drafts[i] for i in drawn], [rows[i] for i in drawn]) if drawn else []
-        # 4. continue after tokens that the head approves of
+        # 4. continue after approved tokens
         for draft in drafts:
             draft.frontier = []
         going_on = []
@@ -191,17 +193,17 @@ class SprinterDrafter(DraftRunner):
         return going_on
 
     def _expand_after_reading(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
-        """The same for ``post``, whose v belongs to the token that this round has read: steps 3 and 4, then 2."""
+        """Perform steps 3 and 4, then 2, for ``post``: its v belongs to the token that this round has read."""
         going_on = []
-        # 3. v of the token that was read
+        # 3. v of the token that this round has read
         for draft, its, v in zip(drafts, rows, self.judge(drafts, rows), strict=True):
-            # 4. stop where it is too small; the root is not judged
+            # 4. stop if it is too small; the root is not judged
             if draft.frontier != [ROOT]:
                 self._judged[draft.context.request_id].append(v)
                 if v < self.config.threshold:
                     draft.frontier = []
                     continue
-            # 2. draw y ~ q
+            # 2. sample y ~ q
             node = draft.draw(its.output, its.start, self.config.model)
             draft.frontier = [node] if node is not None and draft.has_room(node) else []
             if draft.frontier:
@@ -224,7 +226,7 @@ class SprinterDrafter(DraftRunner):
 
 
 def _drawn_from(draft: RunnerBuilder, its: Rows) -> Tensor:
-    """The distribution of a draft's newest token, float32 [V]; for greedy requests the one at temperature 1."""
+    """Return the distribution of a draft's newest token, float32 [V]; for greedy requests at temperature 1."""
     if not draft.context.params.greedy:
         return draft.q_rows[-1]
     logits_1V = its.output.logits_MV[its.start : its.start + 1]

@@ -1,13 +1,13 @@
-"""Examples for SPRINTER's head: draft tokens after prompts, and whether the target accepts them with certainty.
+"""Examples for SPRINTER's head: draft tokens after prompts, and whether the target certainly accepts them.
 
     prompt ── draft reads, h_pre, q ── y ── draft reads y, h_post         facts: of y under q (network.py)
            └─ target reads, p          └── label: q(y) <= ratio p(y)
     continue with y where the label is 1, else with the target's token; ``steps`` times
 
 Paper: arXiv:2502.04557 and its released code: the first 30 % of a document, 20 steps, the draft's greedy token, both
-distributions at temperature 1; the label is the certain part of the acceptance test, not a drawn event.
-Differs: 30 % of the tokens, not of the words; documents end where the models end them; all features are kept; tokens
-may be drawn at a temperature instead.
+distributions at temperature 1; the label is the certain part of the acceptance test, not a random outcome.
+Differs: 30 % of the tokens, not of the words; documents end at end tokens of the models; all features are kept; tokens
+may be sampled at a temperature instead.
 
 Letters: N examples, B prompts, D width, V vocabulary, 3 facts (network.py).
 """
@@ -54,7 +54,7 @@ class Collecting:
         steps: tokens after a prompt.
         temperature: 0: the draft's greedy tokens, distributions at temperature 1; else both at this temperature.
         ratio: a token is acceptable where q <= ratio p.
-        seed: of the order of documents and of the drawn tokens.
+        seed: of the order of documents and of the sampled tokens.
         seconds: time limit; None: none.
     """
 
@@ -113,7 +113,7 @@ def collect(
 
     Args:
         prompts: token ids, at least one each; see :func:`prompts_of`.
-        report: called with the number of examples until now.
+        report: called with the number of examples so far.
     """
     generator = torch.Generator(device=target.device).manual_seed(how.seed)
     ends = time.monotonic() + (how.seconds if how.seconds is not None else float("inf"))
@@ -121,7 +121,7 @@ def collect(
     pieces: list[tuple[Tensor, ...]] = []
     number = documents = 0
     while number < how.count and time.monotonic() < ends:
-        # the last group has only as many prompts as are needed
+        # the last group has only as many prompts as needed
         wanted = min(GROUP, -(-(how.count - number) // how.steps))
         group = list(itertools.islice(prompts, wanted))
         if not group:

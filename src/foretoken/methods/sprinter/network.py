@@ -4,16 +4,16 @@
                                                                         └── sigmoid(w.x + b) = v
 
 :meth:`SprinterHead.forward` computes v, the estimated probability that the target accepts y, for a whole text. The
-drafter computes it token by token for a batch of requests, and training collects its inputs; both are tested to be
-equal. The input x of the head is one of:
+drafter computes it token by token for a batch of requests, and training collects its inputs; tests compare both with
+it. The input x of the head is one of:
 
-    pre    h alone, the state that produced the q of y: the head does not know y (as published)
+    pre    h alone, the state that produced the q of y: the head does not depend on y (as published)
     drawn  that h, log q(y), the entropy of q, and the difference between its two largest probabilities
-    post   h alone, after y was read
+    post   h alone, after the draft has read y
 
 Paper: arXiv:2502.04557, and the released code. Differs: the published head is ``pre``. q(y) alone predicts acceptance
-better than that head, which does not see it (lab/results/sprinter_heads.md), so ``drawn`` is
-the default of training.
+better than that head, which does not read q(y) (lab/results/sprinter_heads.md), so ``drawn`` is the default of
+training.
 
 Letters: T tokens, M rows, D width, V vocabulary.
 """
@@ -39,11 +39,11 @@ _LEAST_LOG = -20.0  # log q of a token is at least this
 
 
 def facts_of(q_MV: Tensor, token_M: Tensor) -> Tensor:
-    """Describe tokens by the distributions that they were drawn from: float32 [M, 3], in the order of :data:`FACTS`.
+    """Describe tokens by the distributions of their samples: float32 [M, 3], in the order of :data:`FACTS`.
 
     Args:
         q_MV: distributions, float32.
-        token_M: int64, drawn from them.
+        token_M: int64, sampled from them.
     """
     log_q_M = q_MV.gather(1, token_M[:, None])[:, 0].log().clamp(min=_LEAST_LOG)
     largest_M2 = q_MV.topk(2).values
@@ -53,7 +53,7 @@ def facts_of(q_MV: Tensor, token_M: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig(LogisticConfig):
-    """The input of a head, and the pair of models that it was trained for.
+    """The input of a head, and its pair of models.
 
     Attributes:
         feature: one of :data:`FEATURES`, see above.
@@ -90,11 +90,11 @@ class SprinterHead(LogisticHead):
     old_files = ("sprinter.json", "sprinter.safetensors")
 
     def forward(self, h_TD: Tensor, q_TV: Tensor, tokens_T: Tensor) -> Tensor:
-        """v = sigmoid(w.x + b) of the tokens y = x_1 .. x_{T-1} of one text, float32 [T - 1].
+        """Return v = sigmoid(w.x + b) of the tokens y = x_1 .. x_{T-1} of one text, float32 [T - 1].
 
         Args:
             h_TD: last hidden states of the draft model, after its final norm; row t has read x_0 .. x_t.
-            q_TV: its distributions; row t is the one that x_{t+1} was drawn from.
+            q_TV: its distributions; row t is the distribution of x_{t+1}.
             tokens_T: int64, the text.
         """
         before_TD, after_TD, y_T, q_TV = h_TD[:-1], h_TD[1:], tokens_T[1:], q_TV[:-1]
@@ -110,11 +110,11 @@ class SprinterHead(LogisticHead):
         return torch.sigmoid(x @ self.unit.weight_D + self.unit.bias)
 
     def judge_all(self, hidden_MD: Tensor, q_MV: Tensor) -> Tensor:
-        """v of every token that might be drawn, float32 [M, V], for a head that reads ``drawn``.
+        """Return v of every possible token, float32 [M, V], for a head that reads ``drawn``.
 
         Args:
             hidden_MD: the states that produced the distributions.
-            q_MV: what a token is drawn from, float32. Only log q(y) differs from token to token.
+            q_MV: the distributions, float32. Only log q(y) differs from token to token.
         """
         best_M = q_MV.argmax(dim=-1)
         x_MD = torch.cat([hidden_MD.float(), facts_of(q_MV, best_M)], dim=-1).double()

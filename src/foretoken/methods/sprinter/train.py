@@ -1,14 +1,14 @@
 """Training of SPRINTER's head (methods/sprinter/network.py): a logistic regression on cached states of the draft.
 
     pre, post   the state alone, as published
-    drawn       the facts of the token without a penalty, and the state with one, chosen by held-out loss; the strictest
-                penalty leaves almost no weight on the state
+    drawn       the facts of the token without a penalty, and the state with a penalty chosen by held-out loss; the
+                strictest penalty leaves almost no weight on the state
 
 Paper: arXiv:2502.04557 and its released code: binary cross-entropy, Adam, learning rate 5e-4, batches of 10, 20 epochs,
 70 % of the examples for training. Only the head is trained.
-Differs: the split is by document, because neighbouring examples are similar; the epoch of the lowest held-out loss is
-kept, not of the best accuracy at 0.5, because the user sets the threshold; soft labels on request. ``drawn`` is fitted
-by L-BFGS on standardised inputs. Epoch and penalty are chosen on the same examples that the figures describe.
+Differs: the split is by document, because neighbouring examples are similar; the epoch with the lowest held-out loss is
+kept, not the one with the best accuracy at 0.5, because the user sets the threshold; soft labels are optional. L-BFGS
+fits ``drawn`` on standardised inputs. Epoch and penalty are chosen on the same examples that the figures describe.
 
 Letters: N examples, D width.
 """
@@ -83,7 +83,7 @@ class Fitted:
 def fit(
     x_ND: Tensor, y_N: Tensor, document_N: Tensor, *, seed: int = 0, epochs: int = EPOCHS, rate: float = RATE
 ) -> Fitted:
-    """Logistic regression.
+    """Fit a logistic regression.
 
     Args:
         x_ND: features.
@@ -116,7 +116,7 @@ def fit(
 
 
 def fit_beside_facts(x_ND: Tensor, y_N: Tensor, document_N: Tensor, *, seed: int = 0) -> Fitted:
-    """Logistic regression of ``drawn``: a penalty on the state, none on the facts after it.
+    """Fit the logistic regression of ``drawn``: a penalty on the state, none on the facts after it.
 
     Args:
         x_ND: features: the state, and then the facts.
@@ -158,13 +158,13 @@ BASELINES = ("q", "entropy", "margin")
 
 
 def baselines(facts_N3: Tensor) -> dict[str, Tensor]:
-    """Scores that need no head, higher for a token more likely to stand: of each example."""
+    """Return scores without a head for each example; a higher score predicts acceptance."""
     log_q_N, entropy_N, margin_N = facts_N3.unbind(-1)
     return dict(zip(BASELINES, (log_q_N, -entropy_N, margin_N), strict=True))
 
 
 def by_source(scores: Mapping[str, Tensor], y_N: Tensor, source_N: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """ROC AUC of several scores within each source: pooled, a score shines that only tells sources apart.
+    """Return the ROC AUC of several scores within each source; a pooled AUC would reward separating the sources.
 
     Returns:
         source -> ``examples``, ``acceptable``, and ``auc`` of every score (None where one class is missing).
@@ -183,7 +183,7 @@ def by_source(scores: Mapping[str, Tensor], y_N: Tensor, source_N: Sequence[str]
 
 
 def quality(score_N: Tensor, y_N: Tensor, loss: float) -> dict[str, float | int | None]:
-    """How well scores (logits) tell acceptable tokens from others."""
+    """Measure how well scores (logits) separate acceptable tokens from others."""
     good_N = y_N > 0.5
     area = auc(score_N, good_N)
     return {
@@ -215,7 +215,7 @@ def run(
         sources: the text; every document is read once.
         feature: input of the head: "pre", "drawn" or "post".
         soft: train on the acceptance probability instead of the label.
-        report: called with the number of examples until now.
+        report: called with the number of examples so far.
         arguments: the command line, for the record.
     Returns:
         the record that is saved as ``training.json``.
@@ -252,7 +252,7 @@ def run(
     for each in FEATURES:
         fitting = fit_beside_facts if each == "drawn" else fit
         found[each] = fitting(examples.features(each), y_N, examples.document_N, seed=how.seed)
-    held_N = found[feature].held_N  # the same for every feature: the split is of the seed
+    held_N = found[feature].held_N  # the same for every feature: the split depends on the seed
     scores = {each: fitted.scores(examples.features(each)) for each, fitted in found.items()}
     scores |= baselines(examples.facts_N3)
     source_N = [read[document] for document in examples.document_N[held_N].tolist()]
@@ -302,21 +302,21 @@ def _labels(examples: Examples, ratio: float, soft: bool) -> Tensor:
     if not 0 < int((y_N > 0.5).sum()) < len(y_N):
         what = "all" if bool((y_N > 0.5).all()) else "none"
         raise InputError(
-            f"{what} of the {len(examples)} draft tokens are acceptable to the target: there is nothing to tell apart"
+            f"{what} of the {len(examples)} draft tokens are acceptable to the target: the labels have only one class"
         )
     return y_N
 
 
-# ---------------------------------------------------------------------- what it does in the engine
+# ---------------------------------------------------------------------- measurement in the engine
 
 
 class Watched(Verifier):
-    """The verifier of a recipe, and what its drafter's judge said against what an exact test would have said.
+    """Wrap the verifier of a recipe, and compare the head's decisions with the exact test.
 
-    Let a be the chance Σ min(p, q) at a drafted token that the exact test accepts, and v what the judge said:
+    Let a be the probability Σ min(p, q) that the exact test accepts a drafted token, and v the head's decision:
     alpha = mean a, eta_fp = Σ v (1 - a) / Σ (1 - a), eta_tp = Σ v a / Σ a, over the tokens reached. With `pre`
-    the judge does not see the token, and this is P(v | it would be refused); with `post` a is that of the token itself,
-    min(1, p/q).
+    the head does not depend on the token, and eta_fp is P(v | the token would be rejected); with `post` a is that of
+    the token itself, min(1, p/q).
     """
 
     def __init__(self, rule: Any) -> None:
@@ -342,7 +342,7 @@ class Watched(Verifier):
         return verdict
 
     def rates(self) -> dict[str, float | None]:
-        """alpha, eta_fp and eta_tp; None where nothing was there to be judged."""
+        """Return alpha, eta_fp and eta_tp; None if no token was judged."""
         refused = self.tokens - self.accepted
         return {
             "alpha": _share(self.accepted, self.tokens),
@@ -356,7 +356,9 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def acceptance(draft: Draft, target: Laws, node: int) -> float:
-    """Chance that an exact test accepts a token: of what is drawn there, or of the very token if the judge saw it."""
+    """Return the probability that an exact test accepts: a sample at this node, or the token itself if the head read
+    it.
+    """
     token = draft.tree.tokens[node]
     if target.greedy:
         return float(token == target.best[node])
@@ -375,7 +377,7 @@ def measure(
     max_tokens: int = 64,
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Run the drafter `sprinter` with its own verifier on prompts, and count.
+    """Run the drafter `sprinter` with its own verifier on prompts, and measure it.
 
     Args:
         target: zoo name or folder.

@@ -26,12 +26,12 @@ class SprinterVerifier(BudgetedVerifier):
     Exact:   no. A tested token has the distribution p, an untested one q, at TV(p, q) from p:
 
                  untested y, p(y) > 0:   accepted
-                 untested y, p(y) = 0:   tested and so rejected; the next token is drawn from norm((p - q)+)
+                 untested y, p(y) = 0:   tested and so rejected; the next token is sampled from norm((p - q)+)
                  the last y:             accepted with probability min(1, p/q), else norm((p - q)+)
                  all accepted:           one more token from p, the bonus
 
-             Where the head has seen the token, A are the tokens that it approves of, and a position that may be
-             followed by others has TV(e, p) = sum over A of (q - p)+. Checked by enumeration in
+             If the head reads the token, A is the set of tokens that it approves, and a position that other tokens
+             may follow has TV(e, p) = sum over A of (q - p)+. Checked by enumeration in
              tests/unit/methods/sprinter/test_verifier.py.
     Differs: the zero-probability guard: the released code accepts tokens that the target cannot emit (filtered,
              forbidden). So an untested token has the distribution e: q where p > 0, and q's other mass on (p - q)+.
@@ -50,21 +50,22 @@ class SprinterVerifier(BudgetedVerifier):
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """Decide one draft within the request's remaining budget; tokens beyond the budget are tested exactly.
 
-        The charge of a position, see core/distortion.py, is TV(e, p) and KL(e, p) where it can be computed: of every
-        untested token where the head did not see the token; and where the approvals say how the head would have decided
-        about every other token, of every position that might have been left untested, whatever was drawn there. A
-        ``post`` head reads the state of the token itself, so its charge is an estimate: (1 - p(y)/q(y))+, whose mean
-        over the draw is TV(e, p), and (log q(y)/p(y))+, whose mean is at least KL(e, p).
+        The charge of a position, see core/distortion.py, is TV(e, p) and KL(e, p) if it can be computed: for every
+        untested token, if the head does not read the token; and, if the approvals contain the head's decision about
+        every token, for every position that might have been left untested, for any sample there. A ``post`` head
+        reads the state of the token
+        itself, so its charge is an estimate: (1 - p(y)/q(y))+, whose mean over samples is TV(e, p), and (log
+        q(y)/p(y))+, whose mean is at least KL(e, p).
 
         Args:
-            draft: chain of N independent draws (at temperature 0: any chain) with :class:`Approvals`.
-            target: N + 1 rows; each is read, because untested tokens are metered.
-            rng: one decision of purpose accept per tested token, then one draw of purpose residual or bonus.
-            spent: tokens and distortion of the request until now.
+            draft: chain of N independent samples (at temperature 0: any chain) with :class:`Approvals`.
+            target: N + 1 rows; the meter reads all rows, because untested tokens are metered.
+            rng: one decision of purpose accept per tested token, then one sample of purpose residual or bonus.
+            spent: tokens and distortion of the request so far.
         Returns:
             Verdict with the distortion and divergence of every emitted token.
         Raises:
-            ValueError: the draft branches, is of another kind, or carries no approvals.
+            ValueError: the draft branches, has another kind, or carries no approvals.
         """
         found = draft.evidence if isinstance(draft.evidence, Approvals) else None
         if len(draft) and found is None:
@@ -107,10 +108,10 @@ class SprinterVerifier(BudgetedVerifier):
     def _weigh(
         self, p_V: Tensor, q_V: Tensor, token: int, trusted: bool, others_V: Tensor, rng: Streams, account: Account
     ) -> Pick:
-        """A token that the judge has seen, charged by what it says of all tokens; the charge is known before the draw.
+        """Charge a token that the head has read by its decisions on all tokens; the charge is known before the sample.
 
         Args:
-            others_V: bool, the tokens that would stand here without a test.
+            others_V: bool, the tokens that would be accepted here without a test.
         """
         e_V = spared(p_V, q_V, others_V)
         cost = total_variation(e_V, p_V)
@@ -134,7 +135,7 @@ class SprinterVerifier(BudgetedVerifier):
 
 
 def spared(p_V: Tensor, q_V: Tensor, untested_V: Tensor | None = None) -> Tensor:
-    """The distribution e of a token that is not tested if p > 0, [V].
+    """Return the distribution e of a token that is not tested if p > 0, [V].
 
     Args:
         untested_V: bool, the only tokens that are not tested; None: all. The others are accepted with probability

@@ -2,11 +2,11 @@
 
     root ─┬─ a ─ c        attention   keys of the prefix and of a row's ancestors          forward/dense.py
           └─ b            mixer       convolution and recurrence along a row's ancestors   forward/ssm/scan.py
-                          state       stays that of the committed prefix; after the verdict the accepted rows'
-                                      inputs are run through it (activation replay)        forward/ssm/state.py
+                          state       stays that of the committed prefix; after the verdict it is updated with the
+                                      accepted rows' inputs (activation replay)            forward/ssm/state.py
 
-The algorithm on one page is tree_scan.py. Attention layers of a hybrid are dense, and everything else of the model is
-the library's. Every target with such layers gets this plan without an option.
+The algorithm on one page is tree_scan.py. Attention layers of a hybrid model are dense, and all other modules are those
+of transformers. Every target with state-space layers gets this plan without an option.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KERNELS = ("walk", "scan")
 
 @dataclass(frozen=True, kw_only=True)
 class StreeConfig(Checked):
-    """How recurrences are computed."""
+    """Options of the recurrences."""
 
     said_as = "stree."
 
@@ -44,13 +44,13 @@ class StreeConfig(Checked):
 
 
 class TreeScan(DensePlan):
-    """One step whose recurrences are computed for all rows at once."""
+    """A step that computes its recurrences for all rows at once."""
 
     scanned = True
 
     def __init__(self, cache: KVCache, batch: PackedBatch) -> None:
         super().__init__(cache, batch)
-        self.native = None  # the native decoder only walks
+        self.native = None  # the native decoder computes the walk only
 
 
 class TreeScanPlans(PlanMaker):
@@ -61,8 +61,8 @@ class TreeScanPlans(PlanMaker):
     Exact:   yes. Every row's distribution is that of sequential decoding: with "walk" by the same operations in the
              same order, with "scan" up to rounding. Checked by tests/unit/methods/stree, tests/unit/forward/ssm and
              tests/golden/test_state_space.py.
-    Differs: the walk is the default, because on a CPU it costs hardly more and keeps plain decoding's sums; accepted
-             rows are replayed in order, not in closed form ("scan" does that); W - 1 columns of the convolution are
+    Differs: the walk is the default, because on a CPU it costs little more and keeps plain decoding's sums; accepted
+             rows are replayed in order, not in closed form (as in "scan"); W - 1 columns of the convolution are
              kept, not W, and of a row's inputs only those before the convolution; batches of many requests, with
              prompts in the same forward; gated delta nets, too, by one triangular solve over the ancestors
              (arXiv:2608.20961). The drafter decides the shape of a tree.
@@ -92,5 +92,5 @@ class TreeScanPlans(PlanMaker):
         return cls(StreeConfig(**settings))
 
     def __call__(self, cache: KVCache, batch: PackedBatch) -> DensePlan:
-        """The plan of one step."""
+        """Return the plan of one step."""
         return TreeScan(cache, batch) if self.config.kernel == "scan" else DensePlan(cache, batch)

@@ -9,12 +9,12 @@ The transitions are scalars, so they commute, and the state of a path is a sum o
 
     y_i = e^{a_i} h_0 C_i + sum_j L_ij e^{a_i - a_j} dt_j (C_i . B_j) x_j                      tree scan
 
-computes all nodes at once and stores no state of a node. It is the chunk formula of Mamba-2 with the causal mask
-replaced by L. When the path to v is accepted, the inputs of its nodes give the new state:
+computes all nodes at once and stores no state of a node. It is the chunk formula of Mamba-2 with the mask L instead of
+the causal mask. When the path to v is accepted, the inputs of its nodes give the new state:
 
     h = e^{a_v} h_0 + sum_j L_vj e^{a_v - a_j} dt_j x_j B_j^T                                  activation replay
 
-The implementations are tested to be equal to this page: forward/ssm/scan.py (``walk``, ``tree_scan``, ``fold``, with
+Tests compare the implementations with this page: forward/ssm/scan.py (``walk``, ``tree_scan``, ``fold``, with
 delta nets, too), forward/kernels/tree_scan.py (Triton) and the native decoder (native/ssm.h).
 
 Paper: Wu et al. 2025, arXiv:2505.14969, sections 4.2 (tree scan) and 4.3 (activation replay).
@@ -31,7 +31,7 @@ from torch import Tensor
 
 
 def tree_mask(parents: Sequence[int]) -> Tensor:
-    """L, bool [N, N], of a tree in which every parent (-1: none) comes before its children."""
+    """Return L, bool [N, N], of a tree; every parent (-1: none) comes before its children."""
     L_NN = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -42,7 +42,7 @@ def tree_mask(parents: Sequence[int]) -> Tensor:
 def tree_scan(
     x_NHP: Tensor, dt_NH: Tensor, l_NH: Tensor, B_NGS: Tensor, C_NGS: Tensor, h_HSP: Tensor, L_NN: Tensor
 ) -> Tensor:
-    """y [N, H, P] of all nodes.
+    """Return y [N, H, P] of all nodes.
 
     Args:
         x_NHP, dt_NH, B_NGS, C_NGS: of the nodes, after convolution and softplus.
@@ -51,8 +51,8 @@ def tree_scan(
         L_NN: tree mask.
     """
     B_NHS, C_NHS = (each.repeat_interleave(x_NHP.shape[1] // each.shape[1], dim=1) for each in (B_NGS, C_NGS))
-    a_NH = L_NN.double() @ l_NH.double()  # sums of long paths lose the digits of their differences in float32
-    # masked before the exponential: a_i - a_j of other nodes may be large
+    a_NH = L_NN.double() @ l_NH.double()  # float32 sums of long paths lose the digits of their differences
+    # masked before the exponential: a_i - a_j of unrelated nodes may be large
     apart_NNH = (a_NH[:, None] - a_NH[None]).masked_fill(~L_NN[..., None], -torch.inf)
     weight_NNH = apart_NNH.exp().to(x_NHP.dtype) * torch.einsum("nhs,mhs->nmh", C_NHS, B_NHS) * dt_NH
     from_tree_NHP = torch.einsum("nmh,mhp->nhp", weight_NNH, x_NHP)
@@ -63,7 +63,7 @@ def tree_scan(
 def activation_replay(
     x_NHP: Tensor, dt_NH: Tensor, l_NH: Tensor, B_NGS: Tensor, h_HSP: Tensor, L_NN: Tensor, v: int
 ) -> Tensor:
-    """The state after the accepted path to node v, [H, S, P].
+    """Return the state after the accepted path to node v, [H, S, P].
 
     Args:
         x_NHP, dt_NH, l_NH, B_NGS, h_HSP, L_NN: as for :func:`tree_scan`.

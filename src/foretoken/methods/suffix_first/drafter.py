@@ -1,6 +1,6 @@
-"""Suffix decoding where the text repeats itself, another drafter where it does not.
+"""Suffix decoding where the text repeats itself, another drafter elsewhere.
 
-copied chain ─► promises enough tokens? ─┬─ yes ──► it goes to the target, and nothing else is run
+copied chain ─► enough tokens expected? ─┬─ yes ──► the copy goes to the target, without a draft of the other drafter
                                          └─ no ───► the other drafter's draft: a draft model, an EAGLE head, …
 """
 
@@ -23,17 +23,17 @@ _SUFFIX = "suffix"
 
 
 class SuffixFirstDrafter(Outer):
-    """Proposes what followed the end of the text before, if that is promising, and what another drafter says if not.
+    """Proposes an earlier continuation of the text's end if it is promising, else the draft of another drafter.
 
-    Paper:   Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975: its hybrid with a model's drafts, where a suffix tree
-             is taken if its score, the tokens of it that are expected to stand, is above a threshold.
-    Exact:   a copy is a point mass; the other drafter's drafts have the distribution that it says, and which of the two
-             speaks follows from the past alone. Lossless under any lossless verifier that knows both kinds. With
-             ``coupled`` both are coupled to the noise of ``match``.
+    Paper:   Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975: its hybrid with a model's drafts, which uses a suffix
+             tree if its score, the expected number of accepted tokens, is above a threshold.
+    Exact:   a copy is a point mass; the other drafter's drafts carry their own distribution, and the choice depends on
+             the history alone. Lossless under any lossless verifier of both draft kinds. With ``coupled`` both are
+             coupled to the noise of ``match``.
     Differs: chains instead of trees, which are as fast on a CPU and fit every rule. The score sums the calibrated
-             estimates of ``suffix`` (drafters/suffix.py), not raw frequencies. Where the other drafter has nothing to
-             say, the copy is taken whatever it promises. The threshold's default is not what the other drafter has
-             accepted in the mean: a copy costs no drafting.
+             estimates of ``suffix`` (drafters/suffix.py), not raw frequencies. If the other drafter has no draft, the
+             copy is used with any score. The default threshold is lower than the other drafter's mean acceptance,
+             because a copy costs no drafting.
     """
 
     name = "suffix_first"
@@ -49,12 +49,12 @@ class SuffixFirstDrafter(Outer):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(OuterOptions):
-        """Options of copying first."""
+        """Options of suffix-first drafting."""
 
         threshold: Annotated[
             float,
             Option(
-                "A copy is taken if so many of its tokens are expected to be accepted; 0 takes every one.",
+                "Use a copy if at least this many of its tokens are expected to be accepted; 0: always.",
                 least=0,
                 most=1000,
                 remedy="give a number of tokens",
@@ -75,11 +75,11 @@ class SuffixFirstDrafter(Outer):
         self.config = config
         self._suffix = SuffixDrafter(SuffixDrafter.Config(tree=False))  # chains, which every rule takes
         self.branches = self._inner.branches
-        # requests whose draft of this step is a copy, and the target's states of it, if the inner drafter reads any
+        # requests with a copy in this step, and the target's states of it, if the inner drafter reads any
         self._copied: dict[int, Features | None] = {}
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """Look up all requests; ask the inner drafter for those where that promises too little."""
+        """Look up all requests; use the inner drafter for those with too low a score."""
         copies = self._suffix.propose(contexts, budgets)
         taken = [len(copy) > 0 and promise(copy) >= self.config.threshold for copy in copies]
         left = [_NOTHING if copied else budget for copied, budget in zip(taken, budgets, strict=True)]
@@ -95,7 +95,7 @@ class SuffixFirstDrafter(Outer):
         return found
 
     def on_forward(self, features: Sequence[Features]) -> None:
-        """Pass the target's states on: those of a copy when it is known which of them stand, as if read plainly."""
+        """Forward the target's states, those of a copy after its verdict, as if they had been read without a draft."""
         theirs = []
         for each in features:
             request_id = each.context.request_id
@@ -107,7 +107,7 @@ class SuffixFirstDrafter(Outer):
             self._inner.on_forward(theirs)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Tell the inner drafter of its own drafts, and what it is to know of the others."""
+        """Report the outcomes of the inner drafter's own drafts, and the tokens that it needs from the others."""
         theirs, stood = [], []
         for outcome in outcomes:
             if outcome.request_id not in self._copied:
@@ -126,7 +126,7 @@ class SuffixFirstDrafter(Outer):
 
 
 def promise(copy: Draft) -> float:
-    """Tokens of a chain that are expected to stand, by its own confidences."""
+    """Return the expected number of accepted tokens of a chain, by its own confidences."""
     reach = expected = 1.0
     for confidence in copy.confidence:
         reach *= confidence

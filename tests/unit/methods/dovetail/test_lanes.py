@@ -377,7 +377,7 @@ def test_a_helper_that_is_lost_ends_no_request(
         ({"device": "gpu"}, "device='gpu'"),
         ({"dtype": "int8"}, "dtype='int8'"),
         ({"budget": "some"}, "budget='some'"),
-        ({"place": "process", "tree": False}, "tree=false with place='process' on cpu: a chain's rows of q"),
+        ({"place": "process", "tree": False}, "tree=false with place='process' on cpu: a chain would"),
         ({"dtype": "bfloat16", "draft_vocab": "DIR"}, "has a vocabulary of its own, of 60 tokens"),
     ],
     ids=str,

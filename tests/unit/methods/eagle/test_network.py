@@ -337,7 +337,7 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "another layout": (
         edit(speculators_model_type=...),
         ModelError,
-        "speculators_model_type is missing: what EAGLE's own code wrote becomes a folder of the speculators format by",
+        "speculators_model_type is missing: convert a folder of EAGLE's own code to the speculators format",
     ),
     "two algorithms": (
         edit(speculators_config={**owner(), "algorithm": "mtp"}),

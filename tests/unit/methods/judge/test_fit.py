@@ -308,7 +308,7 @@ def test_more_false_accepts_lower_the_threshold(folder: Path) -> None:
 
 
 def test_what_stops_a_run_leaves_nothing(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"only \d+ tokens were found that are not fine .*50 are needed: ask more"):
+    with pytest.raises(InputError, match=r"only \d+ tokens were found that are not fine .*50 are needed: use more"):
         run(folder, "none", "few.jsonl")
     with pytest.raises(InputError, match="the labels come from too few questions"):
         run(folder, "none", "one.jsonl")

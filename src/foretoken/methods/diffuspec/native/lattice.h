@@ -1,10 +1,10 @@
-/* A block of masks after a text, filled in one pass (methods/diffuspec/network.py has the same, piece by piece).
+/* A block of masks after a text, filled in one pass (methods/diffuspec/network.py has the same in Python).
  *
  *     states of fresh rows ── norm, each depth ── context product ── keys (normed, rotated), values ── cache
  *     root, last state ── enter product ── + mask of each slot ── layers ── head                       decoder.c
  */
 
-/* What does not change; mirrored in lattice.py, as the other is. */
+/* Constants of a network; mirrored in lattice.py, as is Fill. */
 typedef struct {
     Matrix context, enter;
     const void *embedding;  /* [tokens][width], of the model's elements */
@@ -14,16 +14,16 @@ typedef struct {
 } Filler;
 
 typedef struct {
-    Call *call;              /* `slots` rows of each request; what enters is written here */
+    Call *call;              /* `slots` rows of each request; receives the inputs of the layers */
     int64_t rows, requests;
     const float *states;     /* [rows][depths * target_width] */
     const int64_t *slot, *position; /* [rows] */
     const int32_t *roots;    /* [requests] */
-    const float *const *lasts; /* [requests]: the normed states of the row before the root; may lie in `fused` */
+    const float *const *lasts; /* [requests]: the normed states of the row before the root; may point into `fused` */
     float *fused;            /* [rows][depths * target_width]: the states, normed */
-    float *product;          /* [rows][columns of the context product]: room */
-    float *entered, *entering; /* [requests][width], [requests * slots][width]: room */
-    uint32_t *elements;      /* room for the inputs of both products */
+    float *product;          /* [rows][columns of the context product]: workspace */
+    float *entered, *entering; /* [requests][width], [requests * slots][width]: workspace */
+    uint32_t *elements;      /* workspace for the inputs of both products */
 } Fill;
 
 static void norm_plain(const float *x, long n, float eps, float *to) {

@@ -1,6 +1,6 @@
-"""A native decoder over blocks of masks: what stands before them is read, and all slots are filled, in one native call.
+"""A native decoder over blocks of masks: one native call reads the context rows and fills all slots.
 
-Letters: T rows that are read, A requests, k slots, F width of a row's states, W width, L layers, G key/value heads.
+Letters: T rows to read, A requests, k slots, F width of a row's states, W width, L layers, G key/value heads.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class _Fill(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """What surrounds the layers.
+    """Weights outside the layers.
 
     Attributes:
-        embedding_VW: of the tokens.
-        context: from a row's normed states to keys, then values, of all layers.
-        enter: from a root's embedding and the normed states before it to what enters every slot.
-        masks_kW: added to it, a row for each slot.
-        key_gains_Ld: of the norms of keys, or None: they are not normed.
-        depths: whose states lie side by side in a row.
+        embedding_VW: token embedding.
+        context: product from a row's normed states to keys, then values, of all layers.
+        enter: product from a root's embedding and the normed states before the root to the input of every slot.
+        masks_kW: added to that input, a row for each slot.
+        key_gains_Ld: gains of the key norms; None: no key norms.
+        depths: number of depths in a row of states, concatenated.
     """
 
     embedding_VW: Tensor
@@ -63,11 +63,11 @@ class Block(NamedTuple):
     """One request's block.
 
     Attributes:
-        slot: in the cache, where its rows up to those that are read are committed.
+        slot: of the cache; holds the request's committed rows up to the first row to read.
         root: the token before the block.
-        read: rows of the states that are its own, in the order of the blocks.
-        last_1F: the normed states of the row before the root; None: the last row that is read.
-        wanted: slots that are scored, from the first one on.
+        read: number of the request's rows among the states, in the order of the blocks.
+        last_1F: the normed states of the row before the root; None: the last row to read.
+        wanted: number of leading slots to score.
     """
 
     slot: int
@@ -81,8 +81,8 @@ class LatticeDecoder(NativeDecoder):
     """The layers of a block network.
 
     Args:
-        layout: of the layers, without an embedding, and of the head.
-        filling: what surrounds them.
+        layout: layout of the layers, without an embedding, and of the LM head.
+        filling: weights outside the layers.
         library: compiled decoder.c.
     """
 
@@ -126,15 +126,15 @@ class LatticeDecoder(NativeDecoder):
 
         Args:
             cache: of the context rows.
-            states_TF: float32, of the rows that are read, block by block.
+            states_TF: float32, states of the rows to read, block by block.
             blocks: one for each request.
-            top: how many tokens of each wanted slot to rank.
+            top: number of tokens to rank at each requested slot.
         Returns:
-            the wanted slots, block by block, and of each block the normed states before its root, [1, F].
+            the requested slots, block by block, and for each block the normed states before its root, [1, F].
         Raises:
             InputError: a root is not in the embedding.
-            ValueError: something does not fit this decoder; see checks.py.
-            MemoryError: there is no memory for it.
+            ValueError: an argument does not fit this decoder; see checks.py.
+            MemoryError: out of memory.
         """
         read, k = sum(block.read for block in blocks), self._slots
         if states_TF.shape != (read, self._states) or states_TF.dtype != torch.float32:
@@ -192,7 +192,7 @@ class LatticeDecoder(NativeDecoder):
             entering=entering,
             elements=product + 4 * read * columns,
         )
-        handle = own.handle(self.library)  # held while the call runs
+        handle = own.handle(self.library)  # keeps the object alive during the call
         run = function(self.library, "foretoken_fill", *[structs.P] * 4)
         if run(handle.address, ctypes.addressof(model), ctypes.addressof(self._filler), ctypes.addressof(fill)):
             raise MemoryError(f"there is no memory for {len(blocks)} blocks after {read} rows")

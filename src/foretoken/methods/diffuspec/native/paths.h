@@ -1,16 +1,16 @@
-/* Paths through a lattice of distributions: methods/diffuspec/search.py says what they are, and has the same in Python.
+/* Paths through a lattice of distributions: methods/diffuspec/search.py defines them, and has the same in Python.
  *
- *     pruned    of each slot the fewest best tokens that have `mass`
+ *     pruned    keeps the fewest best tokens of each slot with the mass `mass`
  *     scored    balance * log of the lattice + (1 - balance) * log of a trigram model
- *     found     the best path that a beam leaves, or the nodes of all paths, best path first
+ *     found     the best path of a beam search, or the nodes of all paths, best path first
  *
- * All sums are of doubles and in the order in which the Python has them: the two are equal to the bit. */
+ * All sums are in double precision and in Python's order, so the two results are equal to the bit. */
 
 enum { MOST_SLOTS = 64 };
 
-/* One order of a trigram model, by context (methods/diffuspec/trigram.py); mirrored in paths.py, as the others are. */
+/* One order of a trigram model, by context (methods/diffuspec/trigram.py); mirrored in paths.py, as are the others. */
 typedef struct {
-    int64_t count, wide;     /* contexts; whether tokens are of 32 bits, not of 16 */
+    int64_t count, wide;     /* number of contexts; whether tokens have 32 bits, not 16 */
     const int64_t *contexts; /* [count], increasing */
     const int32_t *starts;   /* [count + 1] */
     const void *tokens;      /* of each context, increasing */
@@ -33,13 +33,13 @@ typedef struct {
     const Grams *grams; /* NULL: the lattice decides alone */
     int64_t u, v;       /* the last two tokens of the text */
     int64_t width;      /* of the beam; 0: nodes of a tree */
-    int64_t nodes;      /* at most; of a path one for each slot */
-    int64_t count;      /* nodes that were found */
+    int64_t nodes;      /* maximum number; for a path one per slot */
+    int64_t count;      /* number of nodes found */
     int32_t *tokens, *parents; /* [nodes] */
-    double *logs;              /* [nodes]: what the lattice gives each */
+    double *logs;              /* [nodes]: log probability in the lattice */
 } Search;
 
-/* What is left of a slot. */
+/* A slot after pruning. */
 typedef struct {
     long count;
     const int32_t *tokens;
@@ -74,7 +74,7 @@ static long prune_slot(const Search *s, long slot, int32_t *tokens, double *logs
     return kept;
 }
 
-/* Where a context's entries begin and end; returns what is left for the order below: 1 of a context that was never seen. */
+/* Find the range of a context's entries; return the mass of the order below: 1 for an unseen context. */
 static double entries_of(const Order *order, int64_t context, long *begin, long *end) {
     long low = 0, high = order->count;
     while (low < high) {

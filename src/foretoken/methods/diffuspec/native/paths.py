@@ -1,4 +1,4 @@
-"""Paths through a lattice in one native call (paths.h): equal to what methods/diffuspec/search.py finds, to the bit."""
+"""Paths through a lattice in one native call (paths.h): equal to the bit to those of methods/diffuspec/search.py."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Entries(NamedTuple):
 
 
 class NativeGrams:
-    """A trigram model as native code reads it.
+    """A trigram model in the layout of native code.
 
     Args:
         single: float32 [V].
-        pairs, triples: the orders above it.
+        pairs, triples: bigrams and trigrams.
     """
 
     def __init__(self, single: np.ndarray, pairs: Entries, triples: Entries) -> None:
@@ -76,13 +76,13 @@ class NativeGrams:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """By what paths are found; see methods/diffuspec/search.py.
+    """Rules of the path search; see methods/diffuspec/search.py.
 
     Attributes:
-        mass, most: of pruning.
+        mass, most: limits of pruning.
         width: of the beam.
         balance: weight of the lattice.
-        grams: None: the lattice decides alone.
+        grams: None: scores come from the lattice alone.
     """
 
     mass: float
@@ -104,16 +104,16 @@ def found(
     nodes: int,
     tree: bool,
 ) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
-    """The best path, or the best nodes of a tree: tokens, parents (-1: the root) and what the lattice gives each.
+    """Return the best path, or the best nodes of a tree: tokens, parents (-1: the root) and lattice log probabilities.
 
     Args:
-        ids, shares: of the ranked tokens of each slot, slot by slot, best first; in the trigram model's vocabulary.
+        ids, shares: the ranked tokens of each slot, slot by slot, best first; in the trigram model's vocabulary.
         past: the last two tokens of the text.
-        ends: tokens after which nothing follows.
-        nodes: at most.
+        ends: end tokens; a path stops at the first one.
+        nodes: maximum number of nodes.
     Raises:
-        ValueError: there are more slots than native code has room for.
-        MemoryError: there is none.
+        ValueError: more slots than native code supports.
+        MemoryError: out of memory.
     """
     if not 0 < slots <= MOST_SLOTS or len(ids) != len(shares) or len(ids) % slots:
         raise ValueError(f"{slots} slots with {len(ids)} ranked tokens and {len(shares)} shares")

@@ -1,12 +1,12 @@
-"""A native decoder with a layer of cross-attention: it reads the keys and values of another decoder's layer, in place.
+"""A native decoder with a layer of cross-attention that reads the keys and values of another decoder's layer, in place.
 
     own layers         as in any decoder: their rows are written into this decoder's own cache
-    cross-attention    projects queries only; every row of a segment sees a number of committed rows in one slot of the
-                       other decoder's cache, and no others
+    cross-attention    projects queries only; every row of a segment attends to a number of committed rows in one slot
+                       of the other decoder's cache, and to no others
 
-Committed rows never change, so the other decoder may be computing at the same time. Where its tiles are whole they are
-read; the keys after the last whole tile are laid out in memory of this forward. All passes of a chain are one native
-call (drafting/feature_heads/native/chains.py).
+Committed rows never change, so the other decoder may run at the same time. Whole tiles of its cache are read in place;
+the keys after the last whole tile are copied to memory of this forward. All passes of a chain are one native call
+(drafting/feature_heads/native/chains.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from foretoken.native.layout import Head, Layout
 
 
 class TargetPrefix(NamedTuple):
-    """The keys and values of the other decoder that a segment's rows see.
+    """The rows of the other decoder's cache that a segment attends to.
 
     Attributes:
         slot: of its cache.
@@ -42,11 +42,11 @@ class TargetPrefix(NamedTuple):
 
 
 class CrossAttentionDecoder(NativeDecoder):
-    """A decoder one of whose layers reads another decoder's keys.
+    """A decoder with one layer that reads another decoder's keys.
 
     Args:
-        layout: with an embedding; its heads are as wide as the owner's, and it reads the owner's first groups.
-        owner: the decoder whose keys are read, with the same library.
+        layout: with an embedding; its head width equals the owner's, and it reads the owner's first groups.
+        owner: the other decoder, with the same library.
         layer: of the owner.
     """
 
@@ -74,14 +74,14 @@ class CrossAttentionDecoder(NativeDecoder):
             batch: the rows, which are written into ``cache``; a row's position need not be its index in the cache.
             prefixes: of each segment.
             of: the owner's cache.
-            top: how many tokens of each wanted row to rank; at least 1 with ``prefetch``.
-            head: used instead of its own one, of the same width and dtype.
-            ids_C: int32, the tokens that the head's columns stand for; None: column i is token i.
-            prefetch: of each segment; its last row must be the wanted one, and the cache must have space for all
+            top: number of tokens of each requested row to rank; at least 1 with ``prefetch``.
+            head: replaces the decoder's own head, of the same width and dtype.
+            ids_C: int32, token ids of the head's columns; None: column i is token i.
+            prefetch: of each segment; its last row must be the requested one, and the cache must have capacity for all
                 passes.
         Raises:
             InputError: a token is not in the embedding.
-            ValueError: something does not fit this decoder; see checks.py.
+            ValueError: an argument does not fit this decoder; see checks.py.
             MemoryError: there is no memory for the first pass.
         """
         own_head = self.head if head is None else head
@@ -96,7 +96,7 @@ class CrossAttentionDecoder(NativeDecoder):
         call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=count)
         for native, prefix in zip(call.segments, prefixes, strict=True):
             native.far_slot, native.far = prefix
-        room = self._owner.room(of)  # held while the call runs
+        room = self._owner.room(of)  # keeps the object alive during the call
         elsewhere = structs.Elsewhere(
             groups=self._owner.sizes.kv_heads,
             capacity=of.capacity,
@@ -112,25 +112,25 @@ class CrossAttentionDecoder(NativeDecoder):
 
 
 def check_owner(sizes: checks.Sizes, owner: checks.Sizes, layer: int) -> None:
-    """Whether one decoder can read the keys of another one's layer.
+    """Check that one decoder can read the keys of another one's layer.
 
     Raises:
-        ValueError: its heads or its elements are others, or there is no such layer.
+        ValueError: head width or dtype differ, or the layer does not exist.
     """
     checks.check_within("layer", layer, 0, owner.num_layers - 1)
     checks.check_within("kv_heads", sizes.kv_heads, 1, owner.kv_heads)
     if (sizes.head_dim, sizes.dtype) != (owner.head_dim, owner.dtype):
         raise ValueError(
-            f"head_dim={sizes.head_dim}, {sizes.dtype}: the decoder whose keys are read has {owner.head_dim}, "
+            f"head_dim={sizes.head_dim}, {sizes.dtype}: the decoder that owns the keys has {owner.head_dim}, "
             f"{owner.dtype}"
         )
 
 
 def check_prefixes(prefixes: Sequence[tuple[int, int]], of: KVCache, num_segments: int) -> None:
-    """Check the slot and length of another decoder's cache that each segment sees.
+    """Check the slot and length of another decoder's cache for each segment.
 
     Raises:
-        ValueError: there are fewer committed rows, or the cache keeps codes.
+        ValueError: the slot has fewer committed rows, or the cache stores codes.
     """
     if len(prefixes) != num_segments or of.coded:
         raise ValueError(f"{len(prefixes)} of {num_segments} segments have a prefix of a cache, coded: {of.coded}")
