@@ -1,6 +1,6 @@
 """Foretoken: speculative decoding for Hugging Face language models.
 
-The public names are imported on first use, so that ``import foretoken`` costs milliseconds and no torch.
+The public names are imported on first use, so that ``import foretoken`` takes milliseconds and does not import torch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _HOMES = {
     **dict.fromkeys(("TextPrompt", "TokensPrompt"), "foretoken.inputs"),
 }
 
-_OF_VLLM = {  # names that its examples import, and what takes their place
+_OF_VLLM = {  # names in vLLM's examples, and their replacements
     **dict.fromkeys(("EngineArgs", "LLMEngine"), "LLM(...) takes the arguments itself"),
     **dict.fromkeys(("AsyncEngineArgs", "AsyncLLMEngine"), "AsyncLLM(...) takes the arguments itself"),
     "GuidedDecodingParams": "write SamplingParams(structured_outputs={'choice': [...]}), a mapping of its fields",
     "BeamSearchParams": "there is no beam search; draw several completions with SamplingParams(n=4, temperature=0.8)",
-    "LoRARequest": "an adapter is merged when it is loaded, LLM('/path/to/adapter')",
-    "RequestOutputKind": "stream(...) gives what is new, generate(...) the whole",
-    "PoolingParams": "text is all that is made here",
+    "LoRARequest": "an adapter is merged at load time: LLM('/path/to/adapter')",
+    "RequestOutputKind": "use stream(...) for deltas, generate(...) for whole outputs",
+    "PoolingParams": "only text is generated here",
 }
 
 
@@ -42,11 +42,11 @@ def __getattr__(name: str) -> Any:
         value: Any = importlib.import_module("importlib.metadata").version("foretoken")
     elif name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _OF_VLLM:  # no AttributeError: "from foretoken import ..." would not show what it says
+    elif name in _OF_VLLM:  # an AttributeError's message would not appear in "from foretoken import ..."
         raise ImportError(f"foretoken has no '{name}': {_OF_VLLM[name]}")
     else:
         raise AttributeError(f"module 'foretoken' has no attribute '{name}'")
-    globals()[name] = value  # the next look-up does not come here
+    globals()[name] = value  # later look-ups find the name directly
     return value
 
 

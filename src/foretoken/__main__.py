@@ -1,10 +1,10 @@
-"""``python -m foretoken``: the same as the ``foretoken`` command."""
+"""``python -m foretoken``: the ``foretoken`` command."""
 
 import sys
 
 
 def run() -> int:
-    """The command; Ctrl-C while it is imported is no more than Ctrl-C later."""
+    """Run the command; Ctrl-C during its import exits like Ctrl-C later."""
     try:
         from foretoken.cli.main import main
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
-"""The catalogue: one explicit table of every drafter, verifier and plan, with what each promises and needs.
+"""The catalogue: one explicit table of every drafter, verifier and plan, with its guarantee and its requirements.
 
-Adding a method is one folder and one line here; what others need of it beyond that, its class declares (core/needs.py).
-Nothing is imported until it is used. Third parties may add entries through the entry-point group ``foretoken.methods``
-(an object of type :class:`Entry`).
+A new method needs one folder and one line here; its class declares its other needs (core/needs.py). Modules are
+imported on first use. Third parties may add entries through the entry-point group ``foretoken.methods`` (an object of
+type :class:`Entry`).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Entry:
     """One method.
 
     Attributes:
-        name: what users type.
+        name: the name for users.
         kind: "drafter" or "verifier".
         import_path: "module:Class", imported on first use.
         summary: one line.
         paper: a citation with arXiv ids or addresses.
         promise: "lossless" for drafters and plans (any of them, under a lossless verifier); for the others the written
             promise.
-        own_rule: the approximate verifier that a drafter brings: its default, so that the drafter is lossless only with
-            another one; None: it has no such rule.
-        guarantee: what the promise means here; empty: what it always means (scripts/tables.py).
-        needs: what must be there next to the target model.
+        own_rule: a drafter's own approximate verifier, its default: the drafter is lossless only with another verifier.
+            None: it has no such rule.
+        guarantee: the promise's meaning for this entry; empty: the general meaning (scripts/tables.py).
+        needs: requirements in addition to the target model.
         weights: learned parts, or "none".
         training: "module:NAME" of its ``foretoken train`` command (train/command.py), which help imports without torch;
-            None: nothing is trained for it.
+            None: it needs no training.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Entry:
 
     @property
     def cited(self) -> str:
-        """The arXiv ids and addresses of the paper alone."""
+        """The paper's arXiv ids and addresses only."""
         return ", ".join(re.findall(r"arXiv:\d{4}\.\d{4,5}|https?://[^\s,;]+", self.paper)) or "-"
 
     @property
     def card(self) -> str:
-        """The page of docs/methods/; where a drafter and its verifier have one name, the verifier's says so."""
+        """The page in docs/methods/; if a drafter and its verifier share a name, the verifier's page says so."""
         shared = self.kind == "verifier" and any(other.name == self.name for other in entries("drafter"))
         return f"{self.name}_verifier" if shared else self.name
 
@@ -69,7 +69,7 @@ class Entry:
 
 
 def imported(place: str) -> Any:
-    """What "module:NAME" names."""
+    """Import and return the object "module:NAME"."""
     module, _, attribute = place.partition(":")
     with gc_paused():
         return getattr(importlib.import_module(module), attribute)
@@ -126,7 +126,7 @@ _TABLE = (
         name="rest",
         kind="drafter",
         import_path="foretoken.methods.rest.drafter:RestDrafter",
-        summary="what followed the end of the text in a datastore proposes frequency-scored trees",
+        summary="continuations of the text's end in a datastore form frequency-scored trees",
         paper="He et al. 2024, REST, arXiv:2311.08252",
         promise="lossless",
         needs="a datastore of the target's tokens (key 'datastore'; foretoken datastore build)",
@@ -168,7 +168,7 @@ _TABLE = (
         name="del",
         kind="drafter",
         import_path="foretoken.methods.dynamic_exit.drafter:DynamicExitDrafter",
-        summary="the target's first layers propose a chain; exit layer and length adapt to what every exit would say",
+        summary="the target's first layers propose a chain; exit layer and length adapt to all exits",
         paper="Zarch et al. 2025, arXiv:2504.05598, section 3; on the self-speculation of LayerSkip, "
         "arXiv:2404.16710, section 4",
         promise="lossless",
@@ -190,7 +190,7 @@ _TABLE = (
         name="mtp",
         kind="drafter",
         import_path="foretoken.methods.mtp.drafter:MtpDrafter",
-        summary="the next-token-prediction layer that a checkpoint brings proposes a chain or a tree",
+        summary="the next-token-prediction layer of a checkpoint proposes a chain or a tree",
         paper="DeepSeek-V3, arXiv:2412.19437, sections 2.2 and 5.4.3; GLM-4.5, arXiv:2508.06471",
         promise="lossless",
         needs="a DeepSeek-V3, GLM-4-MoE or Qwen3-Next checkpoint with its next-token-prediction layer",
@@ -213,7 +213,7 @@ _TABLE = (
         name="dovetail",
         kind="drafter",
         import_path="foretoken.methods.dovetail.drafter:DovetailDrafter",
-        summary="decoder blocks after a gate, on a device of their own, propose a tree sized by what verifying costs",
+        summary="decoder blocks after a gate, on a separate device, propose a tree sized by the cost of verification",
         paper="Dovetail, arXiv:2412.18934; the tree: EAGLE-2, arXiv:2406.16858, section 4",
         promise="lossless",
         needs="a target that is a plain stack of layers",
@@ -224,7 +224,7 @@ _TABLE = (
         name="diffuspec",
         kind="drafter",
         import_path="foretoken.methods.diffuspec.drafter:DiffuSpecDrafter",
-        summary="one pass fills a lattice of the next tokens; a path through it is searched or drawn",
+        summary="one pass fills a lattice of the next tokens; the draft is a path through it, searched or sampled",
         paper="DiffuSpec, arXiv:2510.02358, section 4; DFlash, arXiv:2602.06036",
         promise="lossless",
         needs="a target that is a plain stack of layers, or a masked diffusion checkpoint (key 'model')",
@@ -236,7 +236,7 @@ _TABLE = (
         name="longspec",
         kind="drafter",
         import_path="foretoken.methods.longspec.drafter:LongSpecDrafter",
-        summary="one block over the target's own last keys drafts a chain or a tree; its memory does not grow",
+        summary="one block over the target's own last keys drafts a chain or a tree with constant memory",
         paper="LongSpec, arXiv:2502.17421, sections 3.1 (network), 3.2 (training), 3.3 (beam)",
         promise="lossless",
         needs="a target with rotary positions and a layer of full attention",
@@ -353,7 +353,7 @@ _TABLE = (
         name="typical",
         kind="verifier",
         import_path="foretoken.verifiers.typical:TypicalVerifier",
-        summary="lossy: accept what is likely enough for how uncertain the target is",
+        summary="lossy: accept tokens that are probable enough given the target's uncertainty",
         paper='Cai et al. 2024, "Medusa", arXiv:2401.10774, section 2.3.1',
         promise="approximate",
     ),
@@ -414,7 +414,7 @@ _TABLE = (
         name="sprinter",
         kind="verifier",
         import_path="foretoken.methods.sprinter.verifier:SprinterVerifier",
-        summary="lossy: the drafter's own judge lets tokens stand, only the last one is tested",
+        summary="lossy: the drafter's own judge accepts the tokens; only the last one is tested",
         paper='Zhong, Teku and Tandon 2025, "SPRINTER", arXiv:2502.04557',
         promise="approximate",
         needs="drafts of the drafter 'sprinter'",
@@ -423,7 +423,7 @@ _TABLE = (
         name="entropy_adaptive",
         kind="verifier",
         import_path="foretoken.methods.entropy_adaptive.verifier:EntropyAdaptiveVerifier",
-        summary="lossy: the small model's tokens stand untested until its entropy hands the turn to the target",
+        summary="lossy: accept the small model's tokens untested while its entropy is low, else the target's",
         paper='Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833',
         promise="approximate",
         needs="drafts of the drafter 'entropy_adaptive'",
@@ -432,7 +432,7 @@ _TABLE = (
         name="diffuspec",
         kind="verifier",
         import_path="foretoken.methods.diffuspec.verifier:DiffuSpecVerifier",
-        summary="lossy: a searched path is tested by min(1, p/q), as though the lattice had drawn it",
+        summary="lossy: a searched path is tested by min(1, p/q), as if it were sampled from the lattice",
         paper="DiffuSpec, arXiv:2510.02358, section 4",
         promise="approximate",
         needs="drafts of the drafter 'diffuspec'",
@@ -442,7 +442,7 @@ _TABLE = (
         kind="verifier",
         import_path="foretoken.methods.reflective.verifier:ReflectiveVerifier",
         summary="lossy: the target reads the draft twice in one forward, and a mix of both readings is verified",
-        paper='"Think Before You Accept: Semantic Reflective Verification", arXiv:2505.18629; known to us by '
+        paper='"Think Before You Accept: Semantic Reflective Verification", arXiv:2505.18629; implemented from its '
         "abstract and reviews",
         promise="approximate",
         needs="drafts that do not begin inside the target",
@@ -482,23 +482,23 @@ _TABLE = (
 
 
 def entries(kind: str | None = None) -> list[Entry]:
-    """All entries, the table's first, then those of installed plug-ins."""
+    """Return all entries: the table's, then those of installed plug-ins."""
     return [entry for entry in (*_TABLE, *_plugins()) if kind is None or entry.kind == kind]
 
 
 @cache
 def _plugins() -> tuple[Entry, ...]:
-    # every installed package's metadata is read for this: some milliseconds
+    # this reads the metadata of every installed package: some milliseconds
     return tuple(point.load() for point in entry_points(group="foretoken.methods"))
 
 
-_DRAFT = "not here; 'draft_model' drafts with a second checkpoint"
-_HEADS = "not here; 'eagle' comes nearest: a head over the target's hidden states"
-_TEXT = "not here; 'ngram' and 'suffix' come nearest: they draft from the text itself"
-_LAYERS = "not here; 'kangaroo' and 'del' come nearest: they draft with the target's own first layers"
-_OF_THE_FIELD = {  # methods that people know by name
+_DRAFT = "not available; 'draft_model' drafts with a second checkpoint"
+_HEADS = "not available; 'eagle' is the nearest: a head over the target's hidden states"
+_TEXT = "not available; 'ngram' and 'suffix' are the nearest: they draft from the text itself"
+_LAYERS = "not available; 'kangaroo' and 'del' are the nearest: they draft with the target's own first layers"
+_OF_THE_FIELD = {  # methods under their names elsewhere
     **dict.fromkeys(("medusa", "hydra", "mlp_speculator", "clover", "amphista"), _HEADS),
-    **dict.fromkeys(("eagle2", "eagle3", "eagle_2", "eagle_3"), "'eagle' reads heads of all three versions"),
+    **dict.fromkeys(("eagle2", "eagle3", "eagle_2", "eagle_3"), "'eagle' supports heads of all three versions"),
     **dict.fromkeys(("lookahead", "lookahead_decoding", "jacobi"), _TEXT),
     **dict.fromkeys(("prompt_lookup", "pld", "lookup"), "it is called 'ngram'"),
     **dict.fromkeys(("layerskip", "draft_and_verify", "self_speculative", "swift", "early_exit"), _LAYERS),
@@ -509,16 +509,18 @@ _OF_THE_FIELD = {  # methods that people know by name
     **dict.fromkeys(("assisted", "speculative", "speculative_sampling", "sps", "draft"), "it is called 'draft_model'"),
     **dict.fromkeys(("sequoia", "specinfer", "opt_tree", "specexec"), f"{_DRAFT}, as trees with tree=topk"),
     "ngram_gpu": "it is called 'ngram'",
-    **dict.fromkeys(("dflash", "dspark", "pard"), "not here; 'diffuspec' comes nearest: it fills a draft in one pass"),
-    "custom_class": "an instance of your own takes the place of a name, see docs/extend.md",
+    **dict.fromkeys(
+        ("dflash", "dspark", "pard"), "not available; 'diffuspec' is the nearest: it fills a draft in one pass"
+    ),
+    "custom_class": "pass your own instance instead of a name, see docs/extend.md",
     "extract_hidden_states": "'foretoken train features' stores hidden states",
-    **dict.fromkeys(("pearl",), "it is an executor next to a method: executor='pearl'"),
+    **dict.fromkeys(("pearl",), "it is an executor, combined with a method: executor='pearl'"),
 }
-_LABELS = {"drafter": "method", "verifier": "verifier", "plan": "plan"}  # the keys that name them
+_LABELS = {"drafter": "method", "verifier": "verifier", "plan": "plan"}  # the keys that select them
 
 
 def find(name: str, kind: Literal["drafter", "verifier", "plan"]) -> Entry:
-    """The entry of that name; an unknown name is a ConfigError that offers the nearest one, or says what it is."""
+    """Return the entry of that name; the ConfigError for an unknown name has the nearest one or a replacement."""
     table = {entry.name: entry for entry in entries(kind)}
     if name not in table:
         other = next((_LABELS[entry.kind] for entry in entries() if entry.name == name), None)
@@ -528,8 +530,7 @@ def find(name: str, kind: Literal["drafter", "verifier", "plan"]) -> Entry:
 
 
 def remedy(name: str, known: Iterable[str]) -> str:
-    """What to write in place of a name that is not in the catalogue: what comes nearest to a method of the field, else
-    the nearest name."""
+    """Return the replacement for an unknown name: the nearest method in the catalogue, else the nearest name."""
     asked = name.lower().replace("-", "_")
     if asked.endswith("_mtp"):  # vLLM has a name for every family
         return "it is called 'mtp'"

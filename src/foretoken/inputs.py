@@ -1,4 +1,4 @@
-"""Prompts under the names that code for vLLM imports from here; a plain mapping with the same key does, too."""
+"""Prompts under vLLM's import names; a plain mapping with the same key works, too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TextPrompt(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as the model reads it.
+    """A prompt as token ids.
 
     Attributes:
         prompt_token_ids: all of them, special tokens included.
@@ -29,4 +29,4 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
 
 
-__getattr__ = foretoken.__getattr__  # says what takes the place of other names
+__getattr__ = foretoken.__getattr__  # reports the replacement of other names

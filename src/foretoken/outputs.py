@@ -1,4 +1,4 @@
-"""What generate gives, under the names that code for vLLM imports from here."""
+"""Outputs of ``generate`` under vLLM's import names."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from foretoken.engine.output import RequestOutput
 __all__ = ["CompletionOutput", "RequestOutput"]
 
 
-__getattr__ = foretoken.__getattr__  # says what takes the place of other names
+__getattr__ = foretoken.__getattr__  # reports the replacement of other names

@@ -1,4 +1,4 @@
-"""What may be asked of a request, under the names that code for vLLM imports from here."""
+"""Sampling parameters under vLLM's import names."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from foretoken.options.structured import StructuredOutputs as StructuredOutputsP
 __all__ = ["SamplingParams", "StructuredOutputsParams"]
 
 
-__getattr__ = foretoken.__getattr__  # says what takes the place of other names
+__getattr__ = foretoken.__getattr__  # reports the replacement of other names

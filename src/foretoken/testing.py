@@ -1,15 +1,15 @@
-"""Drafters and a verifier that follow a script: for tests of whatever stands next to them, and for measurements.
+"""Drafters and a verifier that follow a script, for tests of other components and for measurements.
 
-A test of an engine, a server or a verifier needs drafts whose fate is known beforehand. The doubles here propose from
-recorded texts: what the target will say, what it will never say, or that with a known share of mistakes.
+A test of an engine, a server or a verifier needs drafts with a predictable outcome. These test doubles propose from
+recorded texts: the target's tokens, only wrong tokens, or the target's tokens with a known rate of mistakes.
 
     >>> llm = LLM("zoo:base", dtype="float32")
     >>> (plain,) = llm.generate(["Once"], params)
     >>> oracle = Oracle({tuple(plain.prompt_token_ids): plain.token_ids})
     >>> fast = LLM.from_target(llm.target, speculative_config={"method": oracle, "num_speculative_tokens": 4})
 
-Every one of them is an object of the drafter protocol (core/protocols.py), proposes point masses, and keeps nothing of
-a request, so that an instance may serve many engines, one after the other.
+Each implements the drafter protocol (core/protocols.py), proposes point masses, and keeps no state of a request, so
+that one instance may serve several engines in turn.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
 from foretoken.core.verdict import Verdict
 
 Texts = Mapping[tuple[int, ...], Sequence[int]]
-"""Prompt ids -> output ids: what is known of each request."""
+"""Prompt ids -> output ids of each request."""
 
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Stub(Drafter):
-    """A drafter that proposes nothing and remembers nothing. The others override :meth:`draft`, which sees one request.
+    """A stateless drafter that proposes empty drafts. Subclasses override :meth:`draft`, which receives one request.
 
     Attributes:
         name, distributions, branches: as in core/protocols.py.
@@ -44,32 +44,32 @@ class Stub(Drafter):
     offers = Offers(ahead=True)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """:meth:`draft` of every request, in order."""
+        """Call :meth:`draft` for every request, in order."""
         return [self.draft(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
 
     def draft(self, context: Context, budget: Budget) -> Draft:
-        """The draft of one request."""
+        """Return the draft of one request."""
         return NO_DRAFT
 
 
 class Empty(Stub):
-    """Proposes an empty tree that is not the shared NO_DRAFT: both have to be plain decoding."""
+    """Proposes an empty tree other than the shared NO_DRAFT: both must mean plain decoding."""
 
     def draft(self, context: Context, budget: Budget) -> Draft:
         return Draft(EMPTY_TREE)
 
 
 class Scripted(Stub):
-    """Proposes the known continuation as a chain, each token spoilt with probability ``1 - acceptance``.
+    """Proposes the known continuation as a chain, with each token wrong with probability ``1 - acceptance``.
 
-    Which tokens are spoilt depends on the prompt and the position only: what was drafted before changes nothing, and
-    neither do the other requests. After a spoilt token the script goes on as if nothing had happened.
+    The choice of wrong tokens depends only on the prompt and the position, not on earlier drafts or other requests.
+    After a wrong token the script continues unchanged.
 
     Args:
-        texts: what is known of every request that will come. A prompt that is not in it is a KeyError, which ends its
-            request with that reason.
-        acceptance: the chance that a token is left as it is, between 0 and 1.
-        confidence: whether the drafts say that chance of themselves, as a draft model does (``Draft.confidence``).
+        texts: the continuation of every request. A missing prompt raises KeyError, which ends its request with that
+            reason.
+        acceptance: the probability that a token is right, between 0 and 1.
+        confidence: whether the drafts report that probability, as a draft model does (``Draft.confidence``).
     """
 
     name = "scripted"
@@ -94,12 +94,12 @@ class Scripted(Stub):
         return Draft(TokenTree(self.spoilt(prompt, done, tokens)), confidence=confidence)
 
     def spoilt(self, prompt: tuple[int, ...], done: int, tokens: list[int]) -> list[int]:
-        """The tokens that are proposed in place of the script's.
+        """Return the tokens to propose in place of the script's.
 
         Args:
             prompt: the request's prompt.
-            done: tokens that it has emitted.
-            tokens: the script from there on, at least one token.
+            done: number of emitted tokens.
+            tokens: the rest of the script, at least one token.
         """
         return [
             token if random.Random(f"{prompt} {done + place}").random() < self.acceptance else _other(token)
@@ -108,30 +108,30 @@ class Scripted(Stub):
 
 
 class Oracle(Scripted):
-    """Proposes what the target will say."""
+    """Proposes the target's own tokens."""
 
     def __init__(self, texts: Texts) -> None:
         super().__init__(texts, 1.0)
 
 
 class AlwaysWrong(Scripted):
-    """Never proposes what the target will say."""
+    """Proposes only wrong tokens."""
 
     def __init__(self, texts: Texts) -> None:
         super().__init__(texts, 0.0)
 
 
 class EvenlySpoilt(Scripted):
-    """Like :class:`Scripted`, but a short run, too, accepts as many tokens as the acceptance makes one expect.
+    """Like :class:`Scripted`, but even a short run accepts the expected number of tokens.
 
-    The place of the first spoilt token of a draft has the distribution of independent coins, but comes from an evenly
-    spread sequence instead of chance; only that token is spoilt, because what comes after it is never reached. It is
-    for measurements of one request at a time.
+    The position of the first wrong token of a draft has the distribution of independent coins, but comes from an evenly
+    spread sequence instead of a random one; only that token is wrong, because later ones are never reached. It is for
+    measurements of one request at a time.
 
     Args:
         texts: as for :class:`Scripted`.
         acceptance: above 0 and below 1.
-        phase: where the sequence starts; runs that are compared should differ in it.
+        phase: start of the sequence; it should differ between compared runs.
     """
 
     def __init__(self, texts: Texts, acceptance: float, *, phase: float = 0.0) -> None:
@@ -145,11 +145,11 @@ class EvenlySpoilt(Scripted):
 
 
 class OracleTree(Oracle):
-    """The known continuation as the last child among wrong siblings, at every level.
+    """Proposes the known continuation as the last child among wrong siblings, at every level.
 
     Args:
         texts: as for :class:`Scripted`.
-        width: children of a node.
+        width: number of children per node.
     """
 
     branches = True
@@ -172,14 +172,14 @@ class OracleTree(Oracle):
 
 
 class Random(Stub):
-    """Random tokens, which hardly ever stand: a chain, or a tree of random shape; sometimes nothing.
+    """Proposes random tokens, which are almost never accepted: a chain, a tree of random shape, or an empty draft.
 
     Args:
-        vocab_size: tokens are below it.
-        tree: trees instead of chains.
-        seed: of a sequence that all requests draw from.
-        full: fill the budget of nodes every time.
-        tokens: draw from these alone.
+        vocab_size: upper bound of the tokens.
+        tree: whether to propose trees instead of chains.
+        seed: seed of the sequence that all requests share.
+        full: whether to use the whole node budget each time.
+        tokens: draw only from these.
     """
 
     def __init__(
@@ -210,13 +210,13 @@ class Random(Stub):
 
 
 class Recorder(Stub):
-    """Another drafter, with a record of how the engine treated it.
+    """Wraps a drafter and records the engine's calls.
 
     Attributes:
         proposed: request id, tokens so far, budget and draft of every proposal.
-        observed: every outcome, in order.
+        observed: all outcomes, in order.
         released: how often each request was released; a well-behaved engine does it once.
-        after_release: names of the calls that came for a request that had been released; it should stay empty.
+        after_release: names of the calls for a released request; it should stay empty.
     """
 
     def __init__(self, inner: Drafter) -> None:
@@ -245,14 +245,14 @@ class Recorder(Stub):
 
 
 class ScriptRule(Verifier):
-    """A verifier that stands on a script, not on the target's distribution: exactly the script's tokens are emitted.
+    """A verifier that follows a script instead of the target's distribution: it emits exactly the script's tokens.
 
-    It makes the acceptance of a :class:`Scripted` drafter hold whatever the target says. With random weights the two
-    largest logits are often within rounding of each other, and a forward of several rows may then prefer another token
-    than a forward of one. The engine's own work (distributions, commit, bookkeeping) is done all the same.
+    The acceptance of a :class:`Scripted` drafter is then exact for any target. With random weights the two largest
+    logits are often within rounding of each other, and a forward of several rows may then prefer another token than a
+    forward of one. The engine's own work (distributions, commit, bookkeeping) is the same.
 
     Args:
-        text: prompt and output of the one request that it may serve, at least one token longer than is asked for.
+        text: prompt and output of its only request, at least one token longer than the request generates.
     """
 
     name = "script"
@@ -264,7 +264,7 @@ class ScriptRule(Verifier):
         self._text = text
 
     def verify(self, draft: Draft, target: Laws, rng: Any) -> Verdict:
-        """Accept up to the first token that is not the script's, then emit the script's."""
+        """Accept up to the first token that differs from the script, then emit the script's token."""
         start = target.positions[0]
         stands = 0
         for token in draft.tree.tokens:
@@ -275,5 +275,5 @@ class ScriptRule(Verifier):
 
 
 def _other(token: int) -> int:
-    """Another token, of any vocabulary."""
+    """Return a different token, for any vocabulary."""
     return token + 1 if token == 0 else token - 1

@@ -441,7 +441,7 @@ def test_options_that_request_the_present_behaviour_are_accepted_and_named(caplo
         (lambda: base().generate({"prompt": "x", "cache_salt": "y"}), InputError, "new_requests"),
         (lambda: base().generate({"input_ids": [5]}), InputError, "write {'prompt_token_ids'"),
         (lambda: base().generate({"prompt_token_ids": base().tokenizer("x")}), InputError, "input_ids"),
-        (lambda: SamplingParams(max_tokens=None), ConfigError, "all that the context holds"),
+        (lambda: SamplingParams(max_tokens=None), ConfigError, "as much as the context holds"),
         (lambda: SamplingParams(best_of=2), ConfigError, "use n"),
         (lambda: base().generate({"prmpt": "x"}), InputError, "did you mean 'prompt'"),
         (lambda: base().generate({"prompt_token_ids": "x"}), InputError, "a text in 'prompt_token_ids'"),
@@ -545,8 +545,8 @@ def test_vllm_s_example_of_a_head(tmp_path):
         ({"method": "suffix", "suffix_decoding_max_tree_depth": 24}, "max_match"),
         ({"method": "ngram", "model": "x"}, "drafts without a second model"),
         ({"method": "qwen3_next_mtp"}, "called 'mtp'"),
-        ({"method": "custom_class"}, "instance of your own"),
-        ({"method": "dflash"}, "'diffuspec' comes nearest"),
+        ({"method": "custom_class"}, "your own instance"),
+        ({"method": "dflash"}, "'diffuspec' is the nearest"),
     ],
 )
 def test_keys_of_vllm_s_speculation_that_are_not_here(config, message):

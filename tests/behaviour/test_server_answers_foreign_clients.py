@@ -198,7 +198,7 @@ def test_what_agents_ask_of_responses(server: Served) -> None:
     assert (status, answer["error"]["param"]) == (400, "reasoning.effort")
     for field in ("seed", "stop"):
         status, answer, _ = post(server, asked | {field: 1}, RESPONSES)
-        assert (status, answer["error"]["message"]) == (400, f"unknown field '{field}'; another path has it")
+        assert (status, answer["error"]["message"]) == (400, f"unknown field '{field}'; another path supports it")
 
 
 TOLD = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "no"}, {"role": "user", "content": "Hi"}]
@@ -241,10 +241,10 @@ def test_the_same_items_as_agents_write_them(server: Served) -> None:
         (CHAT, {"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "unknown field"),
         (CHAT, {"tools": [], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "'function'"),
         (CHAT, {"guided_json": {}}, "guided_json", "write structured_outputs.json"),
-        (CHAT, {"prompt_logprobs": 1}, "prompt_logprobs", "write echo and logprobs in /v1/completions"),
+        (CHAT, {"prompt_logprobs": 1}, "prompt_logprobs", "use echo and logprobs in /v1/completions"),
         (CHAT, {"return_token_ids": True}, "return_token_ids", "of the library have token_ids"),
-        (CHAT, {"chat_template": "x"}, "chat_template", "the checkpoint's own is used here"),
-        (CHAT, {"thinking_token_budget": 5}, "thinking_token_budget", "max_tokens bounds"),
+        (CHAT, {"chat_template": "x"}, "chat_template", "the server uses the checkpoint's template"),
+        (CHAT, {"thinking_token_budget": 5}, "thinking_token_budget", "max_tokens limits"),
         (CHAT, {"functions": []}, "functions", "write tools"),
         (CHAT, {"verbosity": "low"}, "verbosity", "'medium'"),
         (CHAT, {"priority": False}, "priority", "valid integer (got False)"),

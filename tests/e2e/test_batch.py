@@ -98,7 +98,7 @@ def test_a_wrong_model_is_an_error_until_it_is_corrected(tmp_path: Path, capsys:
         assert main(command) == 1
         said = capsys.readouterr().err
         assert "0 answered now, 0 before, 3 left with an error" in said
-        assert "the model 'gpt-4' is not served here; there is 'zoo:draft'" in said
+        assert "the model 'gpt-4' is not served here: use 'zoo:draft'" in said
         assert len(answers(out)) == 3
     write(file, [request(0, model="zoo:draft"), request(1, model="gpt-4")])  # r2 is not asked any more
     assert main(command) == 1
@@ -112,9 +112,9 @@ def test_a_wrong_model_is_an_error_until_it_is_corrected(tmp_path: Path, capsys:
         ("", "has no requests"),
         ("{", "line 1 is not JSON"),
         ("[]", "custom_id"),
-        ('{"custom_id": "\\ud800"}', "line 1: custom_id has half of a pair of surrogates"),
+        ('{"custom_id": "\\ud800"}', "line 1: custom_id has a lone surrogate"),
         ('\ufeff{"custom_id": "a\u2028b"}', "line 1: 'url' must be one of"),
-        (json.dumps(request(1)) + "\n" + json.dumps(request(1)), "line 2: the custom_id 'r1' is there twice"),
+        (json.dumps(request(1)) + "\n" + json.dumps(request(1)), "line 2: the custom_id 'r1' is used twice"),
         (json.dumps(request(1) | {"url": "/v1/embeddings"}), "'url' must be one of"),
         (json.dumps(request(1) | {"body": 5}), "'body' must be an object"),
     ],
@@ -133,9 +133,9 @@ def test_answers_of_something_else_are_not_touched(tmp_path: Path, capsys: pytes
     file, out = write(tmp_path / "asked.jsonl", [request(1)]), tmp_path / "out.jsonl"
     for text, says in (
         ('{"custom_id": "other", "response": {"status_code": 200}}\n', "answers 'other', which"),
-        ("a diary\n", "line 1 is no answer"),
-        ('{"custom_id": "r1"}\n', "line 1 is no answer"),
-        ("a diary without an end", "ends in something that is no answer"),
+        ("a diary\n", "line 1 is not an answer"),
+        ('{"custom_id": "r1"}\n', "line 1 is not an answer"),
+        ("a diary without an end", "is not an answer of a batch"),
     ):
         out.write_text(text)
         assert main(["batch", *PLACE, str(file), "--out", str(out)]) == 2

@@ -93,7 +93,7 @@ BAD = [
     ("generate x --set novalue", "key=value"),
     ("generate x --set a=1 --set a=2", "twice"),
     ("generate x --set method=none", "use --method"),
-    ("generate x --method suffix --draft-model zoo:draft", "does not go with method 'suffix'"),
+    ("generate x --method suffix --draft-model zoo:draft", "does not apply to method 'suffix'"),
     ("generate x --method draft_model --model gpt2", "--draft-model"),
     ("generate x --method draft_model --draft-model a --set model=b", "contradicts"),
     ("generate x --dtype float23", "did you mean 'float32'"),
@@ -264,7 +264,7 @@ def test_zoo(capsys):
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("medusa", "'eagle' comes nearest"), ("lookahead", "'ngram' and 'suffix'"), ("prompt-lookup", "called 'ngram'")],
+    [("medusa", "'eagle' is the nearest"), ("lookahead", "'ngram' and 'suffix'"), ("prompt-lookup", "called 'ngram'")],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_one(name, nearest, capsys):
     for command in (["methods", name], ["generate", "x", "--method", name]):

@@ -240,7 +240,7 @@ def test_a_conversation_in_the_terminal(expected: str) -> None:
     assert done.returncode == 1, done.stderr  # one message was too long
     assert done.stdout == f"{expected}\n" * 2
     assert done.stderr.count("tokens per step") == 2
-    assert "/new begins again" in done.stderr
+    assert "/new starts a new conversation" in done.stderr
     assert "maximum context length" in done.stderr
 
 

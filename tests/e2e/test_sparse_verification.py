@@ -51,7 +51,7 @@ def test_calibrated_then_used_by_generate_and_bench(capsys):
     assert "verification: at ffn=0.05 a row leaves out" in err
     assert main(command.split()) == 0
     err = capsys.readouterr().err
-    assert "experts a layer and step · distortion not known (sparse verification) · approximate" in err
+    assert "experts per layer and step · distortion not known (sparse verification) · approximate" in err
 
     label = "ngram+verification.moe=3+verification.ffn=0.1"
     command = f"bench --model ./moe --methods ngram,{label} --suite short.jsonl --repeats 1 --max-tokens 8 --threads 1"

@@ -143,7 +143,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(folder, capsys, arguments, cod
     ("corpus", "message"),
     [
         ("empty.jsonl", "corpus 'empty' is empty: it holds no document to train on"),
-        ("fields.jsonl", "fields.jsonl:2: no fields that make a document (found 'txt'); known: messages; prompt"),
+        ("fields.jsonl", "fields.jsonl:2: no fields of a known document type (found 'txt'); known: messages; prompt"),
     ],
 )
 def test_a_corpus_that_cannot_be_used(folder, capsys, corpus, message):

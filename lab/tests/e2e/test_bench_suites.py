@@ -35,4 +35,4 @@ def test_a_suites_draft_model_is_left_out_where_no_method_takes_it(capsys):
     assert [result["method"] for result in json.loads(capsys.readouterr().out)["results"]] == ["none", "ngram"]
     named = ["--suite", "state_space", "--methods", "ngram", "--draft-model", "zoo:draft"]
     assert main(["bench", *named, *SHORT.split()]) == 2
-    assert "--draft-model does not go with any of --methods" in capsys.readouterr().err
+    assert "--draft-model does not apply to any of --methods" in capsys.readouterr().err

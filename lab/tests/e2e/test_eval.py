@@ -134,7 +134,7 @@ def folder(tmp_path, monkeypatch):
         ("--task json --max-tokens 0", "max_tokens=0"),
         ("--task json --temperature -1", "temperature=-1.0"),
         ("--task json --method ngrm", "did you mean 'ngram'"),
-        ("--task json --method ngram --draft-model zoo:draft", "does not go with method 'ngram'"),
+        ("--task json --method ngram --draft-model zoo:draft", "does not apply to method 'ngram'"),
         ("--task json --set novalue", "key=value"),
         ("--task json --model zoo:bse", "did you mean 'base'"),
         ("--task json --dtype float99", "dtype='float99' is unknown"),

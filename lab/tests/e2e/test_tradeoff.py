@@ -155,7 +155,7 @@ def nothing_loads(tmp_path, monkeypatch):
         ("--set novalue", "key=value"),
         ("--method none", "drafts nothing"),
         ("--method ngrm", "did you mean 'ngram'"),
-        ("--method suffix --draft-model zoo:draft", "does not go with method 'suffix'"),
+        ("--method suffix --draft-model zoo:draft", "does not apply to method 'suffix'"),
         ("--model ./nowhere --draft-model zoo:draft", "no such folder"),
         ("--draft-model zoo:drft", "did you mean 'draft'"),
         ("--task poetry", "unknown task"),

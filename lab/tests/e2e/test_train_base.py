@@ -186,7 +186,7 @@ def test_a_corrected_corpus_is_read_by_the_same_command(folder, capsys):
     (folder / "mine.jsonl").rename(folder / "good.jsonl")
     (folder / "mine.jsonl").write_text('{"text": "good"}\n{"txt": "bad"}\n')
     assert main(command) == 2
-    assert "mine.jsonl:2: no fields that make a document (found 'txt')" in capsys.readouterr().err
+    assert "mine.jsonl:2: no fields of a known document type (found 'txt')" in capsys.readouterr().err
     (folder / "good.jsonl").rename(folder / "mine.jsonl")
     assert main(command) == 0
     assert main(base(1, "--seed", "1")) == 1
@@ -240,7 +240,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(folder, capsys, arguments, cod
     ("corpus", "message"),
     [
         ("empty.jsonl", "corpus 'empty' is empty: it holds no document to train on"),
-        ("fields.jsonl", "fields.jsonl:2: no fields that make a document (found 'txt'); known: messages; prompt"),
+        ("fields.jsonl", "fields.jsonl:2: no fields of a known document type (found 'txt'); known: messages; prompt"),
     ],
 )
 def test_a_corpus_that_cannot_be_used(folder, capsys, corpus, message):

@@ -1,4 +1,4 @@
-"""The JSON fields that every face shares, each computed in one place from :class:`~foretoken.core.metrics.Metrics`."""
+"""JSON fields that all interfaces share, each computed in one place from :class:`~foretoken.core.metrics.Metrics`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from foretoken.core.metrics import Metrics
 
 
 def finite(value: float) -> float | None:
-    """The number, or None (JSON's null) where it is infinite or not known (NaN): JSON has neither."""
+    """Return the number, or None (null in JSON) if it is infinite or NaN, which JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
 def quantiles(values: Iterable[float]) -> dict[str, float] | None:
-    """Median and 99th percentile (nearest rank); None where there are no values."""
+    """Return the median and the 99th percentile (nearest rank); None without values."""
     ranked = sorted(values)
     if not ranked:
         return None
@@ -24,7 +24,7 @@ def quantiles(values: Iterable[float]) -> dict[str, float] | None:
 
 
 def metrics_fields(metrics: Metrics) -> dict[str, Any]:
-    """Counters and times under the names that ``generate --json`` and ``bench --json`` use."""
+    """Return counters and times under the names of ``generate --json`` and ``bench --json``."""
     return {
         "seconds": metrics.seconds,
         "num_tokens": metrics.num_tokens,

@@ -1,13 +1,13 @@
 """Measure several methods on the same prompts, fairly: one clock, one token counter, interleaved order.
 
-For every repeat and every group of prompts, all methods run one after the other, and the order rotates from group to
-group. A slow minute of the machine then slows all methods alike, and none is always the first after another.
+For every repeat and every batch of prompts, all methods run in turn, and the order rotates from batch to batch. A slow
+minute of the machine then affects all methods equally, and no method always follows the same other one.
 
 The clock is the wall time of one ``generate`` or ``chat`` call, so tokenization, prompt and bookkeeping count. The
 counter is the length of ``token_ids``. A request that failed is a failure and never a data point.
 
-The engine notes when each step's tokens came. Decoding begins where every prompt of a call has its first token, so that
-reading prompts and decoding are told apart within the same call.
+The engine records the time of each step's tokens. Decoding begins when every prompt of a call has its first token; this
+separates prefill from decoding within the same call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Method:
     """One row of the benchmark.
 
     Attributes:
-        label: how it is called in tables and files; unique.
+        label: its unique name in tables and files.
         config: its ``speculative_config``.
     """
 
@@ -41,12 +41,12 @@ class Method:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options, without the method's name."""
+        """Return the options, without the method's name."""
         return {key: value for key, value in self.config.items() if key != "method"}
 
 
 class Engine(Protocol):
-    """What the harness needs of ``foretoken.LLM``."""
+    """The part of ``foretoken.LLM`` that the harness uses."""
 
     def generate(self, prompts: Any, params: Any = None, **options: Any) -> list[Any]: ...
 
@@ -55,16 +55,16 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt, one method, one repeat.
+    """The measurement of one prompt, one method and one repeat.
 
     Attributes:
         seconds: wall time of the call, divided evenly among the prompts of the group.
-        tokens: what was generated; empty if it failed.
-        error: why it failed, or None.
-        first_token_seconds: until every prompt of the call had its first token, divided likewise; None: not known.
-        decode_seconds: from there to the last token of the call, divided likewise.
-        decode_tokens: of this prompt's answer, those that came in that time.
-        counts: what the plan's counters rose by during the call, divided likewise.
+        tokens: the generated tokens; empty if it failed.
+        error: reason of the failure, or None.
+        first_token_seconds: time until every prompt of the call had its first token, divided likewise; None: unknown.
+        decode_seconds: time from then to the last token of the call, divided likewise.
+        decode_tokens: number of this prompt's tokens in that time.
+        counts: increase of the plan's counters during the call, divided likewise.
     """
 
     label: str
@@ -87,7 +87,7 @@ class Records:
     Attributes:
         samples: in the order of measurement; only rounds that every method finished, and only whole repeats if
             there is one.
-        num_repeats: repeats that were asked for.
+        num_repeats: requested repeats.
         interrupted: the run was cut short, so repeats or prompts are missing.
     """
 
@@ -98,15 +98,15 @@ class Records:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """The settings of a measurement.
 
     Attributes:
         prompts: the suite.
         params: sampling parameters of every prompt; a seed is shifted by prompt and repeat, equally for all methods.
-        repeats: how often everything runs.
-        batch_size: prompts per call; groups never mix categories, so that times by category add up.
+        repeats: number of repeats.
+        batch_size: prompts per call; batches never mix categories, so that times by category add up.
         chat: apply the chat template.
-        counters: name -> a number that only rises, read before and after every timed call.
+        counters: name -> a monotonic counter, read before and after every timed call.
     """
 
     prompts: Sequence[Prompt]
@@ -117,7 +117,7 @@ class Plan:
     counters: Mapping[str, Callable[[], float]] = field(default_factory=dict)
 
     def groups(self) -> list[list[Prompt]]:
-        """Prompts that run together: neighbours of one category, at most ``batch_size`` of them."""
+        """Split the prompts into batches: consecutive prompts of one category, at most ``batch_size``."""
         by_category: dict[str, list[Prompt]] = {}
         for prompt in self.prompts:
             by_category.setdefault(prompt.category, []).append(prompt)
@@ -130,10 +130,10 @@ def measure(engines: Mapping[str, Engine], plan: Plan, *, progress: Callable[[st
 
     Args:
         engines: label -> engine, the baseline among them.
-        plan: what to run.
-        progress: called with the method's label after every group of prompts of that method.
+        plan: the settings.
+        progress: called with the method's label after every batch of that method.
     Returns:
-        the samples; after Ctrl-C those of all complete rounds, marked as interrupted.
+        the samples; after Ctrl-C, those of all complete rounds, marked as interrupted.
     """
     records = Records(num_repeats=plan.repeats)
     labels = list(engines)
@@ -155,7 +155,7 @@ def measure(engines: Mapping[str, Engine], plan: Plan, *, progress: Callable[[st
     except KeyboardInterrupt:
         records.interrupted = True
         whole = len(plan.prompts) * len(labels)
-        if len(records.samples) > whole:  # with a whole repeat at hand, a part of the next would only skew medians
+        if len(records.samples) > whole:  # after a whole repeat, part of the next one would only bias the medians
             records.samples = records.samples[: len(records.samples) // whole * whole]
     return records
 
@@ -169,7 +169,7 @@ def _warm_up(engine: Engine, plan: Plan) -> None:
 def _measure_group(
     engine: Engine, label: str, group: Sequence[Prompt], params: list[SamplingParams], repeat: int, plan: Plan
 ) -> list[Sample]:
-    """The timed call with what its counters say."""
+    """Make the timed call, and read the counters."""
     before = {name: read() for name, read in plan.counters.items()}
     samples = _run_group(engine, label, group, params, repeat, plan.chat)
     counts = {name: (read() - before[name]) / len(group) for name, read in plan.counters.items()}
@@ -189,7 +189,7 @@ def _run_group(
             outputs = engine.chat([[{"role": "user", "content": prompt.text}] for prompt in group], params)
         else:
             outputs = engine.generate([prompt.text for prompt in group], params)
-    except Exception as error:  # one method failing must not cost the others their measurements
+    except Exception as error:  # a failure of one method must not lose the others' measurements
         message = f"{type(error).__name__}: {error}"
         return [Sample(label, prompt, repeat, 0.0, (), Metrics(), message) for prompt in group]
     seconds = (time.perf_counter() - started) / len(group)

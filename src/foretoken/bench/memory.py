@@ -1,4 +1,4 @@
-"""Memory: what the process has held at most, and what one thing holds in tensors of its own."""
+"""Memory: the peak of the process, and the bytes of an object's own tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OURS = "foretoken"
 
 
 def peak_resident_bytes() -> int | None:
-    """Most memory that this process has had in RAM at once; None where the system does not say."""
+    """Return the process's peak memory in RAM; None if the system does not report it."""
     try:
         import resource
     except ImportError:  # not a Unix
@@ -24,16 +24,16 @@ def peak_resident_bytes() -> int | None:
 
 
 def peak_device_bytes() -> int | None:
-    """The same of the GPU's memory; None without one."""
+    """Return the peak memory on the GPU; None without a GPU."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
 
 
 def tensor_bytes(thing: Any, apart_from: Iterable[Any] = ()) -> int:
-    """Bytes of the tensors and arrays that a thing holds, directly or through what it holds; shared ones count once.
+    """Return the bytes of the tensors and arrays that an object holds, directly or indirectly; shared ones count once.
 
     Args:
-        thing: an object of ours, a module, or a container of these; what else it refers to is not looked into.
-        apart_from: things whose tensors do not count.
+        thing: an object of this package, a module, or a container of these; other references are not followed.
+        apart_from: objects with tensors that do not count.
     """
     known: set[int] = set()
     seen: set[int] = set()
@@ -43,14 +43,16 @@ def tensor_bytes(thing: Any, apart_from: Iterable[Any] = ()) -> int:
 
 
 def _buffers(thing: Any, seen: set[int]) -> Iterator[tuple[int, int]]:
-    """Address and size of every buffer below a thing; what was ``seen`` before is passed over."""
+    """Yield address and size of every buffer below an object; skips those in ``seen``."""
     waiting = [thing]
     while waiting:
         each = waiting.pop()
         if id(each) in seen:
             continue
         seen.add(id(each))
-        if isinstance(each, Tensor) and each.layout != torch.strided:  # packed for a library, which keeps it to itself
+        if (
+            isinstance(each, Tensor) and each.layout != torch.strided
+        ):  # packed weights, which the library does not expose
             yield id(each), each.numel() * each.element_size()
         elif isinstance(each, Tensor):
             storage = each.untyped_storage()

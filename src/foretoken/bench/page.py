@@ -1,6 +1,6 @@
-"""A benchmark's page in three forms: for a terminal, as Markdown, and as HTML with pictures (``page.html``).
+"""A benchmark's report in three forms: for a terminal, as Markdown, and as HTML with charts (``page.html``).
 
-All hold the same tables (sheets.py).
+All have the same tables (sheets.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAILED = "{method}: prompt {prompt} failed: {error}"
 def terminal_page(
     results: Sequence[dict[str, Any]], title: str, columns: Sequence[Column] = (), sections: Sequence[Section] = ()
 ) -> RenderableType:
-    """For a terminal; see :func:`foretoken.bench.sheets.sheets`."""
+    """Format for a terminal; see :func:`foretoken.bench.sheets.sheets`."""
     parts: list[RenderableType] = [Text(title, style="bold")]
     for sheet in sheets(results, columns, sections):
         parts += [Text(), terminal_table(sheet)]
@@ -42,22 +42,22 @@ def markdown_page(
     columns: Sequence[Column] = (),
     sections: Sequence[Section] = (),
 ) -> str:
-    """As Markdown, with what it takes to run it again.
+    """Format as Markdown, with the command that reproduces it.
 
     Args:
-        results: what :func:`foretoken.bench.summary.summarise` returned.
-        provenance: what :func:`foretoken.core.provenance.provenance` returned.
-        columns, sections: a suite's own; see :func:`foretoken.bench.sheets.sheets`.
+        results: result of :func:`foretoken.bench.summary.summarise`.
+        provenance: result of :func:`foretoken.core.provenance.provenance`.
+        columns, sections: additions of a suite; see :func:`foretoken.bench.sheets.sheets`.
     """
     commit = provenance.get("commit") or "of an installed package"
     parts = [
         f"# foretoken bench: {escaped(str(provenance['model']))}",
         f"{escaped(in_words(provenance))}. Commit {commit}, {provenance['date']}.",
         f"```console\n$ {provenance['command']}\n```",
-        "Bold is a slowdown or a failure; (?) stands where the repeats disagree, or where too little was observed.",
+        "Bold: a slowdown or a failure. (?): the repeats disagree, or there are too few observations.",
     ]
     if provenance["interrupted"]:
-        parts.append("**Interrupted: only what every method had finished is counted.**")
+        parts.append("**Interrupted: only repeats that every method completed are counted.**")
     for sheet in sheets(results, columns, sections):
         parts += [f"## {_capital(sheet.title)}", markdown_table(sheet)]
         if sheet.meaning:
@@ -75,13 +75,13 @@ def html_page(
     columns: Sequence[Column] = (),
     sections: Sequence[Section] = (),
 ) -> str:
-    """As one self-contained file of HTML; needs matplotlib (extra ``report``).
+    """Format as one self-contained HTML file; needs matplotlib (extra ``report``).
 
     Args:
-        results: what :func:`foretoken.bench.summary.summarise` returned, of one setting after the other.
-        provenance: what :func:`foretoken.core.provenance.provenance` returned.
-        samples: what :func:`foretoken.bench.samples.side_by_side` returned.
-        columns, sections: a suite's own; see :func:`foretoken.bench.sheets.sheets`.
+        results: results of :func:`foretoken.bench.summary.summarise`, concatenated over the settings.
+        provenance: result of :func:`foretoken.core.provenance.provenance`.
+        samples: result of :func:`foretoken.bench.samples.side_by_side`.
+        columns, sections: additions of a suite; see :func:`foretoken.bench.sheets.sheets`.
     """
     from foretoken.bench.pictures import Picture, pictures
 
@@ -119,7 +119,7 @@ def _capital(text: str) -> str:
 
 
 def _lead(results: Sequence[dict[str, Any]]) -> str:
-    """The fastest method, in a sentence."""
+    """Return a sentence about the fastest method."""
     measured = [result for result in results if result["method"] != BASELINE and result["speedup"] is not None]
     if not measured:
         return "Only plain decoding was measured."
@@ -127,10 +127,10 @@ def _lead(results: Sequence[dict[str, Any]]) -> str:
     where = "" if len(settings_of(results)) < 2 else f", at batch {best['batch_size']}"
     lead = Markup("Fastest: <strong>{}</strong>, {:.2f} times plain decoding{}.")
     if best["speedup"] < 1:
-        lead = Markup("Nothing was faster than plain decoding; {} came to {:.2f}x.")
+        lead = Markup("No method was faster than plain decoding; {} reached {:.2f}x.")
     lead = lead.format(best["method"], best["speedup"], where)
     if best["num_repeats"] < 2:
-        lead += " It was measured once: nothing says how far another run would be from that."
+        lead += " It was measured once, so the variation between runs is unknown."
     return lead
 
 
@@ -141,11 +141,11 @@ def _in_a_line(value: Any) -> str:
 
 
 def _unbroken(head: str) -> Markup:
-    """Words of a heading may stand below each other, but are not parted at a hyphen."""
+    """Wrap a heading between words, but not at a hyphen."""
     return escape(head).replace("-", Markup("&#8209;"))
 
 
 def _marked(cell: Cell) -> Markup:
     kind = "bad" if cell.bad else "doubtful" if cell.doubtful else ""
-    text = escape(cell.text).replace("+", Markup("<wbr>+"))  # where a method's name may be broken
+    text = escape(cell.text).replace("+", Markup("<wbr>+"))  # a method's name may break here
     return Markup('<span class="{}">{}</span>').format(kind, text) if kind else text

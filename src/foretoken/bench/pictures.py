@@ -1,4 +1,4 @@
-"""Pictures of a benchmark, as inline SVG, each drawn twice: for wide and for narrow screens.
+"""Charts of a benchmark, as inline SVG, each in two versions: for wide and for narrow screens.
 
 Needs matplotlib (extra ``report``).
 """
@@ -15,7 +15,7 @@ from foretoken.bench.harness import BASELINE
 from foretoken.bench.sheets import FEW, MAX_DEPTH, groups_of, settings_of
 from foretoken.bench.summary import SLOWDOWN
 
-# Okabe and Ito: told apart by most colour-blind readers, and in grey
+# Okabe and Ito: distinguishable with most colour blindness, and in grey
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6D31", "#666666")
 _PARTS = {"draft": "#E69F00", "verify": "#0072B2", "other": "#AAAAAA"}
 _MEMORY = {"cache_bytes": ("target's cache", "#0072B2"), "drafter_bytes": ("drafter", "#E69F00")}
@@ -24,17 +24,17 @@ _WAITS = {
     "between_tokens_seconds": "between tokens",
     "answer_seconds": "whole answer",
 }
-_LETTERS = 100  # of a wide picture's legend side by side
-_LONG, _LONG_IN_LEGEND = 18, 36  # letters of a method's name next to its bar and in a legend, then it is folded
-_WIDE, _NARROW = 9.0, 4.4  # inches: letters of 10 points are read on a desk's screen, and on a telephone's
+_LETTERS = 100  # legend entries per row in a wide chart
+_LONG, _LONG_IN_LEGEND = 18, 36  # maximum letters per line of a method's name, next to its bar and in a legend
+_WIDE, _NARROW = 9.0, 4.4  # inches: text of 10 points is legible on a desktop screen, and on a phone
 
 
 class Picture(NamedTuple):
-    """What stands above a table.
+    """A chart above a table.
 
     Attributes:
-        heading: in place of the table's title.
-        sentence: how to read the picture.
+        heading: replaces the table's title.
+        sentence: explains the chart.
         figures: HTML.
     """
 
@@ -44,14 +44,14 @@ class Picture(NamedTuple):
 
 
 def pictures(results: Sequence[dict[str, Any]]) -> dict[str, Picture]:
-    """By the title of the sheet that a picture belongs to."""
+    """Return the charts by the title of their table."""
     methods = [result for result in results if result["method"] != BASELINE]
     found: dict[str, Picture] = {}
     if len(settings_of(results)) > 1:
         if methods:
             found["by batch size and prompt length"] = Picture(
                 "Speed-up by batch size and prompt length",
-                "A line for every method and length; above the broken line it pays. Whiskers are the lowest and the "
+                "One line per method and length; above the broken line it is faster. Whiskers are the lowest and the "
                 "highest repeat.",
                 _picture("grid", "speed-up by batch size and prompt length", _draw_grid, methods, lambda wide: 3.4),
             )
@@ -61,7 +61,7 @@ def pictures(results: Sequence[dict[str, Any]]) -> dict[str, Picture]:
     if methods:
         found["speed-up by category, and decoding, apart from reading the prompt"] = Picture(
             "Speed-up by method and category",
-            "Tokens per second over plain decoding in the same run: above the line a method pays, below it costs. "
+            "Tokens per second over plain decoding in the same run: above the line a method is faster, below slower. "
             "Bars are medians over the repeats, whiskers the lowest and the highest; hatched bars are slowdowns.",
             _picture(
                 "speedup",
@@ -87,8 +87,7 @@ def pictures(results: Sequence[dict[str, Any]]) -> dict[str, Picture]:
     if any(method["acceptance_by_position"] for method in methods):
         found["acceptance by position in the draft"] = Picture(
             "Acceptance by position",
-            "A line that falls slowly says that longer drafts are worth trying; a hollow mark stands on fewer than "
-            f"{FEW} observations.",
+            f"A line that falls slowly suggests longer drafts; a hollow mark has fewer than {FEW} observations.",
             _picture("acceptance", "acceptance by position in the draft", _draw_acceptance, methods, lambda wide: 3.2),
         )
     shown = _picture("time", "time by method", _draw_time, results, lambda wide: 1.0 + 0.4 * len(results))
@@ -111,12 +110,12 @@ def _picture(
     *,
     panels: int = 1,
 ) -> str:
-    """Drawn for a wide and for a narrow screen, whose style shows one of them.
+    """Draw for a wide and for a narrow screen; the style sheet displays one of them.
 
     Args:
-        draw: is given the axes, the ``results``, and whether the picture is ``wide``.
-        height: of a wide or a narrow one, in inches.
-        panels: axes, side by side where it is wide.
+        draw: receives the axes, the ``results``, and whether the chart is ``wide``.
+        height: height in inches, wide or narrow.
+        panels: number of axes, side by side if wide.
     """
     drawn = []
     for kind, width in (("wide", _WIDE), ("narrow", _NARROW)):
@@ -130,13 +129,13 @@ def _picture(
 def _svg(
     name: str, draw: Callable[[Sequence[Any]], None], width: float, height: float, panels: int, beside: bool
 ) -> str:
-    """Draw into a figure of its own (no global pyplot state) and return it as SVG."""
+    """Draw into a separate figure (no global pyplot state) and return it as SVG."""
     import matplotlib
     from matplotlib.figure import Figure
 
     style = {
-        "svg.fonttype": "none",  # text stays text: small, sharp and searchable
-        "svg.hashsalt": name,  # ids differ between pictures, and are the same in every run
+        "svg.fonttype": "none",  # keep text as text: small, sharp and searchable
+        "svg.hashsalt": name,  # ids differ between charts, and are the same in every run
         "font.family": "sans-serif",
         "font.size": 10,
         "axes.spines.top": False,
@@ -155,7 +154,7 @@ def _svg(
 
 
 def _draw_speedup(panels: Sequence[Any], results: Sequence[dict[str, Any]], wide: bool) -> None:
-    """Upright bars where there is room for them, else lying ones."""
+    """Draw vertical bars if they fit, else horizontal ones."""
     from matplotlib.patches import Patch
 
     axes = panels[0]
@@ -268,14 +267,14 @@ def _stacked(
 
 
 def _name_bars(axes: Any, results: Sequence[dict[str, Any]], count: int) -> None:
-    """The methods' names next to lying bars, long ones folded and small; none where there are no results."""
+    """Label horizontal bars with the methods' names, long ones folded and small; none without results."""
     names = [result["method"] for result in results] or [""] * count
     folded = [_folded(name, _LONG) for name in names]
     axes.set_yticks(range(count), folded, fontsize=10 if folded == names else 7)
 
 
 def _folded(name: str, most: int) -> str:
-    """A method with its settings, in lines of so many letters where its parts allow it."""
+    """Fold a method's name and settings into lines of limited length."""
     lines = [""]
     for piece in name.split("+"):
         joined = f"{lines[-1]}+{piece}" if lines[-1] else piece
@@ -287,7 +286,7 @@ def _folded(name: str, most: int) -> str:
 
 
 def _draw_grid(panels: Sequence[Any], results: Sequence[dict[str, Any]], wide: bool) -> None:
-    """Over the batch size, with a line for each length; over the length where there is one batch size."""
+    """Plot over the batch size, with one line per length; over the length if there is one batch size."""
     axes = panels[0]
     across, other = "batch_size", "prompt_tokens"
     if len({result["batch_size"] for result in results}) == 1:
@@ -315,14 +314,14 @@ def _draw_grid(panels: Sequence[Any], results: Sequence[dict[str, Any]], wide: b
             )
     axes.axhline(1.0, color="#1c2430", linewidth=1, linestyle="--")
     axes.set_xticks(range(len(places)), places)
-    axes.set_xlabel("prompts that run together" if across == "batch_size" else "tokens of a prompt")
+    axes.set_xlabel("prompts per batch" if across == "batch_size" else "tokens per prompt")
     axes.set_ylabel("speed-up")
     axes.set_ylim(bottom=0)
     _legend(axes, wide)
 
 
 def _legend(axes: Any, wide: bool, handles: Any = None) -> None:
-    """Above the picture, where it covers nothing."""
+    """Put the legend above the chart, where it covers nothing."""
     handles = axes.get_legend_handles_labels()[0] if handles is None else handles
     labels = [each.get_label() if wide else _folded(each.get_label(), _LONG_IN_LEGEND) for each in handles]
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)

@@ -1,4 +1,4 @@
-"""Prompts of a given length: the suite's own, each after as much of the others' text as there is room for."""
+"""Prompts of a given length: the suite's own, each preceded by text of the other prompts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from foretoken.data.prompts import Prompt
 
 
 def of_length(prompts: Sequence[Prompt], num_tokens: int, count: Callable[[str], int]) -> list[Prompt]:
-    """The prompts, filled up in front to at most so many tokens; those that are longer by themselves are left out.
+    """Extend the prompts in front to at most ``num_tokens``; longer ones are left out.
 
-    The text in front are the other prompts, repeated where they do not suffice: drafters that copy find more there
-    than in a text that says everything once.
+    The text in front consists of the other prompts, repeated if necessary: drafters that copy find more matches there
+    than in a text without repetition.
 
     Args:
-        count: length of a text as the model reads it, chat template included.
+        count: returns the number of tokens of a text, including the chat template.
     Raises:
-        InputError: no prompt is short enough.
+        InputError: all prompts are longer.
     """
     found = []
     for place, prompt in enumerate(prompts):
@@ -26,7 +26,7 @@ def of_length(prompts: Sequence[Prompt], num_tokens: int, count: Callable[[str],
             continue
         others = [each.text for each in (*prompts[place + 1 :], *prompts[:place])] or [prompt.text]
         words = " ".join(others).split(" ")
-        words *= -(-num_tokens // len(words))  # a word is at least about a token
+        words *= -(-num_tokens // len(words))  # a word has about one token or more
         fits, too_many = 0, len(words) + 1
         while too_many - fits > 1:
             middle = (fits + too_many) // 2

@@ -1,4 +1,4 @@
-"""Answers of all methods to the same prompts, side by side, with the words that the draft wrote marked."""
+"""Answers of all methods to the same prompts, side by side, with the accepted draft tokens marked."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from foretoken.bench.harness import Method, Records, Sample
 
-_MOST_TOKENS = 256  # of an answer that are shown
-_BROKEN = "\ufffd"  # what an incomplete character decodes to
+_MOST_TOKENS = 256  # maximum tokens of an answer in the report
+_BROKEN = "\ufffd"  # decoding of an incomplete character
 
 
 def side_by_side(
     records: Records, methods: Sequence[Method], decode: Callable[[Sequence[int]], str]
 ) -> list[dict[str, Any]]:
-    """What every method answered to the first prompt of each category, in the first repeat; JSON-ready.
+    """Return every method's answer to the first prompt of each category, in the first repeat; JSON-ready.
 
     Args:
-        decode: token ids to text.
+        decode: converts token ids to text.
     """
     first: dict[str, int] = {}
     for sample in records.samples:
@@ -39,7 +39,7 @@ def side_by_side(
 
 def _answer(sample: Sample, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     drafted = [place < step.drafted for step in sample.metrics.emitted for place in range(step.tokens)]
-    drafted += [False] * (len(sample.tokens) - len(drafted))  # of an engine that does not note when tokens came
+    drafted += [False] * (len(sample.tokens) - len(drafted))  # the engine did not record the times of tokens
     tokens = sample.tokens[:_MOST_TOKENS]
     return {
         "method": sample.label,
@@ -52,9 +52,9 @@ def _answer(sample: Sample, decode: Callable[[Sequence[int]], str]) -> dict[str,
 def pieces(
     tokens: Sequence[int], drafted: Sequence[bool], decode: Callable[[Sequence[int]], str]
 ) -> list[dict[str, Any]]:
-    """The text in pieces, each written by the draft or by the target.
+    """Split the text into pieces, each from the draft or from the target.
 
-    A character of several tokens belongs to whoever wrote its last one.
+    A character of several tokens belongs to the source of its last token.
     """
     found: list[dict[str, Any]] = []
     shown = ""

@@ -1,6 +1,6 @@
-"""What a run has found, as tables (table.py).
+"""The results of a run as tables (table.py).
 
-Nothing is pooled alone: after every figure over all prompts comes the same by category.
+Every figure over all prompts is followed by the same figure by category.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from foretoken.bench.suite import Column, Section
 from foretoken.bench.summary import SLOWDOWN, share_of_time
 from foretoken.bench.table import DASH, Cell, Sheet, megabytes, milliseconds, number
 
-MAX_DEPTH = 16  # positions of a draft that are shown
-FEW = 20  # observations: a share of fewer says little
-_EXACT = ("same text", "same stream")  # under "same distribution" the draws are others, so other tokens are no fault
+MAX_DEPTH = 16  # maximum positions of a draft in a table
+FEW = 20  # with fewer observations a share is unreliable
+_EXACT = ("same text", "same stream")  # under "same distribution" the samples differ, so different tokens are correct
 
 
 def sheets(
     results: Sequence[Mapping[str, Any]], columns: Sequence[Column] = (), sections: Sequence[Section] = ()
 ) -> list[Sheet]:
-    """All of a run: one of several settings is compared setting by setting, and one of a single setting looked into.
+    """Return all tables of a run: a comparison for several settings, details for a single one.
 
     Args:
         results: what :func:`foretoken.bench.summary.summarise` returned, of one setting after the other.
-        columns: what a suite counts next to.
+        columns: a suite's additional counts.
         sections: a suite's own tables.
     """
     found: list[Sheet] = []
@@ -44,7 +44,7 @@ def sheets(
 
 
 def in_words(provenance: Mapping[str, Any]) -> str:
-    """What was run, in one line."""
+    """Describe the run in one line."""
     suite, memory = provenance["suite"], provenance.get("memory") or {}
     lengths = provenance.get("prompt_tokens")
     of_length = "" if lengths is None else f" of {_listed(lengths)} tokens"
@@ -67,12 +67,12 @@ def _listed(value: Any) -> str:
 
 
 def settings_of(results: Iterable[Mapping[str, Any]]) -> list[tuple[int | None, int | None]]:
-    """Batch size and prompt length of every setting, in order; a length is None where prompts are as they were."""
+    """Return batch size and prompt length of every setting, in order; the length of unchanged prompts is None."""
     return list(dict.fromkeys((each.get("batch_size"), each.get("prompt_tokens")) for each in results))
 
 
 def groups_of(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The figures over all prompts, and after them those by category if there are several."""
+    """Return the figures over all prompts, followed by those by category if there are several."""
     categories = result["by_category"]
     return {"all": result, **categories} if len(categories) > 1 else {"all": result}
 
@@ -131,7 +131,7 @@ def _by_category(results: Sequence[Mapping[str, Any]]) -> Sheet:
             )
     return Sheet(
         "speed-up by category, and decoding, apart from reading the prompt",
-        "First token: until the prompts of a call are read, for each. The three columns after it are decoding alone.",
+        "First token: the prefill time of a call, per prompt. The next three columns cover decoding only.",
         (
             "method",
             "category",
@@ -152,8 +152,8 @@ def _latency(results: Sequence[Mapping[str, Any]]) -> Sheet:
     answers, gaps = (sorted({each[name] for each in counts}) for name in ("num_answers", "num_gaps"))
     return Sheet(
         "what a reader waits for, milliseconds",
-        "P50 and P99, from when a request is queued. Tokens that are accepted together arrive together: the first of "
-        "them has waited for the whole step and the others for nothing, so a P50 between tokens may be 0; the mean is "
+        "P50 and P99, from the queueing of a request. Tokens that are accepted together arrive together: the first of "
+        "them waits for the whole step and the others do not wait, so a P50 between tokens may be 0; the mean is "
         f"decoding's. {_span(answers)} answers and {_span(gaps)} gaps of each method.",
         (
             "method",
@@ -200,7 +200,7 @@ def _costs(results: Sequence[Mapping[str, Any]]) -> Sheet:
         )
     return Sheet(
         "where time and memory go",
-        "Time is drafting, the target's forward with the verification, and everything else. The target's keys and "
+        "Time is drafting, the target's forward with the verification, and the rest. The target's keys and "
         "values, and what the drafter holds in tensors of its own: weights, keys and values, tables.",
         ("method", "draft", "verify", "other", "target's cache MB", "drafter MB"),
         rows,
@@ -222,8 +222,8 @@ def _acceptance(results: Sequence[Mapping[str, Any]]) -> Sheet:
         rows.append((Cell(str(depth + 1)), *cells))
     return Sheet(
         "acceptance by position in the draft",
-        "The share of steps that accepted the draft as far as there, of how many that had drafted so far; a share of "
-        f"fewer than {FEW} says little.",
+        "The share of steps that accepted the draft up to this position, among those that drafted so far; a share of "
+        f"fewer than {FEW} is unreliable.",
         ("position", *(result["method"] for result in drafting)),
         rows,
     )
@@ -254,8 +254,8 @@ def _grid(results: Sequence[Mapping[str, Any]]) -> Sheet:
         )
     return Sheet(
         "by batch size and prompt length",
-        "Prompts that run together, and tokens of each. Every speed-up is over plain decoding in the same setting. "
-        "Decoding is apart from reading the prompts. By category: in the files.",
+        "Prompts per batch, and tokens per prompt. Every speed-up is over plain decoding in the same setting. "
+        "Decoding excludes the prefill. The files have the figures by category.",
         (
             "batch",
             "prompt",
@@ -277,7 +277,7 @@ def _grid(results: Sequence[Mapping[str, Any]]) -> Sheet:
 def _counted(results: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Sheet:
     return Sheet(
         "counted next to",
-        "What the suite counts.",
+        "The suite's own counts.",
         ("method", "category", *(" ".join(column.header.split()) for column in columns)),
         [
             (
@@ -305,7 +305,7 @@ def _section(section: Section) -> Sheet:
 
 
 def speedup(figures: Mapping[str, Any], name: str = "speedup") -> Cell:
-    """Bad below 1, doubtful where the repeats lie on both sides of 1."""
+    """Mark as bad below 1, as doubtful if the repeats lie on both sides of 1."""
     value = figures.get(name)
     if value is None:
         return Cell(DASH)
@@ -314,7 +314,7 @@ def speedup(figures: Mapping[str, Any], name: str = "speedup") -> Cell:
 
 
 def spread(figures: Mapping[str, Any], name: str = "speedup") -> str:
-    """The lowest and the highest repeat; one repeat has none, and plain decoding is what others are compared with."""
+    """Return the lowest and the highest repeat; empty for one repeat, and for plain decoding."""
     ends = figures["spread"].get(name)
     if not ends or figures["num_repeats"] < 2 or figures.get("method") == BASELINE:
         return DASH

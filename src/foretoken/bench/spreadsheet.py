@@ -1,4 +1,4 @@
-"""The benchmark as comma-separated values: a line for each setting, method and category, named as in JSON."""
+"""The benchmark as comma-separated values: one row per setting, method and category, with the names of the JSON."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _MEMORY = ("cache_bytes", "drafter_bytes")
 
 
 def csv_lines(results: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> str:
-    """The whole file; a value that is not known is empty.
+    """Return the whole file; unknown values are empty.
 
     Args:
-        results: what :func:`foretoken.bench.summary.summarise` returned.
-        provenance: what :func:`foretoken.core.provenance.provenance` returned.
+        results: result of :func:`foretoken.bench.summary.summarise`.
+        provenance: result of :func:`foretoken.core.provenance.provenance`.
     """
     rows = [
         _row(result, name, figures, provenance) for result in results for name, figures in groups_of(result).items()

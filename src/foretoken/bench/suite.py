@@ -1,4 +1,4 @@
-"""A suite: recipes that are compared on prompts, as data, and what is looked at next to the common table.
+"""A suite: recipes to compare on prompts, as data, and additional measurements.
 
 Suites are entry points of the group ``foretoken.suites``; foretoken-lab has some. ``foretoken bench --suite NAME``
 runs one: plain decoding first, every method on the same prompts in interleaved order, decoding apart from the
@@ -26,9 +26,9 @@ class Column:
     """A column of a table.
 
     Attributes:
-        header: above it.
-        read: takes the value out of a row; None is printed as a dash.
-        form: how a number is printed; text is printed as it is.
+        header: its heading.
+        read: returns the value of a row; None is printed as a dash.
+        form: format of a number; text is printed unchanged.
     """
 
     header: str
@@ -36,19 +36,19 @@ class Column:
     form: str = "{:.2f}"
 
     def cell(self, row: Mapping[str, Any]) -> str:
-        """The value as it is printed."""
+        """Return the printed value."""
         value = self.read(row)
         return "–" if value is None else value if isinstance(value, str) else self.form.format(value)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table of a suite's own.
+    """An additional table of a suite.
 
     Attributes:
         name: its key in the JSON.
-        title: above the table.
-        columns: the first one names the row.
+        title: its title.
+        columns: the first column names the row.
         rows: JSON-ready.
     """
 
@@ -60,17 +60,17 @@ class Section:
 
 @dataclass(frozen=True)
 class Run:
-    """What a study may use: the run that the suite has just made, ready for more.
+    """The input of a study: the suite's finished run.
 
     Attributes:
         engines: label -> ``LLM``, the baseline first.
         methods: the rows, the baseline first.
-        prompts: of the run.
-        params: of the run.
+        prompts: the run's prompts.
+        params: the run's sampling parameters.
         chat: whether prompts go through the chat template.
-        data: the folder of the corpora; None where nobody named it.
-        limit: how many prompts of every category were asked for; a study may take so many questions. None: its own.
-        progress: is told what a study is doing; it may take minutes.
+        data: the folder of the corpora; None if unset.
+        limit: requested prompts per category, which a study may use as its number of questions. None: its default.
+        progress: called with the study's current work, which may take minutes.
     """
 
     engines: Mapping[str, Any]
@@ -84,26 +84,26 @@ class Run:
 
 
 def bundled_prompts(data: Path | None) -> list[Prompt]:
-    """The suite of 30 prompts that the package brings."""
+    """Return the bundled suite of 30 prompts."""
     return read_prompts(BUNDLED_SUITE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """Recipes on prompts.
+    """Recipes to compare on prompts.
 
     Attributes:
-        name: what users type.
-        question: what it compares, in one line.
-        methods: the recipes, written as for ``--methods``.
+        name: the name for users.
+        question: the comparison, in one line.
+        methods: the recipes, in the form of ``--methods``.
         model: the target.
         draft_model: for recipes that need one; None: the target's own.
-        prompts: reads them; its argument is the folder of the corpora, None where nobody named it.
-        options: defaults of the command line that differ from those of ``foretoken bench``: ``max_tokens``,
-            ``repeats``, ``temperature``, ``ignore_eos``, ``dtype``.
-        counters: name -> what to read of the baseline's engine; the figure is what a token cost of it.
-        columns: of the table of decoding, next to the common ones.
-        study: measures what the harness does not.
+        prompts: returns the prompts; its argument is the folder of the corpora, None if unset.
+        options: defaults that differ from those of ``foretoken bench``: ``max_tokens``, ``repeats``, ``temperature``,
+            ``ignore_eos``, ``dtype``.
+        counters: name -> a function of the baseline's engine; the figure is the counter per token.
+        columns: additional columns of the table of decoding.
+        study: additional measurements.
     """
 
     name: str
@@ -119,16 +119,18 @@ class Suite:
 
 
 def find_suite(name: str) -> Suite:
-    """A suite by its name.
+    """Return a suite by its name.
 
     Raises:
-        ConfigError: there is no such suite; the message names the nearest.
+        ConfigError: unknown suite; the message names the nearest.
     """
     found = extensions.loaded(extensions.SUITES, name)
     if found is None:
         known = suites()
         remedy = (
-            nearest(name, known).rstrip(".") if known else f"named suites come with foretoken-lab; {extensions.GET_LAB}"
+            nearest(name, known).rstrip(".")
+            if known
+            else f"named suites are part of foretoken-lab; {extensions.GET_LAB}"
         )
         raise ConfigError(f"unknown suite '{name}': {remedy}; or name a file of prompts, for example ./{name}.jsonl")
     suite: Suite = found
@@ -136,22 +138,22 @@ def find_suite(name: str) -> Suite:
 
 
 def suites() -> list[str]:
-    """The names of all suites."""
+    """Return the names of all suites."""
     return list(extensions.declared(extensions.SUITES))
 
 
 def is_file(suite: str) -> bool:
-    """Whether ``--suite`` names a file of prompts: names of suites are bare words."""
+    """Return whether ``--suite`` names a file of prompts: names of suites are bare words."""
     return bool(set(suite) & set("./\\~")) or Path(suite).exists()
 
 
 def read_suite(suite: str | None, data: Path | None = None) -> list[Prompt]:
-    """The prompts of a named suite or of a file; of the bundled file where neither is named.
+    """Return the prompts of a named suite or of a file; by default, of the bundled file.
 
     Args:
-        data: the folder of the corpora, where named suites may look.
+        data: the folder of the corpora, for named suites.
     Raises:
-        ConfigError, InputError: there is no such suite, or its prompts cannot be read.
+        ConfigError, InputError: unknown suite, or unreadable prompts.
     """
     if suite is not None and not is_file(suite):
         return find_suite(suite).prompts(data)
@@ -159,7 +161,7 @@ def read_suite(suite: str | None, data: Path | None = None) -> list[Prompt]:
 
 
 def fingerprint(suite: str | None, prompts: Sequence[Prompt]) -> str:
-    """SHA-256 of the file, or of the prompts that a named suite has put together."""
+    """Return the SHA-256 of the file, or of the prompts of a named suite."""
     if suite is None or is_file(suite):
         return hashlib.sha256(Path(suite or BUNDLED_SUITE).read_bytes()).hexdigest()
     return hashlib.sha256("\0".join(prompt.text for prompt in prompts).encode()).hexdigest()

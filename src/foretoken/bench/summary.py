@@ -1,18 +1,18 @@
-"""From samples to figures: medians over repeats, the spread between them, and what went wrong.
+"""Figures from samples: medians over repeats, the spread between them, and failures.
 
 Definitions, all over requests that did not fail:
 
 * ``tokens_per_second``: tokens over wall time, all prompts of a repeat together (so long answers weigh more).
 * ``speedup``: the method's tokens per second over the baseline's in the same repeat, on the prompts where neither
-  failed. Below 1 is a slowdown and stays one.
+  failed. Below 1 is a slowdown.
 * ``spread``: the lowest and the highest repeat; the figure itself is the median.
-* ``first_token_seconds``, ``decode_tokens_per_second``, ``decode_speedup``: reading the prompts of a call until each
-  has its first token (mean, per prompt), and the same figures of what comes after that.
-* ``latency``: what a reader waits for, from when a request is queued; medians and 99th percentiles over all repeats.
-  The tokens of a step come at once: the first of them has waited for the whole step, the others for nothing.
-* ``observations_by_position``: how often that depth was drafted; ``acceptance_by_position`` is a share of it.
-* ``counts``: what the run counted next to, per token that was emitted.
-* ``equal_outputs``: share of (prompt, repeat) pairs whose token ids equal the baseline's.
+* ``first_token_seconds``, ``decode_tokens_per_second``, ``decode_speedup``: the prefill of a call until
+  each prompt has its first token (mean, per prompt), and the same figures for the decoding after it.
+* ``latency``: waiting times of a reader, from the queueing of a request; medians and 99th percentiles over all repeats.
+  The tokens of a step arrive together: the first of them waits for the whole step, the others do not wait.
+* ``observations_by_position``: number of drafts of that depth; ``acceptance_by_position`` is a share of it.
+* ``counts``: the run's additional counters, per emitted token.
+* ``equal_outputs``: share of (prompt, repeat) pairs with the same token ids as the baseline's.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from foretoken.bench.fields import metrics_fields, quantiles
 from foretoken.bench.harness import BASELINE, Method, Records, Sample
 from foretoken.core.metrics import Metrics
 
-SLOWDOWN = 0.995  # a speed-up below this prints as less than 1.00
+SLOWDOWN = 0.995  # print a smaller speed-up as below 1.00
 _NUM_ERRORS = 5
 _COUNTS = ("num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens")
 
 
 def summarise(records: Records, methods: Sequence[Method], promises: dict[str, str] | None = None) -> list[dict]:
-    """One JSON-ready object a method, the baseline first, each with the same figures by category."""
+    """Return one JSON-ready object per method, the baseline first, each with the same figures by category."""
     results = []
     baseline = [sample for sample in records.samples if sample.label == BASELINE]
     categories = list(dict.fromkeys(sample.prompt.category for sample in records.samples))
@@ -103,7 +103,7 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
 
 
 def _decoding(good: Sequence[Sample], pairs: Sequence[tuple[Sample, Sample]]) -> dict[str, dict[str, Any]]:
-    """Reading the prompt and decoding apart, and what was counted; nothing where neither is known."""
+    """Return the figures of prefill and decoding, and the additional counts; empty if unknown."""
     figures: dict[str, Any] = {}
     spread: dict[str, Any] = {}
     num_tokens = sum(len(sample.tokens) for sample in good)
@@ -132,7 +132,7 @@ def _decode_speed(samples: Sequence[Sample]) -> float:
 
 
 def _latency(good: Sequence[Sample]) -> dict[str, Any] | None:
-    """What readers wait for, in seconds; None where the engine has not noted when tokens came."""
+    """Return the waiting times of readers, in seconds; None if the engine did not record the times of tokens."""
     came = [sample.metrics.emitted for sample in good if sample.metrics.emitted]
     if not came:
         return None
@@ -152,9 +152,9 @@ def _latency(good: Sequence[Sample]) -> dict[str, Any] | None:
 
 
 def _total(samples: Iterable[Sample]) -> Metrics:
-    """The samples' counters added up, with the harness's clock and token counter in place of the engine's.
+    """Sum the samples' counters, with the harness's clock and token counter in place of the engine's.
 
-    The engine's three times are kept; wall time that they do not cover (tokenization, set-up of the call) is "other".
+    The engine's three times stay; "other" is the remaining wall time (tokenization, set-up of the call).
     """
     total = Metrics()
     seconds = 0.0
@@ -177,7 +177,7 @@ def _by_repeat(samples: Iterable[Sample]) -> list[list[Sample]]:
 
 
 def _pairs(samples: Iterable[Sample], baseline: Iterable[Sample]) -> list[tuple[Sample, Sample]]:
-    """(the method's sample, the baseline's) for the same prompt and repeat, where neither failed."""
+    """Return pairs (the method's sample, the baseline's) of the same prompt and repeat without failures."""
     others = {(id(other.prompt), other.repeat): other for other in baseline if other.error is None}
     keys = ((sample, (id(sample.prompt), sample.repeat)) for sample in samples)
     return [(sample, others[key]) for sample, key in keys if key in others]
@@ -219,7 +219,7 @@ def _first_errors(samples: Iterable[Sample]) -> list[dict[str, str]]:
 
 
 def share_of_time(result: Mapping[str, Any]) -> dict[str, float]:
-    """Draft, verify and other as shares of their sum; empty if nothing was measured."""
+    """Return draft, verify and other as shares of their sum; empty without measurements."""
     parts = {name: value or 0.0 for name, value in result["time"].items()}
     whole = sum(parts.values())
     return {name: value / whole for name, value in parts.items()} if whole > 0 else {}

@@ -1,7 +1,6 @@
-"""A table of text, written for a terminal, as Markdown, or (``page.html``) as HTML.
+"""A text table for a terminal, as Markdown, or (``page.html``) as HTML.
 
-Headings are whole words, which may stand below each other but are never cut. Slowdowns and failures are written like
-everything else, and marked.
+Headings wrap between words and are never cut. Slowdowns and failures are printed like other values, and marked.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 DASH = "–"
-_NAME = 11  # columns that a name may be folded to in a terminal
+_NAME = 11  # maximum width of a folded name in a terminal
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value as it is printed.
+    """A printed value.
 
     Attributes:
         bad: a slowdown or a failure.
-        doubtful: the repeats lie on both sides of what would be good, or too little was observed.
+        doubtful: the repeats lie on both sides of the threshold, or there are too few observations.
     """
 
     text: str
@@ -36,11 +35,11 @@ class Sheet:
     """A table.
 
     Attributes:
-        title: above it.
-        meaning: a sentence or two on how to read it.
-        heads: of the columns.
-        rows: as many cells each.
-        labels: how many of the first columns hold names.
+        title: its title.
+        meaning: one or two sentences of explanation.
+        heads: headings of the columns.
+        rows: one cell per column each.
+        labels: number of leading columns with names.
     """
 
     title: str
@@ -51,23 +50,23 @@ class Sheet:
 
 
 def number(value: float | None, form: str = "{:.2f}") -> Cell:
-    """A number, or a dash where it is not known."""
+    """Format a number; an unknown one as a dash."""
     return Cell(DASH if value is None else form.format(value))
 
 
 def milliseconds(found: Mapping[str, float] | None, name: str) -> Cell:
-    """One of the quantiles of something in seconds."""
+    """Format one quantile of a duration in seconds."""
     value = None if found is None else 1e3 * found[name]
     return number(value, "{:.0f}" if value is not None and value >= 100 else "{:.1f}")
 
 
 def megabytes(value: float | None) -> Cell:
-    """Bytes as 10^6 of them."""
+    """Format bytes in units of 10^6."""
     return number(None if value is None else value / 1e6, "{:.1f}")
 
 
 def terminal_table(sheet: Sheet) -> Table:
-    """For a terminal of 80 columns: long names fold, figures do not, and headings wrap between words only."""
+    """Format for a terminal of 80 columns: long names fold, figures do not, and headings wrap between words only."""
     table = Table(
         title=sheet.title,
         title_style="bold",
@@ -83,7 +82,7 @@ def terminal_table(sheet: Sheet) -> Table:
         if named:
             table.add_column(head, overflow="fold", min_width=max(width, min(_NAME, _widest(sheet, place))))
         else:
-            # a method's name over a column of its own may be folded, words may not
+            # fold only names that have a separate column
             room = max(min(width, _NAME), _widest(sheet, place))
             table.add_column(head, justify="right", overflow="fold", min_width=room)
     for number, row in enumerate(sheet.rows):
@@ -102,7 +101,7 @@ def _text(cell: Cell) -> Text:
 
 
 def markdown_table(sheet: Sheet) -> str:
-    """As Markdown: bold is bad, (?) is doubtful."""
+    """Format as Markdown: bold is bad, (?) is doubtful."""
     rule = ["---" if place < sheet.labels else "---:" for place in range(len(sheet.heads))]
     rows = [[escaped(head) for head in sheet.heads], rule, *([_marked(cell) for cell in row] for row in sheet.rows)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -114,7 +113,7 @@ def _marked(cell: Cell) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text in one line of Markdown, its marks as they are."""
+    """Return text in one line of Markdown, with its special characters escaped."""
     for mark in "\\`*_|<>":
         text = text.replace(mark, f"\\{mark}")
     return " ".join(text.split())

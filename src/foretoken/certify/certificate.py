@@ -1,4 +1,4 @@
-"""What a certificate holds: parts that each pass or fail, and the numbers after them."""
+"""The contents of a certificate: parts that each pass or fail, and their numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 ALPHA = 1e-4
-"""Of one statistical test, all of its looks together: how often a sound recipe may be accused."""
+"""Error rate of one statistical test over all of its looks: the probability that a sound recipe fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,8 @@ class Section:
     """One part of a certificate.
 
     Attributes:
-        name: which part.
-        passed: whether it holds; a part that does not apply to the recipe is left out of the certificate.
+        name: the part's name.
+        passed: whether it holds; a part that does not apply to the recipe is omitted from the certificate.
         summary: one line.
         details: the numbers, ready for JSON.
     """
@@ -28,7 +28,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was proved of one recipe, and how; docs/certify.md says what each part means."""
+    """The proved properties of one recipe; docs/certify.md explains each part."""
 
     method: str
     settings: dict[str, Any]
@@ -44,7 +44,7 @@ class Certificate:
         return all(section.passed for section in self.sections)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: the fields, and ``passed``."""
+        """Return the fields for JSON, with ``passed``."""
         return {**asdict(self), "sections": [asdict(section) for section in self.sections], "passed": self.passed}
 
     def __str__(self) -> str:

@@ -1,15 +1,16 @@
-"""A certificate for a recipe: does its output keep the written promise? Six parts, each of which can fail.
+"""A certificate for a recipe: does its output keep the promise? Six parts, each of which can fail.
 
-* ``closed_form``: the recipe's rules on tiny random models, every draft and every decision enumerated: 1e-9.
+* ``closed_form``: the recipe's rules on tiny random models, with every draft and decision enumerated: error at most
+  1e-9.
 * ``teeth``: rules with a known bias go through the same enumeration and must be caught.
-* ``draft_law``: where drafts are drawn, drafter and rule on the real models, every draw and every decision enumerated,
-  under stop rules that follow a script; the same recipe, choosing among what it drew, must be caught.
-* ``greedy_text``: on the real model, in float32 unless told otherwise, the text at temperature 0 equals plain
-  decoding's, token by token.
+* ``draft_law``: for sampled drafts, drafter and rule on the real models, with every draw and decision enumerated, under
+  scripted stop rules; the same recipe with a selection among its draws must be caught.
+* ``greedy_text``: on the real model, by default in float32, the text at temperature 0 equals plain decoding's, token by
+  token.
 * ``sampled_law``: on the real model, recipe against plain sampling, a group-sequential two-sample test on the first
   tokens, between two brackets: plain against plain with other seeds must pass, plain against another temperature must
   fail.
-* ``same_stream``: where that is promised, seeded requests give the tokens that they give without speculation.
+* ``same_stream``: if promised, seeded requests yield the same tokens as without speculation.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from foretoken.core.threads import one_thread
 from foretoken.engine.recipe import BEST_OF_TREES
 from foretoken.options.model import ModelOptions
 
-_NUM_NODES = 4  # draft nodes per step on the real model, unless the recipe says otherwise
-# of the time that a proof takes, for the bundled pair on one processor; what is left is foretold by them
+_NUM_NODES = 4  # draft nodes per step on the real model, unless the recipe sets them
+# shares of a proof's time, for the bundled pair on one processor; they predict the remaining time
 _SHARES = {
     "closed form": 2,
     "teeth": 2,
@@ -55,17 +56,17 @@ def certify(
     quick: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Certificate:
-    """Prove what a recipe promises, or show where it fails.
+    """Prove a recipe's promise, or find where it fails.
 
     Args:
         method: name of the drafter.
         settings: the other keys of ``speculative_config``.
         model: the real model.
-        loading: how it is loaded; with dtype "int8" or "int4" the promise is about the rounded model.
+        loading: options for loading it; with dtype "int8" or "int4" the promise concerns the rounded model.
         quick: fewer models, prompts and samples: the same parts with less power.
         progress: called with a line before each part.
     Raises:
-        ConfigError: the recipe cannot be built, or promises nothing that could be proved.
+        ConfigError: the recipe is invalid, or has no promise to prove.
     """
     from foretoken.engine.llm import LLM  # only this function needs a real model
 
@@ -76,17 +77,18 @@ def certify(
     say(f"loading {model} in {loading.dtype}")
     plain_llm = LLM(model, max_num_seqs=64, max_rows_per_step=1024, **asdict(loading))
     check_room(plain_llm, quick=quick)
-    # an adaptive length may find that drafting does not pay here, and would prove nothing: the distribution is the same
-    # at any
+    # an adaptive length may decide against drafting here, which would prove nothing; the distribution is the same for
+    # any
+    # length
     recipe_llm = plain_llm.with_method({"method": method, "num_speculative_tokens": _NUM_NODES, **settings})
     recipe = recipe_llm.recipe
     if recipe.promise == "approximate":
         raise ConfigError(
             f"{recipe.why_approximate} is approximate by design: this recipe is not lossless and gets no "
-            "certificate; leave that out for one that is"
+            "certificate; leave it out for a lossless recipe"
         )
     if method != "none" and recipe.num_nodes == 0:
-        raise ConfigError("num_speculative_tokens=0 drafts nothing, so there is nothing to prove: leave it out")
+        raise ConfigError("num_speculative_tokens=0 disables drafting, so there is nothing to prove: leave it out")
     rules = rules_of(recipe)
     samples = any(rule.name != "greedy" for rule in rules)
     drafted = Metrics()
@@ -108,11 +110,11 @@ def certify(
     sections.append(greedy_text(plain, speculative, quick=quick))
     if samples:
         part("sampled distribution", "two-sample tests on the real model")
-        # plain decoding draws by the sampler of `match`: the arm that it is compared with has another one
+        # plain decoding samples like `match`; the other arm uses another sampler
         naive = tokens_of(plain_llm.with_method({"method": "none", "verifier": "naive"}), Metrics())
         if not draws:
             sections.append(sampled_law(naive, speculative, quick=quick))
-        else:  # by what a draft ends is where draws are most easily kept or dropped for their value
+        else:  # the end of a draft is the usual place where draws are kept or dropped for their value
             adaptive_llm = plain_llm.with_method({"method": method, **settings, "num_speculative_tokens": "auto"})
             sections.append(sampled_law(naive, tokens_of(adaptive_llm, drafted, scripted=True), quick=quick))
             part("draft distribution", "enumerating what drafter and rule do on the real model")
@@ -138,10 +140,10 @@ def certify(
 
 
 class _Parts:
-    """Says which part of a proof begins, and about how long the proof still takes.
+    """Reports the current part of a proof, and the estimated remaining time.
 
     Args:
-        names: of the parts, in their order.
+        names: names of the parts, in order.
         say: called with a line.
     """
 
@@ -160,7 +162,7 @@ class _Parts:
 
 
 def _check_lossless(method: str, settings: Mapping[str, Any]) -> None:
-    """Refuse a lossy rule, asked for or the drafter's own, before any model is loaded."""
+    """Refuse a lossy rule, requested or the drafter's own, before any model is loaded."""
     own = catalog.find(method, "drafter").load().declared.own_verifier
     asked = settings.get("verifier") or own
     if asked in (None, "auto"):
@@ -170,12 +172,12 @@ def _check_lossless(method: str, settings: Mapping[str, Any]) -> None:
         remedy = "leave the verifier out" if own is None else "use verifier='auto'"
         raise ConfigError(
             f"verifier='{rule.name}' is approximate by design: this recipe is not lossless and gets no certificate; "
-            f"{remedy} for one that is, or read the distortion that every run reports"
+            f"{remedy} for a lossless recipe, or use the distortion that every run reports"
         )
 
 
 def rules_of(recipe: Any) -> list[Verifier]:
-    """The verifiers that a recipe may use: the one asked for, else those that it chooses among for its drafts."""
+    """Return the verifiers that a recipe may use: the requested one, else the candidates for its drafts."""
     if recipe.verifier is not None:
         return [recipe.verifier]
     names = ["greedy", "match"]

@@ -3,15 +3,15 @@
 A rule is exact if the joint distribution of the first few emitted tokens equals the target's. That distribution is a
 finite sum:
 
-    sum over drafts          (their distribution is known: it is the one the drafter declares, or, for a biased rule,
+    sum over drafts          (their distribution is known: the drafter declares it or, for a biased rule,
       hides) sum over decisions     (a verifier's only randomness is ``bernoulli`` and ``categorical`` of its streams)
         weight of the emitted tokens, continued with the plain target distribution to the wanted length
 
-:class:`ReplayedStreams` answers the verifier's questions from a script and notes the alternatives; running the
-verifier once per script visits every branch. All in float64: verifiers keep the dtype of the distributions they are
-given.
+:class:`ReplayedStreams` answers the verifier's random decisions from a script and records the alternatives; running the
+verifier once per script visits every branch. Everything is in float64: verifiers keep the dtype of their input
+distributions.
 
-The rule ``match`` asks its streams nothing (its noise is a function of seed and position), so it cannot be enumerated
+The rule ``match`` does not use these streams (its noise is a function of seed and position), so it cannot be enumerated
 here; its distribution is tested over seeds, and its stream by identity.
 """
 
@@ -95,7 +95,7 @@ class ReplayedStreams(Streams):
 
 
 def verdicts(verifier: Verifier, draft: Draft, target: Laws) -> Iterator[tuple[float, Verdict]]:
-    """Every verdict that the rule can reach on one draft, with its exact probability."""
+    """Yield every verdict of the rule on one draft, with its exact probability."""
     scripts: list[tuple[int, ...]] = [()]
     while scripts:
         streams = ReplayedStreams(scripts.pop())
@@ -105,17 +105,17 @@ def verdicts(verifier: Verifier, draft: Draft, target: Laws) -> Iterator[tuple[f
 
 
 class TablePair:
-    """A target and a draft model as random tables: a distribution over V tokens for every context, made when first
-    asked for.
+    """A target and a draft model as random tables: a distribution over V tokens for every context, created on first
+    use.
 
     Args:
         vocab_size: V, at most 4 or so.
         seed: fixes every table.
-        style: "flat" or "peaked" distributions; "steep": as at a low temperature, one token has nearly everything in
-            half of the contexts, so that differences from 1 keep no digits; "zeros": about a third of the entries are
-            zero, in p and q apart; "point": p and q are one-hot in half of the contexts; "equal": q = p.
-        greedy: p is one-hot everywhere and the verifier is told so.
-        columns: the tokens that the drafter scores: q is 0 at every other one, and drafts carry these columns of it.
+        style: "flat" or "peaked" distributions; "steep": as at a low temperature, one token has almost all mass in half
+            of the contexts, so that differences from 1 lose their digits; "zeros": about a third of the entries are
+            zero, independently in p and q; "point": p and q are one-hot in half of the contexts; "equal": q = p.
+        greedy: p is one-hot everywhere, and the verifier knows it.
+        columns: the tokens that the drafter scores: q is 0 at all others, and drafts carry these columns of q.
     """
 
     def __init__(
@@ -129,23 +129,23 @@ class TablePair:
         self._laws = lru_cache(maxsize=None)(self._make)
 
     def p(self, context: tuple[int, ...]) -> Tensor:
-        """float64 [V]: the target's distribution after these tokens."""
+        """Return the target's distribution after these tokens, float64 [V]."""
         return self._laws("target", context)
 
     def q(self, context: tuple[int, ...]) -> Tensor:
-        """float64 [V]: the drafter's distribution after these tokens."""
+        """Return the drafter's distribution after these tokens, float64 [V]."""
         q_V = self._laws("target" if self.style == "equal" else "draft", context)
         if self.columns is None:
             return q_V
-        q_C = q_V[self.columns.ids_C].clamp_min(1e-12)  # a distribution also where the table has nothing there
+        q_C = q_V[self.columns.ids_C].clamp_min(1e-12)  # a distribution even if the table is zero there
         return self.columns.spread(q_C / q_C.sum())
 
     def coin(self, context: tuple[int, ...]) -> bool:
-        """A fixed coin per context: what a drafter's stop rule says there."""
+        """Return the stop rule's decision for a context: a fixed coin per context."""
         return bool(torch.rand((), generator=self._generator("coin", context)) < 0.5)
 
     def guesses(self, context: tuple[int, ...]) -> tuple[int, ...]:
-        """A fixed permutation of the vocabulary: what a deterministic drafter proposes, first child first."""
+        """Return a deterministic drafter's proposals for a context, first child first: a fixed permutation."""
         order = torch.randperm(self.vocab_size, generator=self._generator("guesses", context))
         return tuple(order.tolist())
 
@@ -178,12 +178,12 @@ TREES: tuple[Shape, ...] = ((-1, -1), (-1, -1, 0), (-1, -1, -1), (-1, -1, 0, 1),
 
 
 def random_shapes(seed: int, count: int, max_nodes: int = 5) -> tuple[Shape, ...]:
-    """Parents of random branching trees of 3 to ``max_nodes`` nodes: each node's parent is any node before it.
+    """Return the parents of random branching trees of 3 to ``max_nodes`` nodes: each node's parent is any earlier node.
 
     Args:
         seed: fixes the trees.
-        count: how many different ones; there must be so many.
-        max_nodes: nodes of a tree at most.
+        count: number of different trees, which must exist.
+        max_nodes: maximum nodes of a tree.
     """
     rng = random.Random(seed)
     found: dict[Shape, None] = {}
@@ -197,16 +197,16 @@ def random_shapes(seed: int, count: int, max_nodes: int = 5) -> tuple[Shape, ...
 def drafts(
     pair: TablePair, shape: Shape, kind: Kind, stop: Stop = "never"
 ) -> Iterator[tuple[float, tuple[int, ...], Shape]]:
-    """Every draft of this shape with its probability: (weight, tokens, parents).
+    """Yield every draft of this shape with its probability: (weight, tokens, parents).
 
     Args:
         pair: the models.
-        shape: the parents of the wanted tree. Without replacement a node is left out, with all below it, where q has
-            no token left for it.
-        kind: the distribution that the tokens are really drawn by; "hub" gives a node two children at most.
-        stop: what an adaptive draft length does. "after": a token that trips the rule stays, and nothing is drafted
-            below it (exact for every rule here). "drop": a token that trips the rule is thrown away after it was
-            drawn, so those that remain no longer follow q: a bias, unless the draft is a point mass.
+        shape: the parents of the tree. Without replacement, a node and its descendants are omitted if q has no tokens
+            left for it.
+        kind: the true distribution of the tokens; "hub" gives a node at most two children.
+        stop: the behaviour of an adaptive draft length. "after": a token that triggers the rule stays, without children
+            (exact for every rule here). "drop": such a token is discarded after the draw, so the remaining tokens no
+            longer follow q: a bias, unless the draft is a point mass.
     """
 
     def grow(
@@ -240,7 +240,7 @@ def drafts(
 
 
 def _num_siblings(pair: TablePair, kind: Kind, context: tuple[int, ...], shape: Shape, parent: int) -> int:
-    """Children that the node gets: as many as the shape says, and as q has tokens where none may repeat."""
+    """Return the number of children of the node: that of the shape, limited by q's tokens if none may repeat."""
     wanted = shape.count(parent)
     if kind == "hub":
         wanted = min(wanted, 2)
@@ -250,13 +250,13 @@ def _num_siblings(pair: TablePair, kind: Kind, context: tuple[int, ...], shape: 
 
 
 def _next_sibling(pair: TablePair, kind: Kind, context: tuple[int, ...], elders: Sequence[int], count: int) -> Tensor:
-    """The distribution of the next child after its elder siblings, as weights, float64 [V]; all zero where there is
+    """Return the distribution of the next child after its earlier siblings as weights, float64 [V]; zero if there is
     none.
     """
     law = pair.q(context).clone()
     only = torch.zeros_like(law)
     if kind == "point":
-        # with more children than tokens the guesses repeat, which a verifier must survive
+        # with more children than tokens the guesses repeat, which a verifier must handle
         only[pair.guesses(context)[len(elders) % pair.vocab_size]] = 1.0
         return only
     if len(elders) == count:
@@ -282,7 +282,7 @@ def _context(tokens: Sequence[int], parents: Sequence[int], node: int) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class StepLaw:
-    """What one step does, exactly.
+    """The exact outcome of one step.
 
     Attributes:
         joint: float64 [V] * length, the distribution of the first emitted tokens.
@@ -309,10 +309,9 @@ def step_law(
         verifier: the rule.
         pair: target and draft tables.
         shape: parents of the draft tree.
-        kind: the distribution that the draft is drawn by.
-        length: number of tokens looked at.
-        declared: the distribution that the verifier is told; None is the truth. A lie shows what the wrong distribution
-            costs.
+        kind: the distribution of the draft.
+        length: number of tokens in the joint distribution.
+        declared: the distribution that the draft declares to the verifier; None: the true one.
         stop: the drafter's stop rule, see :func:`drafts`.
     """
     size = pair.vocab_size
@@ -344,7 +343,7 @@ def _law(pair: TablePair, tokens: Sequence[int], parents: Sequence[int], declare
 def continuation(
     p: Callable[[tuple[int, ...]], Tensor], prefix: tuple[int, ...], length: int, vocab_size: int
 ) -> Tensor:
-    """float64 [V] * (length - len(prefix)): plain sampling from the target after these tokens."""
+    """Return the distribution of plain sampling after these tokens, float64 [V] * (length - len(prefix))."""
     if len(prefix) >= length:
         return torch.ones((), dtype=torch.float64)
     law = p(prefix)
@@ -353,13 +352,13 @@ def continuation(
 
 
 def target_law(pair: TablePair, length: int = 3) -> Tensor:
-    """float64 [V] * length: the joint distribution of plain sampling."""
+    """Return the joint distribution of plain sampling, float64 [V] * length."""
     return continuation(pair.p, (), length, pair.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The largest error of a batch of enumerations, and where it was."""
+    """The largest error of a batch of enumerations, and its place."""
 
     error: float
     num_cases: int
@@ -386,7 +385,7 @@ def worst_error(
         kinds: distributions of the draft; None means all that the rule declares.
         shapes: parents of the draft trees; None means all that the rule can verify.
         greedy: one-hot targets (temperature 0).
-        declared: the distribution that the verifier is told, if not the truth.
+        declared: the distribution that the draft declares to the verifier, if not the true one.
         stop: the drafter's stop rule.
         styles: kinds of random tables, see :class:`TablePair`.
         seed: fixes the tables.
@@ -412,7 +411,7 @@ def worst_error(
 
 
 def _vocab_size(kind: Kind, shape: Shape) -> int:
-    """The largest vocabulary whose drafts are still few; siblings alone get one token more than they can cover."""
+    """Return the largest vocabulary with few enough drafts; siblings alone get one token more than they can cover."""
     if kind == "point" or len(shape) <= 2 or shape == (ROOT,) * 3:
         return 4
     return 3 if len(shape) <= 4 else 2

@@ -13,9 +13,10 @@ from foretoken.core.metrics import Metrics
 from foretoken.options.sampling import SamplingParams
 
 ROUNDING = 1e-5
-"""Of an enumeration on real models: their rows differ in the last bits where the native decoder does not compute them.
-What is planted must be off by ten times that; it is by about 1e-2."""
-STOP_SEEDS = (0, 1, 2, 3)  # of the scripts that stop drafts; the first two with --quick
+"""Tolerance of an enumeration on real models: without the native decoder, their rows differ in the last bits. Planted
+biases must exceed ten times that; they are about 1e-2.
+"""
+STOP_SEEDS = (0, 1, 2, 3)  # seeds of the scripts that stop drafts; the first two with --quick
 
 PROMPTS = (
     "Maria picks 18 pears in the morning and 27 pears in the afternoon. How many pears does she have?",
@@ -25,7 +26,7 @@ PROMPTS = (
     "one two three four one two three four one two three four one two",
     "A",
 )
-ENUMERATED_PROMPT = "The man"  # short: it is read once for every way in which a text can come about
+ENUMERATED_PROMPT = "The man"  # short, because it is processed once for every possible text
 SETTINGS: tuple[dict[str, float], ...] = (
     {"temperature": 1.0, "top_k": 12},
     {"temperature": 0.3, "top_p": 0.95},
@@ -35,14 +36,14 @@ SETTINGS: tuple[dict[str, float], ...] = (
 )
 
 Generate = Callable[[Sequence[str], Sequence[SamplingParams]], list[list[int]]]
-"""Token ids that an engine gives for prompts, each with its parameters."""
+"""Return an engine's token ids for prompts with their parameters."""
 
 
 def check_room(llm: Any, *, quick: bool) -> None:
     """Refuse a model whose context does not hold the prompts and their answers in full.
 
     Raises:
-        ConfigError: says how many tokens are needed.
+        ConfigError: the message has the required number of tokens.
     """
     longest = max(len(llm.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS) + _answer_tokens(quick)
     if llm.target.max_length < longest:
@@ -52,12 +53,12 @@ def check_room(llm: Any, *, quick: bool) -> None:
 
 
 def _answer_tokens(quick: bool) -> int:
-    """Of a greedy text, at most."""
+    """Return the maximum tokens of a greedy text."""
     return 32 if quick else 128
 
 
 def tokens_of(llm: Any, counted: Metrics, *, scripted: bool = False) -> Generate:
-    """Token ids by an engine; ``scripted`` lets a script stop the drafts of seeded requests, each at other places."""
+    """Return token ids from an engine; ``scripted`` lets a script stop the drafts of seeded requests."""
 
     def generate(prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[list[int]]:
         requests = [llm.new_requests(prompt, each)[0] for prompt, each in zip(prompts, params, strict=True)]
@@ -77,7 +78,7 @@ def tokens_of(llm: Any, counted: Metrics, *, scripted: bool = False) -> Generate
 
 
 def greedy_text(plain: Generate, speculative: Generate, *, quick: bool = False) -> Section:
-    """Token ids at temperature 0, with and without speculation."""
+    """Compare token ids at temperature 0 with and without speculation."""
     prompts = PROMPTS[:3] if quick else PROMPTS
     params = [SamplingParams(max_tokens=_answer_tokens(quick))] * len(prompts)
     differences = _differences(prompts, plain(prompts, params), speculative(prompts, params))
@@ -87,7 +88,7 @@ def greedy_text(plain: Generate, speculative: Generate, *, quick: bool = False) 
 
 
 def same_stream(plain: Generate, speculative: Generate, *, quick: bool = False) -> Section:
-    """Token ids of seeded sampled requests, with and without speculation."""
+    """Compare token ids of seeded sampled requests with and without speculation."""
     prompts = [prompt for prompt in (PROMPTS[:3] if quick else PROMPTS) for _ in SETTINGS]
     length = 32 if quick else 96
     params = [
@@ -109,15 +110,15 @@ def _differences(prompts: Sequence[str], first: list[list[int]], second: list[li
 
 
 def draft_law(plain_llm: Any, recipe_llm: Any, *, quick: bool = False) -> Section:
-    """The distribution of the recipe's texts on the real models, in closed form, against that of plain sampling.
+    """Compare the exact distribution of the recipe's texts on the real models with that of plain sampling.
 
-    Texts are four of two tokens where drafts are chains, three of three where they are trees: siblings, but one level.
-    Once more with a token that is hardly ever drawn. The same drafter after :class:`Choosy` must be caught; a rule
-    that gives the same stream whatever is drafted looks at no distribution, and must not be moved by it.
+    Texts have four tokens out of two for chains, and three out of three for trees, which have siblings on one level. A
+    second enumeration includes a rare token. The same drafter wrapped in :class:`Choosy` must be caught; a rule with
+    the same stream for any draft does not use the declared distribution, and must not be affected.
 
     Args:
         plain_llm: plain decoding.
-        recipe_llm: a recipe that draws drafts, adaptive where it can be; its engine must not run afterwards.
+        recipe_llm: a recipe with sampled drafts, adaptive if possible; its engine must not run afterwards.
         quick: fewer scripts.
     """
     width, length, num_nodes = (3, 3, 2) if recipe_llm.recipe.drafter.branches else (2, 4, 3)
@@ -146,7 +147,7 @@ def draft_law(plain_llm: Any, recipe_llm: Any, *, quick: bool = False) -> Sectio
         f"{sum(each.num_branches for each in found)} ways to {width}^{length} texts under {len(cases)} stop rules and "
         f"with a rare token, drafts of {lengths[0]} to {lengths[-1]} nodes: largest error {max(errors):.1e} "
         f"(allowed {ROUNDING:.0e}); "
-        f"choosing among the draws is off by {bias:.1e}{'' if believes else ' (allowed as much)'}"
+        f"selecting among the draws is off by {bias:.1e}{'' if believes else ' (allowed as much)'}"
     )
     details = {"errors": errors, "bias": bias, "lengths": lengths, "drafted": drafted, "stops": cases}
     passed = drafted > 0 and max(errors) <= ROUNDING and (bias > 10 * ROUNDING if believes else bias <= ROUNDING)
@@ -154,7 +155,7 @@ def draft_law(plain_llm: Any, recipe_llm: Any, *, quick: bool = False) -> Sectio
 
 
 def drafts(counted: Metrics) -> Section:
-    """Whether the parts above put the verifier to work: some drafts stood and some fell."""
+    """Return whether the parts above exercised the verifier: it accepted some draft tokens and rejected some."""
     proposed, stood = counted.num_draft_tokens, counted.num_accepted_tokens
-    summary = f"{proposed} draft tokens were judged on the real model, {stood} stood"
+    summary = f"{proposed} draft tokens were verified on the real model, {stood} accepted"
     return Section("drafts", 0 < stood < proposed, summary, {"proposed": proposed, "accepted": stood})

@@ -1,4 +1,4 @@
-"""Parts of a certificate on tables: the recipe's rules on tiny random models, every draft and decision enumerated."""
+"""Parts of a certificate on tables: the recipe's rules on tiny random models, enumerating every draft and decision."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ TOLERANCE = 1e-9
 
 
 def closed_form(rules: Sequence[Verifier], *, quick: bool = False) -> Section:
-    """Exact distributions on tiny vocabularies: each rule under every distribution it declares, chains and trees, zeros
-    and one-hots.
+    """Check exact distributions on tiny vocabularies: each rule under every distribution it declares, with chains and
+    trees, zeros and one-hots.
 
-    Tables are peaked and steep as well as flat: where p and q are flat and close, most mistakes hardly show.
+    Tables are peaked and steep as well as flat: with flat, similar p and q, most mistakes have little effect.
     """
     details: dict[str, Any] = {}
     passed = True
@@ -83,9 +83,9 @@ def closed_form(rules: Sequence[Verifier], *, quick: bool = False) -> Section:
     if "match" in details:
         parts.append(f"match over seeds p = {details['match']['over_seeds']['p_value']:.2f}")
         if differing := details["match"]["sampler_differences"]:
-            parts.append(f"{differing} of {NUM_SEEDS} seeds give another token than their noise")
+            parts.append(f"{differing} of {NUM_SEEDS} seeds yield another token than their noise")
     parts += [
-        f"{name} decides otherwise for several requests at once than for each alone"
+        f"{name} decides differently for several requests together than for each alone"
         for name, found in details.items()
         if found.get("batch_differences")
     ]
@@ -93,7 +93,7 @@ def closed_form(rules: Sequence[Verifier], *, quick: bool = False) -> Section:
 
 
 def _match_over_seeds(rule: Verifier, num_seeds: int) -> ChiSquare:
-    """Goodness of fit of the first two emitted tokens over many seeds, on a tiny model with a branching draft."""
+    """Test the fit of the first two emitted tokens over many seeds, on a tiny model with a branching draft."""
     pair = TablePair(4, seed=7)
     tokens, parents = (0, 1, 2, 3), (-1, -1, 0, 1)
     contexts: list[tuple[int, ...]] = [(), (0,), (1,), (0, 2), (1, 3)]
@@ -103,7 +103,7 @@ def _match_over_seeds(rule: Verifier, num_seeds: int) -> ChiSquare:
     for seed in range(num_seeds):
         verdict = rule.verify(draft, target, Streams(seed))
         emitted = [*(tokens[node] for node in verdict.path), verdict.extra]
-        if len(emitted) < 2:  # the next step, without a draft, at the next position
+        if len(emitted) < 2:  # the next step, at the next position, without a draft
             law = Laws(pair.p((emitted[0],)).log().float()[None], greedy=False, positions=[10])
             emitted.append(rule.verify(Draft(TokenTree(())), law, Streams(seed)).extra)
         counts[emitted[0], emitted[1]] += 1
@@ -111,18 +111,18 @@ def _match_over_seeds(rule: Verifier, num_seeds: int) -> ChiSquare:
 
 
 def teeth(rules: Sequence[Verifier] = ()) -> Section:
-    """Every rule with a known bias must be caught, and the untampered twins must not be.
+    """Check that every rule with a known bias is caught, and its unmodified twin is not.
 
     Args:
-        rules: the recipe's own: each is tampered with, too, and put to the check that certifies it. `greedy` has no
-            distribution to be biased: its text is compared on the real model.
+        rules: the recipe's own rules: each is also modified and must then fail its own check. `greedy` has no
+            distribution to bias: its text is compared on the real model.
     """
     control = max(twin.bias() for twin in CONTROLS)
     bias = {tooth.name: tooth.bias() for tooth in TEETH}
     for rule in rules:
         for title, tampered in (("half the temperature", ColderTarget), ("a draft a tenth likelier", LenientTarget)):
             if rule.name == "match":
-                if tampered is ColderTarget:  # without a draft, as its sampler is compared, the other one has no effect
+                if tampered is ColderTarget:  # the sampler is compared without a draft, so the other bias has no effect
                     bias[f"match with {title}"] = float(sampler_differences(tampered(rule), 400))
             elif rule.name != "greedy":
                 kind = next(each for each, law in LAW_OF.items() if law in rule.laws)

@@ -1,11 +1,11 @@
-"""What the enumeration of a rule does not see: its decisions for a batch, and the sampler inside of `match`.
+"""Checks beyond the enumeration of a rule: its decisions for a batch, and the sampler inside `match`.
 
-* A rule that decides requests abreast must give the verdicts that it gives one by one: then the enumeration of the one
-  speaks for the other, too.
-* `match` samples the target itself, and so does plain decoding. Its tokens are compared, one by one and over filtered
-  rows, too, with a sampler of this file's own: the winner of the exponential race over p.
+* A rule with a batched implementation must return the same verdicts as for single requests: then the enumeration of
+  single requests covers the batch, too.
+* `match` samples the target itself, and so does plain decoding. Its tokens are compared, also over filtered rows, with
+  an independent sampler in this file: the winner of the exponential race over p.
 
-Next to them stand the recipe's own rules, tampered with: what certifies a rule must fail for its biased twin.
+This module also has biased variants of the recipe's own rules: each check must fail for the biased variant.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from foretoken.core.randomness import Streams, exponential
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.core.verdict import Verdict
 
-_SIZE = 4  # tokens of the tables
-_VOCAB = 12  # of the rows that the sampler is compared on
+_SIZE = 4  # vocabulary size of the tables
+_VOCAB = 12  # vocabulary size of the sampler's rows
 _POSITION = 9
-NUM_SEEDS = 2000  # that the sampler is compared over
+NUM_SEEDS = 2000  # number of seeds for the sampler
 
 
 def batch_differences(rule: Verifier, num_seeds: int = 6) -> int:
-    """Requests whose verdict abreast is not that alone, with the same seeds; 0 for a rule that decides one by one."""
+    """Count requests with different verdicts in a batch and alone, for the same seeds; 0 without batching."""
     if not rule.offers.batches:
         return 0
     cases: list[tuple[Draft, Laws]] = []
@@ -49,7 +49,7 @@ def batch_differences(rule: Verifier, num_seeds: int = 6) -> int:
 
 
 def _cases(pair: TablePair, shape: tuple[int, ...], kind: Kind) -> list[tuple[Draft, Laws]]:
-    """The drafts of one shape and kind, with the target's distributions at their nodes."""
+    """Return drafts of one shape and kind, with the target's distributions at their nodes."""
     found = []
     for _, tokens, parents in drafts(pair, shape, kind):
         contexts = [_path(tokens, parents, node) for node in range(ROOT, len(tokens))]
@@ -76,12 +76,12 @@ def _path(tokens: Sequence[int], parents: Sequence[int], node: int) -> tuple[int
 
 
 def sampler_differences(rule: Verifier, num_seeds: int = NUM_SEEDS) -> int:
-    """Seeds whose first token under `match` is not that of the race over p run here; full and filtered rows."""
+    """Count seeds for which the first token under `match` differs from the race over p here; full and filtered rows."""
     generator = torch.Generator().manual_seed(0)
     differences = 0
     for seed in range(num_seeds):
         logits_V = torch.randn(_VOCAB, generator=generator) * 1.5
-        if seed % 2:  # as a filter leaves it
+        if seed % 2:  # as after a filter
             logits_V[torch.randperm(_VOCAB, generator=generator)[: _VOCAB // 2]] = -torch.inf
         target = Laws(logits_V[None], greedy=False, positions=[_POSITION + seed % 5])
         noise_V = exponential(seed, target.positions, _VOCAB)[0].double()
@@ -91,10 +91,10 @@ def sampler_differences(rule: Verifier, num_seeds: int = NUM_SEEDS) -> int:
 
 
 class ColderTarget(Verifier):
-    """A rule that is shown the target at half the temperature.
+    """A rule that receives the target at half the temperature.
 
     Args:
-        rule: the rule of the recipe.
+        rule: the recipe's rule.
     """
 
     def __init__(self, rule: Verifier) -> None:
@@ -102,15 +102,15 @@ class ColderTarget(Verifier):
         self._rule = rule
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """The rule's verdict under p squared."""
+        """Return the rule's verdict under p squared."""
         return self._rule.verify(draft, _laws(2.0 * target.logits_MV, target), rng)
 
 
 class LenientTarget(ColderTarget):
-    """A rule that takes the first drafted token for a tenth more probable than it is."""
+    """A rule that overestimates the first drafted token's probability by a tenth."""
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """The rule's verdict with the first drafted token's logit raised by log 1.1."""
+        """Return the rule's verdict with the first drafted token's logit raised by log 1.1."""
         logits_MV = target.logits_MV.clone()
         if len(draft):
             logits_MV[0, draft.tree.tokens[0]] += 0.0953
@@ -118,5 +118,5 @@ class LenientTarget(ColderTarget):
 
 
 def _laws(logits_MV: Tensor, target: Laws) -> Laws:
-    p_MV = torch.softmax(logits_MV, -1)  # what is tampered with must be a distribution all the same
+    p_MV = torch.softmax(logits_MV, -1)  # the modified input must still be a distribution
     return Laws(p_MV.log(), greedy=target.greedy, positions=target.positions)

@@ -1,7 +1,8 @@
-"""Verification rules written as slowly and plainly as they can be, for drafts of one level or chains.
+"""Verification rules in the simplest form, for drafts of one level or chains; speed does not matter.
 
-Second opinions on the real rules, and what the teeth tamper with: each step that a known mistake changes is a method.
-None of them handles temperature 0, and only the first takes chains; the others take the children of the root.
+They are independent references for the real rules, and the base of the biased rules in teeth.py: each step that a known
+mistake changes is a method. None of them handles temperature 0, and only the first supports chains; the others support
+the children of the root.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from foretoken.core.verdict import Verdict
 
 
 def _positive(left_V: Tensor, otherwise_V: Tensor) -> Tensor:
-    """The positive part as weights, [V]; the other distribution if it has no mass."""
+    """Return the positive part as weights, [V]; the other distribution if it has no mass."""
     left_V = left_V.clamp(min=0.0)
     return left_V if float(left_V.sum()) > 0.0 else otherwise_V
 
@@ -32,7 +33,7 @@ class PlainRatio(Verifier):
     trees = False
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Accept with chance min(1, p/q) token by token; on the first miss draw from (p - q)+."""
+        """Accept with probability min(1, p/q) token by token; at the first rejection draw from (p - q)+."""
         for node, token in enumerate(draft.tree.tokens):
             assert isinstance(draft.law, Tabulated)
             p_V, q_V = self.target_law(target.p_MV[self.row(node)]), self.draft_law(draft.law.q_at(node))
@@ -43,31 +44,31 @@ class PlainRatio(Verifier):
         return Verdict(tuple(range(num)), rng.categorical("bonus", bonus_V))
 
     def target_law(self, p_V: Tensor) -> Tensor:
-        """p as the rule sees it."""
+        """Return p for the rule."""
         return p_V
 
     def draft_law(self, q_V: Tensor) -> Tensor:
-        """q as the rule sees it."""
+        """Return q for the rule."""
         return q_V
 
     def row(self, node: int) -> int:
-        """The target's row that judges a node."""
+        """Return the target's row for a node."""
         return node
 
     def chance(self, p_V: Tensor, q_V: Tensor, token: int) -> float:
-        """Of accepting a token; clipped to [0, 1] by whoever decides."""
+        """Return the acceptance probability of a token; the caller clips it to [0, 1]."""
         return float(p_V[token] / q_V[token])
 
     def residual(self, p_V: Tensor, q_V: Tensor) -> Tensor:
-        """What the extra token is drawn from after a miss, as weights."""
+        """Return the distribution of the extra token after a rejection, as weights."""
         return _positive(p_V - q_V, p_V)
 
     def bonus_row(self, num: int) -> int:
-        """The target's row of the bonus after ``num`` accepted tokens, all of the draft."""
+        """Return the target's row of the bonus token after ``num`` accepted tokens, the whole draft."""
         return num
 
     def bonus(self, p_V: Tensor) -> Tensor:
-        """What the bonus is drawn from."""
+        """Return the distribution of the bonus token."""
         return p_V
 
 
@@ -80,7 +81,7 @@ class PlainRecursive(Verifier):
     trees = True
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Accept child after child with chance min(1, p/q); p becomes (p - q)+ after each refusal."""
+        """Accept child after child with probability min(1, p/q); p becomes (p - q)+ after each rejection."""
         p_V, tokens = target.p_MV[0], draft.tree.tokens
         if not tokens:
             return Verdict((), rng.categorical("bonus", p_V))
@@ -88,7 +89,7 @@ class PlainRecursive(Verifier):
         q_V = draft.law.q_at(0)
         for node in self.order(tokens, q_V):
             token = tokens[node]
-            if float(q_V[token]) <= 0.0:  # rounding left nothing of q
+            if float(q_V[token]) <= 0.0:  # rounding reduced q to zero
                 break
             if rng.bernoulli("accept", (float(p_V[token] / q_V[token]),))[0]:
                 return Verdict((node,), rng.categorical("bonus", target.p_MV[node + 1]))
@@ -100,11 +101,11 @@ class PlainRecursive(Verifier):
         return Verdict((), rng.categorical("residual", p_V))
 
     def order(self, tokens: Sequence[int], q_V: Tensor) -> list[int]:
-        """The order in which the children are tried."""
+        """Return the order of the children."""
         return list(range(len(tokens)))
 
     def normalised(self, left_V: Tensor) -> Tensor:
-        """What the next child is tested against."""
+        """Return the distribution for the test of the next child."""
         return left_V / left_V.sum()
 
 
@@ -117,7 +118,7 @@ class PlainKSeq(Verifier):
     trees = True
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Accept the first child that passes with chance min(1, p / (rho q))."""
+        """Accept the first child that passes with probability min(1, p / (rho q))."""
         p_V, tokens = target.p_MV[0], draft.tree.tokens
         if not tokens:
             return Verdict((), rng.categorical("bonus", p_V))
@@ -133,7 +134,7 @@ class PlainKSeq(Verifier):
         return Verdict((), rng.categorical("residual", _positive(p_V - passed_V * share, p_V)))
 
     def rho(self, p_V: Tensor, q_V: Tensor, count: int) -> float:
-        """The least rho in [1, count] with 1 - (1 - beta)^count <= rho beta."""
+        """Return the least rho in [1, count] with 1 - (1 - beta)^count <= rho beta."""
         low, high = 1.0, float(count)
         for _ in range(45):
             middle = (low + high) / 2
@@ -151,7 +152,7 @@ class PlainHub(Verifier):
     trees = True
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Test the token that is not the hub, then the hub with what such tests left over."""
+        """Test the token other than the hub, then the hub with the remaining mass."""
         p_V, tokens = target.p_MV[0], draft.tree.tokens
         if not tokens:
             return Verdict((), rng.categorical("bonus", p_V))
@@ -184,5 +185,5 @@ class PlainHub(Verifier):
         return Verdict((), rng.categorical("residual", _positive(rest_V, p_V)))
 
     def left_for_second(self, p_V: Tensor, first_V: Tensor) -> Tensor:
-        """What the pairs that begin with another token than the hub leave of p."""
+        """Return the part of p that remains after the pairs that begin with another token than the hub."""
         return (p_V - first_V).clamp(min=0.0)

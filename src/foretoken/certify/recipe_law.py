@@ -1,20 +1,19 @@
 """The exact distribution of a whole recipe: its own drafter and rule, run by the engine on real models, no sampling.
 
-Enumerating a rule (enumeration.py) takes the drafter's word for how it drew. Here the drafter itself draws. A request
-whose random streams answer from a script takes one branch of all that can happen to it; once every branch was taken,
-each text's weights add up to its probability, to be compared with that of plain sampling, enumerated likewise.
+The enumeration of a rule (enumeration.py) trusts the drafter's declared distribution. Here the drafter itself draws. A
+request with scripted random streams takes one of its possible branches; over all branches, the weights of each text add
+up to its probability, to compare with that of plain sampling, enumerated likewise.
 
-    drafter.propose    draws from ReplayedStreams, and asks a stop rule that is a hash of the question (HashedStops)
+    drafter.propose    draws from ReplayedStreams, with a stop rule that is a hash of its input (HashedStops)
     engine             budgets, packed forwards, commits: as always
     verifier.verify    the recipe's rule, on the same p and q in float64 (EveryDecision)
 
-A drafter that keeps, drops or continues a drawn token for its value, and then says that it was drawn from q, gives
-texts another distribution under a rule that believes it, however seldom that shows. A stop rule that is asked with what
-was known before the draw answers the same whatever is drawn; one that is asked with the token's own probability does
-not.
+A drafter may keep, drop or continue a drawn token because of its value, and still declare that it follows q. Under a
+rule that relies on q, the texts then have another distribution, even if the effect is rare. A stop rule on inputs known
+before the draw is independent of the draw; a stop rule on the token's own probability is not.
 
-A text has few tokens out of few: the others are biased away, in the target and the draft alike. One of them may be made
-rare, for a drafter that treats improbable draws otherwise.
+A text is short and over two or three tokens: a bias excludes the others, in the target and the draft. One of the tokens
+may be rare, to catch a drafter that treats improbable draws differently.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ from foretoken.engine.step import Engine
 from foretoken.options.sampling import SamplingParams
 
 _SLOTS = 32
-_BIAS = 60.0  # logits added to the tokens of the texts; next to them top_k leaves nothing
-_RARE = 9.0  # less of it: about one draw in ten thousand
-_GRAIN = 1000  # of the numbers that a stop rule is asked: rounding of the forward must not show in its answer
+_BIAS = 60.0  # logits added to the tokens of the texts; with top_k, no other token remains
+_RARE = 9.0  # a smaller bonus: about one draw in ten thousand
+_GRAIN = 1000  # rounding of the stop rule's input: rounding of the forward must not change its decision
 
 
 class HashedStops(OwnPastRule):
-    """A stop rule that says no to a quarter of what it is asked: by a hash of the question and of the request's past.
+    """A stop rule that stops in a quarter of all cases: by a hash of its input and of the request's past.
 
     Args:
-        seed: of the hash.
+        seed: seed of the hash.
     """
 
     def __init__(self, seed: int) -> None:
@@ -65,27 +64,26 @@ class HashedStops(OwnPastRule):
         self._past = mix64(seed)
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        """The same answer to the same question, at the same place of the same text."""
+        """Return the same decision for the same input at the same place of the same text."""
         key = self._past
         for number in (round(_GRAIN * reach), round(_GRAIN * confidence), num_nodes):
             key = mix64(key ^ number)
         return key % 4 > 0
 
     def learn(self, draft: Draft, verdict: Verdict) -> None:
-        """Take in what was emitted; the next step's answers are others."""
+        """Record the emitted tokens, on which the next step's decisions depend."""
         for token in (*(draft.tree.tokens[node] for node in verdict.path), verdict.extra):
             self._past = mix64(self._past ^ (token + 1))
 
 
 class EveryDecision(Verifier):
-    """The rule of a recipe on the distributions in float64, where an enumeration is exact to 1e-15.
+    """The rule of a recipe on distributions in float64, where an enumeration is exact to 1e-15.
 
-    `match` has noise of its own, which no script replays; `naive` draws from the same distribution and accepts in the
-    same way.
+    A script cannot replay the noise of `match`; `naive` draws from the same distribution and accepts in the same way.
 
     Args:
-        recipe: whose rule decides.
-        params: of the requests.
+        recipe: the recipe with the rule.
+        params: the requests' sampling params.
     """
 
     name = "every decision"
@@ -99,11 +97,11 @@ class EveryDecision(Verifier):
         self.needs = Needs() if recipe.verifier is None else recipe.verifier.needs
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """The verdict of the recipe's rule."""
+        """Return the verdict of the recipe's rule."""
         return self._rule(draft).verify(*_exactly(draft, target), rng)
 
     def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
-        """The extra token of the recipe's rule."""
+        """Return the extra token of the recipe's rule."""
         exact, laws = _exactly(guess, target)
         return self._rule(guess).finish(exact, laws, row, rng)
 
@@ -113,7 +111,7 @@ class EveryDecision(Verifier):
 
 
 def _exactly(draft: Draft, target: Laws) -> tuple[Draft, Laws]:
-    """Both with their distributions in float64."""
+    """Return both with their distributions in float64."""
     law = draft.law
     if isinstance(law, Tabulated):
         q_KV = law.q_KV.double()
@@ -123,13 +121,13 @@ def _exactly(draft: Draft, target: Laws) -> tuple[Draft, Laws]:
 
 @dataclass(frozen=True, slots=True)
 class TextLaw:
-    """What a recipe writes, exactly.
+    """The exact distribution of a recipe's texts.
 
     Attributes:
-        chances: of every text that can come out.
-        num_branches: ways in which it can.
+        chances: probability of every possible text.
+        num_branches: number of branches.
         num_drafted: drafted tokens over all branches.
-        lengths: the numbers of nodes of the drafts that were proposed.
+        lengths: numbers of nodes of the proposed drafts.
     """
 
     chances: dict[tuple[int, ...], float]
@@ -138,7 +136,7 @@ class TextLaw:
     lengths: frozenset[int]
 
     def distance(self, other: TextLaw) -> float:
-        """The largest difference of a text's chances; what is missing has none."""
+        """Return the largest difference of a text's probabilities; a missing text has probability 0."""
         texts = {*self.chances, *other.chances}
         return max(abs(self.chances.get(text, 0.0) - other.chances.get(text, 0.0)) for text in texts)
 
@@ -155,20 +153,19 @@ def text_law(
     filters: Mapping[str, Any] | None = None,
     rare: bool = False,
 ) -> TextLaw:
-    """The distribution of a recipe's texts of some tokens after a prompt.
+    """Return the exact distribution of a recipe's short texts after a prompt.
 
     Args:
-        llm: the recipe. Its drafter is taken over: the engine of ``llm`` itself must not run afterwards.
+        llm: the recipe. This function reuses its drafter: the engine of ``llm`` itself must not run afterwards.
         prompt: token ids.
-        tokens: the ids that a text is made of, two or three.
-        length: of a text, three or four.
-        num_nodes: of a draft, at most.
-        stops: seed of the stop rule; None: every draft is as long as the drafter wants. A drafter with a rule of its
-            own is not asked.
-        wrap: puts something between the engine and the drafter.
-        filters: more sampling params, for example ``{"bad_words": [...]}``; the tokens are allowed ones then, too, so
-            that no other takes the place of what is forbidden.
-        rare: the last of the tokens is improbable everywhere.
+        tokens: the ids of the texts, two or three.
+        length: tokens of a text, three or four.
+        num_nodes: maximum nodes of a draft.
+        stops: seed of the stop rule; None: the drafter decides the length. A drafter with its own rule ignores it.
+        wrap: wraps the drafter.
+        filters: more sampling params, for example ``{"bad_words": [...]}``; allowed_token_ids then limits the tokens,
+            too, so that no other token replaces a forbidden one.
+        rare: whether the last of the tokens is improbable everywhere.
     Raises:
         RuntimeError: a request failed.
     """
@@ -216,7 +213,7 @@ def text_law(
 
 
 class _Through(Drafter):
-    """A drafter with something between it and the engine."""
+    """A wrapper between a drafter and the engine."""
 
     def __init__(self, inner: Drafter) -> None:
         self.name, self.laws, self.branches, self.offers = inner.name, inner.laws, inner.branches, inner.offers
@@ -224,7 +221,7 @@ class _Through(Drafter):
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
-        """The drafter's, which may change from step to step."""
+        """The drafter's value, which may change from step to step."""
         return self._inner.needs
 
     def attach(self, cache: object) -> None:
@@ -244,7 +241,7 @@ class _Through(Drafter):
 
 
 class _Watched(_Through):
-    """Notes how long the drafts are."""
+    """Records the lengths of the drafts."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
@@ -257,9 +254,9 @@ class _Watched(_Through):
 
 
 class Choosy(_Through):
-    """Planted: the last drawn siblings are kept or dropped for their values, and q is declared as if nobody had looked.
+    """A planted bias: keeps or drops the last drawn siblings because of their values, but declares q unchanged.
 
-    Those are dropped whose ranks in q add up to an odd number; of a chain, a last token that is second to the best.
+    It drops siblings if their ranks in q add up to an odd number; in a chain, a last token of rank two.
     """
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:

@@ -10,21 +10,21 @@ from foretoken.certify.on_models import SETTINGS, Generate
 from foretoken.certify.statistics import detectable_distance, homogeneity
 from foretoken.options.sampling import SamplingParams
 
-LOOKS = (250, 500, 1000, 2000)  # requests an arm at each look
+LOOKS = (250, 500, 1000, 2000)  # requests per arm at each look
 QUICK_LOOKS = (100, 330)
-WATCHED = 5  # first tokens of each request that are compared
-# repetition gives lookup drafters something to propose, and the text goes on in many ways
+WATCHED = 5  # number of first tokens of each request to compare
+# repetition gives lookup drafters matches, and the text can continue in many ways
 SAMPLED_PROMPT = "The man said that the man and the woman went to the house. The woman said that the"
 
 
 def sampled_law(plain: Generate, speculative: Generate, *, quick: bool = False) -> Section:
-    """Recipe against plain sampling on the real model, between a null bracket and a contrast.
+    """Compare the recipe with plain sampling on the real model, between a null bracket and a contrast.
 
     Each of the three is a group-sequential test (Pocock 1977, doi:10.1093/biomet/64.2.191; Bonferroni's bound in place
     of his constant, since it holds for any dependence between looks): samples grow to the sizes in ``LOOKS``, each look
     may spend an equal share of ``ALPHA``, the first significant look decides, and a distribution that stays
-    inconspicuous at the last look passes. A gross bias so ends after some hundred requests, and a sound recipe is
-    accused with probability ``ALPHA`` per setting at most.
+    inconspicuous at the last look passes. A large bias is therefore found after some hundred requests, and a sound
+    recipe fails with probability at most ``ALPHA`` per setting.
     """
     looks = QUICK_LOOKS if quick else LOOKS
     tests = [
@@ -48,12 +48,12 @@ def sampled_law(plain: Generate, speculative: Generate, *, quick: bool = False) 
 def _between_brackets(
     plain: Generate, speculative: Generate, setting: Mapping[str, float], looks: Sequence[int], *, first_seed: int
 ) -> dict[str, Any]:
-    """The three sequential tests at one setting, against the same plain arm.
+    """Run the three sequential tests at one setting, against the same plain arm.
 
     The null bracket is more plain sampling: the recipe is compared with both plain arms together.
     """
-    # towards moderate temperatures: both distributions then have cells that are seen often, and a test has something to
-    # find
+    # towards moderate temperatures: both distributions then have cells with many observations, which gives the test its
+    # power
     other = setting["temperature"] * (0.5 if setting["temperature"] >= 1.0 else 2.0)
     sources = {
         "plain": (plain, setting),
@@ -76,12 +76,12 @@ def _between_brackets(
                 its_looks.append({"num_each": size, **compare(reference, samples[arm])})
                 if its_looks[-1]["p_value"] <= share:
                     differs.add(arm)
-        if differs & {"recipe", "null"}:  # more samples could not take that back
+        if differs & {"recipe", "null"}:  # more samples would not change the result
             break
     reasons = {
         "recipe": ("recipe" in differs, "the recipe's distribution is not plain sampling's"),
         "null": ("null" in differs, "plain sampling differs from itself: the set-up is unsound"),
-        "contrast": ("contrast" not in differs, f"temperature {other:g} was not told apart: the test has no power"),
+        "contrast": ("contrast" not in differs, f"temperature {other:g} was not distinguished: the test has no power"),
     }
     reason = "; ".join(text for wrong, text in reasons.values() if wrong)
     last = found["recipe"][-1]
@@ -89,7 +89,7 @@ def _between_brackets(
         "params": dict(setting),
         **found,
         "contrast_temperature": other,
-        # n against 2 n has the power of 4/3 n against as many
+        # n against 2 n has the same power as 4/3 n against 4/3 n
         "detectable_total_variation": detectable_distance(4 * last["num_each"] // 3, last["df"], share),
         "passed": not reason,
         "reason": reason,
@@ -97,7 +97,7 @@ def _between_brackets(
 
 
 def _first_tokens(source: Generate, setting: Mapping[str, float], seeds: Sequence[int]) -> list[tuple[int, ...]]:
-    """The watched tokens of one request per seed."""
+    """Return the first tokens of one request per seed."""
     params = [
         SamplingParams(seed=seed, max_tokens=WATCHED + 1, ignore_eos=True, **setting)  # type: ignore[arg-type]
         for seed in seeds
@@ -113,7 +113,7 @@ def compare(first: Sequence[tuple[int, ...]], second: Sequence[tuple[int, ...]])
         the largest of the tests.
     """
     views: dict[str, Callable[[tuple[int, ...]], Any]] = {"tokens 1 to 3": lambda ids: ids[:3]}
-    views["tokens 1 and 2"] = lambda ids: ids[:2]  # where distributions are so flat that triples are seen once
+    views["tokens 1 and 2"] = lambda ids: ids[:2]  # for distributions so flat that triples occur only once
     for position in range(1, WATCHED):
         views[f"token {position + 1}"] = lambda ids, at=position: ids[at : at + 1]  # type: ignore[misc]
     results = {where: homogeneity(map(view, first), map(view, second)) for where, view in views.items()}

@@ -1,4 +1,4 @@
-"""Goodness of fit and homogeneity of two samples: torch only, so `certify` needs no scipy."""
+"""Goodness of fit and homogeneity of two samples, with torch only, so that `certify` does not need scipy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 from foretoken.core.intervals import normal_quantile
 
-_MIN_EXPECTED = 5.0  # the usual floor under which a cell's count is not near normal
+_MIN_EXPECTED = 5.0  # the usual minimum of a cell's expected count for the normal approximation
 
 
 @dataclass(frozen=True, slots=True)
 class ChiSquare:
-    """The result of a chi-square test; ``p_value`` is 1 where pooling left a single cell (nothing to test)."""
+    """The result of a chi-square test; ``p_value`` is 1 if pooling reduced it to a single cell (nothing to test)."""
 
     statistic: float
     df: int
@@ -37,7 +37,7 @@ def chi_square_tail(statistic: float, df: int) -> float:
 def goodness_of_fit(
     counts: Sequence[float], probabilities: Sequence[float], min_expected: float = _MIN_EXPECTED
 ) -> ChiSquare:
-    """Pearson's test of observed counts against a known distribution.
+    """Run Pearson's test of observed counts against a known distribution.
 
     Cells expected fewer than ``min_expected`` times are pooled, the rarest first; cells of probability 0 are not
     pooled: one observation there refutes the distribution (statistic inf, p-value 0).
@@ -66,12 +66,12 @@ def goodness_of_fit(
 def homogeneity(
     first: Iterable[Hashable], second: Iterable[Hashable], min_expected: float = _MIN_EXPECTED
 ) -> ChiSquare:
-    """Do two samples come from one distribution? Pearson's test on the two-row table of their values.
+    """Test whether two samples have the same distribution: Pearson's test on the two-row table of their values.
 
     Args:
         first: observations, any hashable values.
         second: observations of the other sample; sizes may differ.
-        min_expected: values are pooled, the rarest first, until each row expects so many.
+        min_expected: values are pooled, the rarest first, until each row expects this many.
     """
     rows = (Counter(first), Counter(second))
     sizes = tuple(sum(row.values()) for row in rows)
@@ -79,7 +79,7 @@ def homogeneity(
         raise ValueError("both samples need observations")
     total = sum(sizes)
     shares = tuple(size / total for size in sizes)
-    # the order of equal counts must not depend on hashing: the result is the same in every process
+    # order equal counts independently of hashing, so that the result is the same in every process
     values = sorted(rows[0] | rows[1], key=repr)
     table = [(min(shares) * (rows[0][v] + rows[1][v]), (rows[0][v], rows[1][v])) for v in values]
     statistic = 0.0
@@ -107,14 +107,14 @@ def _add(a: tuple[float, tuple[Any, ...]], b: tuple[float, tuple[Any, ...]]) -> 
 
 
 def detectable_distance(num_each: int, df: int, alpha: float = 1e-3) -> float:
-    """A total variation distance that :func:`homogeneity` finds with about 90 % power in two samples of this size.
+    """Return the total variation distance that :func:`homogeneity` detects with about 90 % power for this sample size.
 
     From the normal approximation of the noncentral chi-square, for a difference spread evenly over the cells (the
     hardest case for a given distance: w = 2 TV, noncentrality = n w^2 / 2).
     """
     z_alpha, z_power = normal_quantile(1.0 - alpha), normal_quantile(0.9)
     df = max(df, 1)
-    # the mean shift that lifts the statistic over its threshold; its own spread grows with it, hence the iteration
+    # the mean shift that lifts the statistic above its threshold; its spread grows with the shift, hence the iteration
     shift = 0.0
     for _ in range(50):
         shift = max(0.0, z_alpha * math.sqrt(2.0 * df) + z_power * math.sqrt(2.0 * (df + 2.0 * shift)))

@@ -1,8 +1,8 @@
-"""Rules with a known bias. An exactness check is worth something only if it catches every one of them.
+"""Rules with a known bias. An exactness check is useful only if it catches every one of them.
 
-Each tooth is a mistake that has been made in published code or is one line away from a correct rule: a plain rule of
-plain_rules.py with one method tampered with, or a real rule that is told the wrong distribution. The checks run them
-through the same enumeration as the real verifiers; the untampered twins must pass it.
+Each tooth is a mistake from published code, or one line away from a correct rule: a rule of plain_rules.py with one
+method changed, or a real rule with a wrongly declared distribution. The checks run them through the same enumeration as
+the real verifiers; the unmodified twins must pass it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from foretoken.verifiers.recursive import RecursiveVerifier
 from foretoken.verifiers.spechub import SpecHubVerifier
 
 CAUGHT = 1e-6
-"""The least bias that counts as caught. Exact rules are within 1e-15 here, and certify allows them 1e-9; a distribution
-that is rounded to bfloat16, the slightest mistake below, is off by about 1e-3."""
+"""The smallest bias that counts as caught. Exact rules are within 1e-15 here, and certify allows them 1e-9; a
+distribution rounded to bfloat16, the smallest mistake below, is off by about 1e-3.
+"""
 
 
 # ---------------------------------------------------------------------- the residual and the bonus
@@ -47,14 +48,14 @@ class _WrongBonusRow(PlainRatio):
 
 
 class _UnfilteredBonus(PlainRatio):
-    """Where a filter put zeros, the bonus has the tail that it had before."""
+    """The bonus ignores a filter: tokens that it set to zero keep their probability."""
 
     def bonus(self, p_V: Tensor) -> Tensor:
         return p_V.clamp(min=0.01)
 
 
 class _NotRenormalised(PlainRecursive):
-    """The second sibling is tested against p - q as it is, not divided by its mass."""
+    """The second sibling is tested against the unnormalised p - q."""
 
     def normalised(self, left_V: Tensor) -> Tensor:
         return left_V
@@ -79,10 +80,10 @@ class _LenientRatio(PlainRatio):
 
 
 class _SharedUniform(PlainRatio):
-    """The uniform that drew the token decides on it, too.
+    """The uniform number that drew the token also decides its acceptance.
 
-    Drawn by inversion, the token tells that the uniform lies in its share [low, high) of the running sum of q; given
-    that, it is below p/q with the chance that is returned.
+    With sampling by inversion, the token implies that the number lies in its interval [low, high) of the cumulative q;
+    the returned value is the conditional probability that it is below p/q.
     """
 
     def chance(self, p_V: Tensor, q_V: Tensor, token: int) -> float:
@@ -91,7 +92,7 @@ class _SharedUniform(PlainRatio):
 
 
 class _LateTarget(PlainRatio):
-    """Every token is judged by the distribution after it, not by the distribution that it was to follow."""
+    """Every token is tested under the distribution after it, instead of the distribution before it."""
 
     def row(self, node: int) -> int:
         return node + 1
@@ -106,7 +107,7 @@ class _RoundedDraft(PlainRatio):
 
 
 class _ColderDraft(PlainRatio):
-    """Temperature 1/2 is applied to a q that has it already: the square, normalised."""
+    """Temperature 1/2 is applied twice to q: its square, normalised."""
 
     def draft_law(self, q_V: Tensor) -> Tensor:
         return q_V**2 / (q_V**2).sum()
@@ -154,21 +155,21 @@ class _Resorted(PlainRecursive):
 
 
 class _EagerKSeq(PlainKSeq):
-    """Every draw gets the full test, as if it were the only one."""
+    """Every draw gets the full test, as if it were the only draw."""
 
     def rho(self, p_V: Tensor, q_V: Tensor, count: int) -> float:
         return 1.0
 
 
 class _ForgetfulHub(PlainHub):
-    """The second test does not know what the first has taken."""
+    """The second test ignores the mass that the first has used."""
 
     def left_for_second(self, p_V: Tensor, first_V: Tensor) -> Tensor:
         return p_V
 
 
 class SameNoise(MatchVerifier):
-    """Sample and match with one row of noise for all positions: neighbouring tokens are then tied together.
+    """Sample and match with one row of noise for all positions, which correlates neighbouring tokens.
 
     Not among the teeth below, since `match` cannot be enumerated; the test over seeds must catch it.
     """
@@ -176,7 +177,7 @@ class SameNoise(MatchVerifier):
     name = "same noise"
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Forget the positions, then match."""
+        """Match without the positions."""
         forgetful = Laws(target.logits_MV, greedy=target.greedy, positions=[0] * len(target))
         return super().verify(draft, forgetful, rng)
 
@@ -188,14 +189,14 @@ _BUSHES: tuple[Shape, ...] = ((-1, -1), (-1, -1, -1))
 
 @dataclass(frozen=True, slots=True)
 class Tooth:
-    """One biased rule, and where it bites.
+    """One biased rule, and the drafts that reveal it.
 
     Attributes:
-        name: what is wrong, in a few words.
+        name: the mistake, in a few words.
         verifier: the rule.
-        kind: the distribution that the draft is drawn by.
+        kind: the distribution of the draft.
         shapes: parents of the draft trees.
-        declared: the distribution that the rule is told; None is the truth.
+        declared: the distribution that the draft declares; None: the true one.
         stop: the drafter's stop rule.
     """
 
@@ -207,7 +208,7 @@ class Tooth:
     stop: Stop = "never"
 
     def bias(self, seed: int = 0) -> float:
-        """The largest error that the enumeration finds."""
+        """Return the largest error of the enumeration."""
         return worst_error(
             self.verifier,
             num_pairs=1,
@@ -257,7 +258,7 @@ TEETH: tuple[Tooth, ...] = (
     Tooth("hub pair verified as a greedy draft", GreedyDraftVerifier(), "hub", _PAIRS, "top"),
 )
 
-if find_spec("scipy") is not None:  # `transport` solves with it; the other rules do without
+if find_spec("scipy") is not None:  # only `transport` solves with it
     from foretoken.verifiers.transport import TransportVerifier
 
     TEETH += (

@@ -1,6 +1,6 @@
-"""The ``foretoken`` command: the list of its commands, and errors as one line and an exit code.
+"""The ``foretoken`` command: its subcommands, and errors as one line with an exit code.
 
-Exit codes: 0 done; 1 a model, a request or a proof failed; 2 a mistake in what was asked; 130 interrupted.
+Exit codes: 0 success; 1 a model, a request or a proof failed; 2 a mistake of the user; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ app.add_typer(zoo.app, name="zoo")
 
 def _show_version(context: typer.Context, wanted: bool) -> None:
     if wanted:
-        for each in context.obj:  # what was typed; the parser would ignore the rest
+        for each in context.obj:  # other arguments; the parser would ignore them
             if each != "--version":
-                raise ConfigError(f"--version prints the version, and does nothing else: leave '{each}' out")
+                raise ConfigError(f"--version only prints the version: leave '{each}' out")
         from foretoken import __version__
 
         emit(f"foretoken {__version__}")
@@ -71,9 +71,9 @@ def root(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Generate text from Hugging Face language models several tokens per model call: the same text, sooner.
+    """Generate text from Hugging Face language models with several tokens per model call: the same text in less time.
 
-    A small bundled pair (zoo:base and zoo:draft) needs no download, so every example works as it stands.
+    A small bundled pair (zoo:base and zoo:draft) needs no download, so every example works as written.
     """
 
 
@@ -81,13 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
     Args:
-        arguments: without the program's name; default: those of this process.
+        arguments: arguments without the program's name; default: those of this process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "--verbose" in arguments
     silence_libraries(verbose)
     prepare_output()
-    atexit.register(gc.freeze)  # or Python's last collection walks over all that torch and transformers are: a second
+    atexit.register(
+        gc.freeze
+    )  # otherwise Python's last collection visits all objects of torch and transformers, which takes a second
     try:
         command = typer.main.get_command(app)
         name_values(command)
@@ -103,7 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except SystemExit as stop:
-        if isinstance(stop.__context__, BrokenPipeError):  # typer leaves so when the reader of a help text goes away
+        if isinstance(
+            stop.__context__, BrokenPipeError
+        ):  # typer exits this way when the reader of a help text closes the pipe
             _forget_stdout()
             return OutputClosed.exit_code
         return stop.code if isinstance(stop.code, int) else 1
@@ -111,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(error, "format_message"):  # a usage error of the command-line parser
             return _usage_error(error)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            note(f"error: {error.filename!s:.60}…: no file has a name of this length")
+            note(f"error: {error.filename!s:.60}…: the file name is too long")
             return 2
         if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
             note(f"error: cannot write: {error.strerror}")
@@ -120,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         note(f"error: internal: {type(error).__name__}: {error}")
         if not verbose:
-            note("this should not happen; add --verbose to see where it comes from")
+            note("this is a bug; add --verbose for the traceback")
         return 1
     if code == INTERRUPTED:
         note("interrupted")
@@ -130,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _usage_error(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     message = error.format_message().replace("Value error, ", "")  # type: ignore[attr-defined]  # pydantic's words
-    if message:  # empty where the help was printed instead
+    if message:  # empty if the help was printed instead
         note(f"error: {message[:1].lower()}{message[1:].rstrip('.')}")
         if context is not None:
             note(f"see: {context.command_path} --help")
@@ -138,6 +142,6 @@ def _usage_error(error: Exception) -> int:
 
 
 def _forget_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush does not complain about the closed pipe."""
+    """Redirect stdout to the null device, so that the interpreter's last flush does not fail on the closed pipe."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

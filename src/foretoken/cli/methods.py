@@ -19,11 +19,11 @@ from foretoken.options.tables import rows_of
 
 _HEADINGS = {
     "drafter": "drafters (--method NAME): they propose tokens",
-    "verifier": "verifiers (--set verifier=NAME): they decide which tokens stand",
+    "verifier": "verifiers (--set verifier=NAME): they accept or reject tokens",
     "plan": "plans (--set plan=NAME, verification.KEY=VALUE, stree.KEY=VALUE): how the target computes drafts",
 }
-_FIRST = ("draft_model", "ngram", "suffix", "suffix_first")  # what most people need
-_COMMON_OPTIONS = ("num_speculative_tokens", "verifier")  # of every drafter, next to those of its Config
+_FIRST = ("draft_model", "ngram", "suffix", "suffix_first")  # the common options
+_COMMON_OPTIONS = ("num_speculative_tokens", "verifier")  # options of every drafter, in addition to its Config
 
 
 def methods(
@@ -32,17 +32,17 @@ def methods(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="Show first which drafters this model can use as it is."),
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="List first the drafters that need nothing else for this model."
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a method.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per method.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """The catalogue: every drafter, verifier and plan, what each promises, and what it needs.
+    """List every drafter, verifier and plan, with its guarantee and its requirements.
 
-    A drafter goes with --method and proposes tokens; a verifier goes with
-    --set verifier=NAME and decides which of them stand. The default verifier is
-    the strongest lossless one that fits the draft. The default plan leaves
-    nothing out.
+    A drafter (--method) proposes tokens; a verifier (--set verifier=NAME) accepts or rejects them. The default verifier
+    is the strongest lossless one for the draft. The default plan computes every part of the model.
 
     [bold]Examples[/bold]
 
@@ -53,7 +53,7 @@ def methods(
       foretoken methods --model ./my-model
     """
     if name is not None and model is not None:
-        raise ConfigError("--model sorts the list of all methods: leave it out, or leave the method's name out")
+        raise ConfigError("--model sorts the list of all methods: leave out either --model or the name")
     if model is not None:
         check_model_name(model)
     if name is None:
@@ -94,13 +94,11 @@ def _list_all(json: bool, model: str | None) -> None:
             _list(f"drafters for {model} as it is (--method NAME)", [e for e in here if not lacks[e.name]], width)
             heading, here = f"drafters for {model} that need more", [e for e in here if lacks[e.name]]
         _list(heading, here, width, lacks)
-    emit(
-        "* needs no training of yours and no data: begin with these. 'foretoken methods NAME' shows the options of one."
-    )
+    emit("* needs neither training nor data: start with these. 'foretoken methods NAME' shows the options of a method.")
 
 
 def _list(heading: str, entries: Sequence[catalog.Entry], width: int, lacks: Mapping[str, str] = {}) -> None:
-    """Show a heading, and each entry in two lines; ``lacks`` takes the place of what an entry needs."""
+    """Print a heading, and two lines per entry; ``lacks`` replaces an entry's needs."""
     emit(heading)
     for entry in entries:
         mark = "*" if entry.name in _FIRST and entry.kind == "drafter" else " "
@@ -119,14 +117,14 @@ def _list(heading: str, entries: Sequence[catalog.Entry], width: int, lacks: Map
 
 
 def _promise(entry: catalog.Entry) -> str:
-    """The promise of an entry as it is used without further options."""
+    """Return the guarantee of an entry with its default options."""
     if entry.own_rule is None:
         return entry.promise
     return f"approximate by default (verifier {entry.own_rule}), lossless with --set verifier=auto"
 
 
 def _lacks(entry: catalog.Entry, model: str) -> str:
-    """What a drafter still needs for a model, as its files say, or ""; no weights are read."""
+    """Return a drafter's missing requirements for a model from its files, or ""; no weights are read."""
     from foretoken.drafting.learned_part import lies_beside
     from foretoken.models.load import source_of
 
@@ -141,7 +139,7 @@ def _lacks(entry: catalog.Entry, model: str) -> str:
 
 
 def _find(name: str) -> list[catalog.Entry]:
-    """Of one name there may be a drafter and its verifier."""
+    """Return the entries of a name: a drafter and its verifier may share one."""
     found = [entry for entry in catalog.entries() if entry.name == name]
     if found:
         return found

@@ -1,4 +1,4 @@
-"""``foretoken zoo``: the small models that come with the package or are made by one command, and where they lie."""
+"""``foretoken zoo``: the small models that are bundled or that one command creates, and their folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foretoken.cli.shared.console import emit, emit_json
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="The zoo's models and where they lie. Write [bold]zoo:NAME[/bold] wherever a model is asked for.",
+    help="The zoo's models and their folders. Any option for a model accepts [bold]zoo:NAME[/bold].",
     epilog="Example: foretoken zoo path base",
     rich_markup_mode="rich",
 )
@@ -19,9 +19,9 @@ app = typer.Typer(
 
 @app.command("list")
 def list_models(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a model, with how it was made.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per model, with its provenance.")] = False,
 ) -> None:
-    """One line a model: its name, whether it is bundled, and what it is; how to make the ones that are not."""
+    """List the models, one per line: name, bundled or not, description, and the command that creates a missing one."""
     for name in models.MODELS:
         model = models.find(name)
         state = "bundled" if model.bundled else "made here" if model.folder else "not bundled"
@@ -37,11 +37,11 @@ def list_models(
                 }
             )
         else:
-            hint = "" if model.folder else f" (make it: {model.how})"
+            hint = "" if model.folder else f" (create it: {model.how})"
             emit(f"{models.PREFIX}{name}\t{state}\t{model.description}{hint}")
 
 
 @app.command("path", epilog="Example: ls $(foretoken zoo path base)")
 def show_path(name: Annotated[str, typer.Argument(help="A model of the zoo, with or without 'zoo:'.")]) -> None:
-    """Print the folder of a model: an ordinary Hugging Face folder, for any other program to load."""
+    """Print the folder of a model: an ordinary Hugging Face folder that other programs can load."""
     emit(str(models.path(name)))

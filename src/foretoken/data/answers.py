@@ -1,6 +1,6 @@
-"""Whether a generated text has the right answer: its final number, or the same words.
+"""Check whether a generated text has the right answer: its final number, or the same words.
 
-Nothing here runs what a model wrote.
+This module does not execute generated code.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _KEEP = str.maketrans("", "", string.punctuation)
 
 
 def final_number(text: str) -> Fraction | None:
-    """The number that a worked answer ends in: the first after ``####``, else after "answer is", else the last one.
+    """Return the final number of a worked answer: the first after ``####``, else after "answer is", else the last one.
 
-    None if there is no such number; after a ``####`` nothing else counts.
+    None if there is no such number; if there is a ``####``, only a number after it counts.
     """
     if "####" in text:
         return _number(_NUMBER.search(text.rpartition("####")[2]))
@@ -29,12 +29,14 @@ def final_number(text: str) -> Fraction | None:
 
 
 def normalise(text: str) -> str:
-    """SQuAD's normal form: lower case, no punctuation, no articles, single spaces."""
+    """Return SQuAD's normal form: lower case, no punctuation, no articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_KEEP)).split())
 
 
 def holds(output: str, answer: str) -> bool:
-    """Whether the words of the answer's normal form stand in a row in the output's, with at most as many next to."""
+    """Return whether the output contains the answer's words (in normal form) as a run, with at most as many other
+    words.
+    """
     found, wanted = normalise(output).split(), normalise(answer).split()
     starts = range(len(found) - len(wanted) + 1)
     inside = any(found[start : start + len(wanted)] == wanted for start in starts)

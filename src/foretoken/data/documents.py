@@ -1,7 +1,7 @@
-"""Records as documents: the text that a model is trained on, special tokens included.
+"""Convert records to documents: training text, including special tokens.
 
-A chat becomes what the chat template makes of it, a text stands between ``<|bos|>`` and ``<|eos|>``. Markers that occur
-in the data itself are broken up first, so that no document can end a turn that is not its own.
+A chat goes through the chat template; a text gets ``<|bos|>`` and ``<|eos|>``. Special-token markers inside the data
+are broken up first, so that data cannot end a turn.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _MARKER = re.compile(r"<\|(?=[a-z]+\|>)")
 
 
 def plain(text: str) -> str:
-    """Text in which nothing is read as a special token."""
+    """Return the text with its special-token markers broken up."""
     return _MARKER.sub("< |", text)
 
 
 def chat(turns: list[tuple[str, str]]) -> str:
-    """A conversation of (role, content) turns, as the zoo's chat template writes it."""
+    """Format a conversation of (role, content) turns with the zoo's chat template."""
     return BOS + "".join(f"<|{role}|>\n{plain(content)}{END}\n" for role, content in turns)
 
 
 def exchange(prompt: str, response: str) -> str:
-    """One question and its answer."""
+    """Format one question and its answer."""
     return chat([("user", prompt), ("assistant", response)])
 
 
 def text(content: str) -> str:
-    """A text from its beginning to its end."""
+    """Format a whole text."""
     return f"{BOS}{plain(content)}{EOS}"
 
 
 def parts(document: str) -> list[tuple[str, str]]:
-    """What a document was made from: its (role, content) turns, or one part with the role "text"."""
+    """The source of a document: its (role, content) turns, or one part with the role "text"."""
     body = document.removeprefix(BOS)
     turns = _TURN.findall(body)
     if not turns:
@@ -51,12 +51,12 @@ def parts(document: str) -> list[tuple[str, str]]:
 
 
 def documents(path: Path) -> Iterator[str]:
-    """Every record of a file as a document, by the fields that it has.
+    """Yield every record of a file as a document, depending on its fields.
 
     ``messages`` (role and content each) is a chat; ``prompt`` with ``response`` is one too; ``text`` is a text, under
     its ``title`` if there is one; ``question`` with ``answers`` is a short exchange; ``document`` with ``queries`` is a
-    long text and then a chat about it, and alone a long text; ``turns`` with ``reference`` are what was asked and what
-    was answered in a chat. A file that is not JSON Lines is plain text; blank pieces of it are none.
+    long text and then a chat about it, and alone a long text; ``turns`` with ``reference`` are the questions and
+    answers of a chat. A file that is not JSON Lines is plain text; blank pieces are skipped.
 
     Raises:
         InputError: the file cannot be read, or a record has none of these fields, or one of the wrong type.
@@ -74,7 +74,7 @@ def _document(record: dict[str, Any], place: str) -> str:
             return render(record, place)
     known = "; ".join(" + ".join(fields) for fields, _ in _LAYOUTS)
     found = ", ".join(f"'{key}'" for key in list(record)[:6]) or "no fields"
-    raise InputError(f"{place}: no fields that make a document (found {found}); known: {known}")
+    raise InputError(f"{place}: no fields of a known document type (found {found}); known: {known}")
 
 
 def _string(record: dict[str, Any], field: str, place: str) -> str:
@@ -87,7 +87,7 @@ def _string(record: dict[str, Any], field: str, place: str) -> str:
 def _objects(
     record: dict[str, Any], field: str, needed: tuple[str, str], place: str
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects of a list that has some, each with its place."""
+    """Yield the objects of a non-empty list, each with its place."""
     objects = record[field]
     if not isinstance(objects, list) or not objects:
         raise InputError(f"{place}: field '{field}' must be a non-empty list")
@@ -139,7 +139,7 @@ def _dialogue(record: dict[str, Any], place: str) -> str:
     for field, each in (("turns", asked), ("reference", answered)):
         if not isinstance(each, list) or not each or not all(isinstance(said, str) for said in each):
             raise InputError(f"{place}: field '{field}' must be a non-empty list of strings")
-    said = zip(asked, answered, strict=False)  # the last word may be the user's
+    said = zip(asked, answered, strict=False)  # the last turn may be the user's
     return chat([turn for user, assistant in said for turn in (("user", user), ("assistant", assistant))])
 
 

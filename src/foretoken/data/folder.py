@@ -1,6 +1,6 @@
-"""The folder of the public corpora that the bundled models are trained on and judged by.
+"""The folder of the public corpora for training and evaluating the bundled models.
 
-It is not part of the package: it is named with ``--data``, or by ``FORETOKEN_DATA``.
+It is not part of the package: ``--data`` or ``FORETOKEN_DATA`` sets it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ ENVIRONMENT = "FORETOKEN_DATA"
 
 
 def data_root(explicit: Path | None = None) -> Path:
-    """The data folder: the one named, else ``FORETOKEN_DATA``.
+    """Return the data folder: the argument, else ``FORETOKEN_DATA``.
 
     Raises:
-        ConfigError: neither is given, or what is given is no folder.
+        ConfigError: neither is set, or the path is not a folder.
     """
     value = os.environ.get(ENVIRONMENT)
     named = explicit or (Path(value) if value else None)
     if named is None:
         raise ConfigError(
-            f"this needs the folder of the corpora: name it with --data DIR, or set {ENVIRONMENT}; training can do "
-            "with text of yours (--corpus FILE) or with tasks that are generated (--corpus generated)"
+            f"this needs the folder of the corpora: use --data DIR, or set {ENVIRONMENT}; training also "
+            "accepts your own text (--corpus FILE) or generated tasks (--corpus generated)"
         )
     if not named.is_dir():
         given = f"{ENVIRONMENT}={named}" if explicit is None else f"--data {named}"
@@ -34,12 +34,12 @@ def data_root(explicit: Path | None = None) -> Path:
 
 
 def check_one_text(data: Path | None, corpus: Sequence[str] | None) -> None:
-    """Refuse a data folder that would not be looked at, because files are named.
+    """Refuse a data folder that would have no effect, because there is a corpus.
 
     Raises:
-        ConfigError: both are given.
+        ConfigError: both are set.
     """
     if data is not None and corpus:
         raise ConfigError(
-            f"--data {data} and --corpus {corpus[0]}: the folder's mixture is read, or your files are: keep one"
+            f"--data {data} and --corpus {corpus[0]}: the data is either the folder's mixture or your files: keep one"
         )

@@ -1,17 +1,18 @@
-"""Prompt files: JSON Lines with ``prompt``, or Spec-Bench's ``turns`` and ``category``. A bad file is refused whole.
+"""Prompt files: JSON Lines with ``prompt``, or Spec-Bench's ``turns`` and ``category``. An invalid record refuses the
+whole file.
 
-One record a line::
+One record per line::
 
     {"id": "m1", "category": "arithmetic", "turns": ["Maria has 24 apples ...", "And if she ..."]}
     {"prompt": "Once upon a time"}
 
 The first turn is the prompt: later turns would need the model's own answers, which differ between models, so a
 benchmark of several methods on several models would no longer compare like with like. Files that end in ``.gz`` or
-``.xz`` are read as such.
+``.xz`` are decompressed.
 
-Files of requests (``foretoken generate --prompts``) may also say ``messages``, a conversation that is to be answered,
-and sampling params of their own (``max_tokens``, ``temperature``, ...); a field that is neither is refused. A suite
-is data: what else its records say of themselves is left alone, but what would ask for something is refused.
+Files of requests (``foretoken generate --prompts``) may also have ``messages``, a conversation to answer, and their own
+sampling params (``max_tokens``, ``temperature``, ...); other fields are refused. A suite is data: additional
+descriptive fields are ignored, but fields that would change the request are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ BUNDLED_SUITE = Path(__file__).resolve().parent / "prompts.jsonl"
 NO_CATEGORY = "uncategorised"
 
 _SAID = ("prompt", "turns", "messages")
-_ABOUT = ("id", "question_id", "category", "reference", "answer", "source", "metadata")  # of a record; asks for nothing
+_ABOUT = (
+    "id",
+    "question_id",
+    "category",
+    "reference",
+    "answer",
+    "source",
+    "metadata",
+)  # descriptive fields of a record, without effect
 _PARAMS = tuple(each.name for each in fields(SamplingParams))
 
 
@@ -40,11 +49,11 @@ class Prompt:
 
     Attributes:
         id: the record's ``id`` or ``question_id``, else its number in the file.
-        text: what the user says; the first of the record's turns, the last message of a conversation.
+        text: the user's text; the first of the record's turns, the last message of a conversation.
         category: the record's category, or "uncategorised".
-        place: where it was found, for messages.
-        messages: a conversation that is to be answered; empty: the text is all of it.
-        params: sampling params that the record asks for.
+        place: file and line, for messages.
+        messages: a conversation to answer; empty: the text is the whole prompt.
+        params: the record's sampling params.
     """
 
     id: str
@@ -56,11 +65,11 @@ class Prompt:
 
 
 def check_text(text: object, place: str) -> str:
-    """A prompt's text if it can be given to a tokenizer.
+    """Return a prompt's text if a tokenizer accepts it.
 
     Args:
-        text: what was found.
-        place: how to name where it was found, for the message.
+        text: the record's value.
+        place: its place, for the message.
     Raises:
         InputError: not a string, empty, or not valid Unicode.
     """
@@ -79,14 +88,14 @@ def read_prompts(path: str | Path, *, requests: bool = False) -> list[Prompt]:
     """Read a whole prompt file, or refuse it with the number of its first bad line.
 
     Args:
-        requests: records may be conversations, and have sampling params of their own.
+        requests: whether records may be conversations, and have their own sampling params.
     Raises:
-        InputError: missing or unreadable file, invalid UTF-8 or JSON, a record without a usable prompt, an id that is
-            there twice, no records.
+        InputError: missing or unreadable file, invalid UTF-8 or JSON, a record without a usable prompt, a repeated id,
+            no records.
     """
     path = Path(path)
     prompts: list[Prompt] = []
-    places: dict[str, str] = {}  # id -> where it stands
+    places: dict[str, str] = {}  # id -> its place
     for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
         place = f"{path}:{number}"
         try:
@@ -97,14 +106,14 @@ def read_prompts(path: str | Path, *, requests: bool = False) -> list[Prompt]:
             prompts.append(_parse_record(text, place, len(prompts), requests))
             first = places.setdefault(prompts[-1].id, place)
             if first != place:
-                raise InputError(f"{place}: has the id '{prompts[-1].id}' of {first}: ids tell answers apart")
+                raise InputError(f"{place}: has the id '{prompts[-1].id}' of {first}: ids must be unique")
     if not prompts:
-        raise InputError(f"{path}: no prompts in this file: write one JSON object a line, with 'prompt' or 'turns'")
+        raise InputError(f"{path}: no prompts in this file: write one JSON object per line, with 'prompt' or 'turns'")
     return prompts
 
 
 def limit_per_category(prompts: Iterable[Prompt], limit: int | None) -> list[Prompt]:
-    """The first ``limit`` prompts of every category, in file order; all of them if ``limit`` is None."""
+    """Return the first ``limit`` prompts of every category, in file order; all of them if ``limit`` is None."""
     kept: list[Prompt] = []
     seen: dict[str, int] = {}
     for prompt in prompts:
@@ -115,7 +124,7 @@ def limit_per_category(prompts: Iterable[Prompt], limit: int | None) -> list[Pro
 
 
 def filled_up(prompts: Iterable[Prompt], size: int) -> list[Prompt]:
-    """The prompts, and after them copies of each category's first ones until groups of ``size`` are all full."""
+    """Append copies of each category's first prompts until all batches of ``size`` are full."""
     found = list(prompts)
     by_category: dict[str, list[Prompt]] = {}
     for prompt in found:
@@ -137,13 +146,13 @@ def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
         raise InputError(f"{place}: has '{twice}' twice: keep one") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
-    except (RecursionError, ValueError):  # nesting or an integer beyond the reader's limits
+    except (RecursionError, ValueError):  # nesting or an integer beyond the parser's limits
         raise InputError(f"{place}: not valid JSON (nested too deeply, or a number too long)") from None
     if not isinstance(record, dict):
         raise InputError(f"{place}: expected a JSON object, found {_json_type(record)}")
     said = [key for key in _SAID if key in record]
     if not requests and len(said) > 1 and "messages" in said:
-        said.remove("messages")  # a dialogue's record may hold all of it next to the turns
+        said.remove("messages")  # a dialogue's record may have all of its messages in addition to the turns
     if not said:
         found = ", ".join(f"'{key}'" for key in list(record)[:5]) or "no fields"
         needed = "'prompt', 'messages' or 'turns'" if requests else "'prompt' or 'turns'"
@@ -172,15 +181,15 @@ def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
     return Prompt(str(identity), text, category or NO_CATEGORY, place, messages, asked)
 
 
-_FOR_ALL = {name: f"it is one for all prompts: give --{name}" for name in ("model", "method", "system", "dtype")}
+_FOR_ALL = {name: f"it is common to all prompts: use --{name}" for name in ("model", "method", "system", "dtype")}
 
 
 class _Twice(Exception):
-    """A key that an object has twice."""
+    """A repeated key of an object."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; the library keeps the last of several values in silence."""
+    """Return a JSON object; the library would silently keep the last of several values."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -189,16 +198,16 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _asked(record: dict[str, Any], place: str, requests: bool) -> dict[str, Any]:
-    """The sampling params of a record; what is asked for and not understood is refused."""
+    """Return the sampling params of a record; unknown fields are refused."""
     known = (*_SAID, *_ABOUT, *_PARAMS)
     for key in record:
         if requests and key not in known:
             instead = SamplingParams.remedy(key) or _FOR_ALL.get(key)
-            remedy = instead or f"{nearest(key, known)}; what is yours goes into 'metadata'"
+            remedy = instead or f"{nearest(key, known)}; put your own fields into 'metadata'"
             raise InputError(f"{place}: unknown field '{key}': {remedy}")
         if not requests and (key in _PARAMS or (key == "messages" and "turns" not in record)):
             raise InputError(
-                f"{place}: field '{key}' is for 'foretoken generate --prompts'; here all prompts run alike: "
+                f"{place}: field '{key}' works only in 'foretoken generate --prompts'; here prompts share parameters: "
                 "leave it out"
             )
     asked = {key: record[key] for key in record if key in _PARAMS} if requests else {}
@@ -210,7 +219,7 @@ def _asked(record: dict[str, Any], place: str, requests: bool) -> dict[str, Any]
 
 
 def _conversation(messages: Any, place: str) -> tuple[dict[str, Any], ...]:
-    """The messages of a record; what a chat template makes of them is seen when there is a model."""
+    """Return the messages of a record; the chat template checks them later, when there is a model."""
     if not isinstance(messages, list) or not messages:
         raise InputError(f"{place}: field 'messages' must be a non-empty list of messages")
     for index, message in enumerate(messages):

@@ -1,6 +1,6 @@
-"""Questions whose answers can be checked: what ``foretoken train judge`` mines labels from.
+"""Questions with checkable answers; ``foretoken train judge`` mines labels from them.
 
-A file of the user has one a line; further sets are entry points of the group ``foretoken.questions``::
+A user's file has one per line; other sets are entry points of the group ``foretoken.questions``::
 
     {"question": "What is 12 + 30?", "answer": "42"}                      a number: the final one of the text counts
     {"question": "Who wrote it?", "answer": ["Ada Lovelace", "Ada"]}      words: several answers may be right
@@ -18,7 +18,7 @@ from foretoken.core.errors import ConfigError, InputError, nearest
 from foretoken.data.answers import final_number, holds, normalise
 from foretoken.data.readers import read_placed_records
 
-ANSWER_TOKENS = 256  # that an answer to a question of a file may take
+ANSWER_TOKENS = 256  # maximum tokens of an answer to a question of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class Question:
 
     Attributes:
         prompt: the user's message.
-        right: whether a text answers it.
-        still_right: whether a text that differs from a right one somewhere is as good: at least what ``right`` accepts.
+        right: returns whether a text answers it.
+        still_right: returns whether a variant of a right text is equally good; accepts at least what ``right`` does.
     """
 
     prompt: str
@@ -41,10 +41,10 @@ class QuestionSet:
     """Questions of one kind.
 
     Attributes:
-        name: of their labels.
-        max_tokens: that an answer may take.
-        training: questions that no evaluation asks, given a seed; they may have no end.
-        held_out: so many questions that no model was trained on, the same ones every time.
+        name: name of their labels.
+        max_tokens: maximum tokens of an answer.
+        training: yields questions outside of all evaluations for a seed; possibly endless.
+        held_out: returns a number of questions outside of all training data, always the same ones.
     """
 
     name: str
@@ -54,30 +54,30 @@ class QuestionSet:
 
 
 def find_questions(name: str) -> QuestionSet:
-    """A set of questions by the name of its entry point, or else by the path of a file.
+    """Return a set of questions by the name of its entry point, else by the path of a file.
 
     Raises:
-        ConfigError: there is no such set; the message offers the nearest, or says where named ones come from.
-        InputError: the file holds none, or one that cannot be used.
+        ConfigError: there is no such set; the message has the nearest name, or the source of named sets.
+        InputError: the file has no questions, or an invalid one.
     """
     found = extensions.loaded(extensions.QUESTIONS, name)
     if found is None and (set(name) & set("./\\~") or Path(name).exists()):
         return read_questions(Path(name))
     if found is None:
         known = extensions.declared(extensions.QUESTIONS)
-        own = "or give a file of questions with answers (FILE.jsonl)"
+        own = "or use a file of questions with answers (FILE.jsonl)"
         if not known:
-            raise ConfigError(f"--task {name}: named tasks come with foretoken-lab; {extensions.GET_LAB}; {own}")
+            raise ConfigError(f"--task {name}: named tasks are part of foretoken-lab; {extensions.GET_LAB}; {own}")
         raise ConfigError(f"--task {name}: {nearest(name, known).rstrip('.')}, {own}")
     questions: QuestionSet = found
     return questions
 
 
 def read_questions(path: Path) -> QuestionSet:
-    """The questions of a JSON Lines file, in its order, whatever the seed.
+    """The questions of a JSON Lines file, in its order for every seed.
 
     Raises:
-        InputError: there are none, or one cannot be used; the message names its line.
+        InputError: there are none, or one is invalid; the message names its line.
     """
     found = [_question(place, record) for place, record in read_placed_records(path, ("question", "answer"))]
     if not found:
@@ -95,7 +95,7 @@ def read_questions(path: Path) -> QuestionSet:
 
 
 def checked(prompt: str, *answers: str) -> Question:
-    """A question whose answers are numbers or words: any of them is right."""
+    """Return a question with numbers or words as answers: any of them is right."""
     return Question(prompt=prompt, right=partial(_right, answers), still_right=partial(_still_right, answers))
 
 

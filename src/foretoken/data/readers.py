@@ -1,7 +1,7 @@
-"""Records of JSON Lines files and the text of plain ones, compressed or not, one at a time.
+"""Streaming readers of JSON Lines and plain text files, compressed or not.
 
-Nothing is read whole: a file larger than the memory is read like any other. A record that cannot be used is an error
-that names the file, the line and the field, never a record silently left out.
+Files may be larger than the memory. An invalid record raises an error with the file, the line and the field; it is
+never skipped silently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from foretoken.core.errors import InputError
 
-PARAGRAPHS = 1 << 16  # characters of a plain text file that make one record
+PARAGRAPHS = 1 << 16  # characters of a plain text file in one record
 
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 
@@ -45,25 +45,25 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def is_json_lines(path: Path) -> bool:
-    """Whether a file holds JSON records, by its name: ``.jsonl`` or ``.json`` before any ``.gz`` or ``.xz``."""
+    """Return whether a file has JSON records, by its name: ``.jsonl`` or ``.json`` before any ``.gz`` or ``.xz``."""
     name = path.name.removesuffix(path.suffix) if path.suffix in _OPENERS else path.name
     return name.endswith((".jsonl", ".json"))
 
 
 def read_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON Lines file, in order.
+    """Yield the objects of a JSON Lines file, in order.
 
     Args:
         path: ``.jsonl``, ``.jsonl.gz`` or ``.jsonl.xz``.
         fields: names that every record must have.
     Raises:
-        InputError: the file or a line of it cannot be used; the message names the line, and what a record lacks.
+        InputError: the file or one of its lines is invalid; the message has the line, and the missing field.
     """
     return (record for _, record in read_placed_records(path, fields))
 
 
 def read_placed_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The same with the place of each, ``FILE:LINE``, for messages about what is in it."""
+    """Yield the objects, each with its place ``FILE:LINE`` for messages."""
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}:{number}"
@@ -76,9 +76,9 @@ def read_placed_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def read_paragraphs(path: Path) -> Iterator[str]:
-    """A plain text file in pieces of about ``PARAGRAPHS`` characters that end at the end of a line.
+    """Yield a plain text file in pieces of about ``PARAGRAPHS`` characters that end at a line end.
 
-    A line of more than that is cut: a file without line ends is not read whole either.
+    Longer lines are cut, so that even a file without line ends is streamed.
     """
     with open_bytes(path) as file:
         reader = io.TextIOWrapper(file, encoding="utf-8-sig")
@@ -94,7 +94,7 @@ def _parse(line: str, place: str, fields: tuple[str, ...]) -> dict[str, Any]:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
-    except (RecursionError, ValueError):  # nesting or an integer beyond the reader's limits
+    except (RecursionError, ValueError):  # nesting or an integer beyond the parser's limits
         raise InputError(f"{place}: not valid JSON (nested too deeply, or a number too long)") from None
     if not isinstance(record, dict):
         raise InputError(f"{place}: expected a JSON object, found {type(record).__name__}")

@@ -1,4 +1,4 @@
-"""How a model is loaded and what its engine may use, each option declared once; ``LLM`` and the commands take them."""
+"""Options for loading a model and for its engine, each declared once; ``LLM`` and the commands use them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda", "cuda:N")
 
-_ALSO_CALLED = {"half": "float16", "float": "float32"}  # vLLM's further names of dtypes
-_MOST_SEQS = 4096  # requests at once: each has a place in the cache from the beginning
+_ALSO_CALLED = {"half": "float16", "float": "float32"}  # vLLM's additional names of dtypes
+_MOST_SEQS = 4096  # maximum concurrent requests: each has a slot in the cache from the start
 _MOST_ROWS = 2**20  # of one forward
 _PROCESSORS = os.cpu_count() or 1
-_MOST_THREADS = max(8, 4 * _PROCESSORS)  # with far too many, some libraries end the process
+_MOST_THREADS = max(8, 4 * _PROCESSORS)  # far above that, some libraries end the process
 
 
 def dtype(name: str, value: Any) -> str:
-    """A dtype's name; torch's own dtypes and vLLM's names are understood."""
+    """Return a dtype's name; accepts torch's own dtypes and vLLM's names."""
     text = str(value).removeprefix("torch.")
     text = _ALSO_CALLED.get(text, text)
     if text not in DTYPES:
@@ -30,7 +30,7 @@ def dtype(name: str, value: Any) -> str:
 
 
 def device(name: str, value: Any) -> str:
-    """A device's name; torch's own devices are understood."""
+    """Return a device's name; accepts torch's own devices."""
     text = str(value)
     kind, colon, number = text.partition(":")
     if text not in DEVICES and not (kind in ("cpu", "cuda") and colon and number.isdecimal()):
@@ -41,7 +41,7 @@ def device(name: str, value: Any) -> str:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Checked):
-    """How a checkpoint is loaded.
+    """Options for loading a checkpoint.
 
     Raises:
         ConfigError: a value is out of range.
@@ -58,22 +58,22 @@ class ModelOptions(Checked):
     kv_cache_dtype: Annotated[
         str,
         Option(
-            "Of keys and values: auto (as computed), or int8, half the memory (CPU).",
+            "Format of keys and values: auto (as computed), or int8, half the memory (CPU).",
             metavar="|".join(KV_CACHE_DTYPES),
             choices=KV_CACHE_DTYPES,
             more="int8: codes of 8 bits, a scale for each head and token, in the native decoder (docs/quantised.md).",
         ),
     ] = "auto"
     revision: Annotated[
-        str | None, Option("Of a hub id: a branch, a tag or a commit.", metavar="NAME", remedy="leave it out")
+        str | None, Option("Revision of a hub id: a branch, a tag or a commit.", metavar="NAME", remedy="leave it out")
     ] = None
     trust_remote_code: Annotated[
-        bool, Option("Run Python code that comes with a checkpoint; it is refused otherwise.")
+        bool, Option("Run Python code from the checkpoint; without it such checkpoints are refused.")
     ] = False
     max_model_len: Annotated[
         int | None,
         Option(
-            "Longest sequence, prompt included; default: the model's own limit.",
+            "Maximum length of a sequence, including the prompt; default: the model's own limit.",
             metavar="N",
             least=2,
             remedy="leave it out for the model's own limit",
@@ -83,18 +83,18 @@ class ModelOptions(Checked):
     threads: Annotated[
         int | None,
         Option(
-            "CPU threads; default: torch's own choice.",
+            "Number of CPU threads; default: torch's own choice.",
             metavar="N",
             least=1,
             most=_MOST_THREADS,
             remedy=f"there are {_PROCESSORS} processors",
-            more="It is a setting of the whole process.",
+            more="The setting applies to the whole process.",
         ),
     ] = None
 
     @property
     def of_a_checkpoint(self) -> dict[str, Any]:
-        """The arguments of ``models.load.load``."""
+        """Return the arguments of ``models.load.load``."""
         given = asdict(self)
         del given["threads"]
         return given | {"max_length": given.pop("max_model_len")}
@@ -103,37 +103,37 @@ class ModelOptions(Checked):
 @documented
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(Checked):
-    """What an engine may use, and what it does for requests that do not say.
+    """Options of an engine, and defaults for requests without params.
 
     Raises:
         ConfigError: a value is out of range.
     """
 
-    max_num_seqs: Annotated[int, Option("Prompts that run at the same time.", least=1, most=_MOST_SEQS)] = 16
+    max_num_seqs: Annotated[int, Option("Maximum concurrent prompts.", least=1, most=_MOST_SEQS)] = 16
     max_rows_per_step: Annotated[
         int,
         Option(
-            "Rows (tokens) of one forward, at most.",
+            "Maximum rows (tokens) of one forward.",
             least=1,
             most=_MOST_ROWS,
             on_command_line=False,
-            more="Prompts are read in chunks within the rest.",
+            more="Prompts are read in chunks that fit into the remaining rows.",
         ),
     ] = 512
     seed: Annotated[
         int | None,
         Option(
-            "Fix the seeds of requests that bring none.",
+            "Base seed for requests without a seed.",
             least=0,
             most=2**63 - 1,
             on_command_line=False,
-            more="None draws fresh ones.",
+            more="None draws fresh seeds.",
         ),
     ] = None
     generation_config: Annotated[
         str,
         Option(
-            "auto: requests without params take what the checkpoint's generation_config.json asks for; none: greedy.",
+            "auto: requests without params use the checkpoint's generation_config.json; none: greedy.",
             choices=("auto", "none"),
             on_command_line=False,
         ),
@@ -141,15 +141,15 @@ class EngineOptions(Checked):
     enable_prefix_caching: Annotated[
         bool,
         Option(
-            "Keep the rows of prompts, for prompts that begin alike.",
+            "Keep the KV cache of prompts, for later prompts with the same beginning.",
             on_command_line=False,
-            more="The text is the same; the time to the first token is not, so measurements leave it off.",
+            more="The text does not change, but the time to the first token does, so measurements leave it off.",
         ),
     ] = False
     prefix_cache_bytes: Annotated[
         int,
         Option(
-            "The cache of keys and values is not made larger than this for prefixes.",
+            "Limit of the KV cache with prefixes.",
             least=1,
             most=2**63 - 1,
             on_command_line=False,

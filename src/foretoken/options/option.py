@@ -1,4 +1,4 @@
-"""One declaration of an option, from which everything else about it follows.
+"""One declaration of an option, from which all its interfaces are generated.
 
     name: Annotated[type, Option("help", bounds, ...)] = default          in a dataclass
       ├── the check and its message                     Declared.check, Checked
@@ -7,7 +7,7 @@
       ├── --set KEY=VALUE, and the nearest name         engine/compose.py
       └── the row of a table                            options/tables.py
 
-Nothing but the standard library is imported, so that the command line shows its help at once.
+The module imports only the standard library, so that the command line prints its help quickly.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ Made = TypeVar("Made")
 
 _TEXT = "a text that is not empty"
 NO_NUMBER = 1e300
-"""Numbers from here on are refused: infinity, and integers that no float holds."""
+"""Limit of magnitude: larger numbers are refused, including infinity and integers beyond the range of float."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is known of an option next to its name, its type and its default.
+    """Properties of an option in addition to its name, type and default.
 
     Attributes:
         help: one line, for the command line and the tables of the documentation.
         more: further sentences, for the documentation only.
         short: a second, short flag with its dash.
-        name: the flag without dashes, where it is not the field's name.
-        metavar: what stands for the value in the help of the command line; empty: by the type.
+        name: the flag without dashes, if it differs from the field's name.
+        metavar: placeholder of the value in the help of the command line; empty: derived from the type.
         least, most: smallest and largest number.
-        above, below: the same, themselves excluded.
-        choices: the only texts that are allowed.
-        remedy: what to do instead, the end of the message about a wrong value; empty: none is known.
-        convert: checks a value in place of what the type says, and returns it as it is kept.
-        says_default: whether the command line shows the default; else ``help`` says it.
-        on_command_line, over_http: whether it may be given there, where the others of its set may.
+        above, below: exclusive bounds.
+        choices: the allowed texts.
+        remedy: end of the message about a wrong value; empty: none.
+        convert: replaces the check of the type; returns the value to store.
+        says_default: whether the command line shows the default; else ``help`` contains it.
+        on_command_line, over_http: whether that interface includes it, if it includes the option's set.
     """
 
     help: str
@@ -65,7 +65,7 @@ class Option:
     more: str = ""
 
     def flag(self, field: str) -> str:
-        """The long flag with its dashes."""
+        """Return the long flag with its dashes."""
         return "--" + (self.name or field.replace("_", "-"))
 
 
@@ -74,10 +74,10 @@ class Declared:
     """A field of a dataclass that carries an :class:`Option`.
 
     Attributes:
-        name: the field's.
-        type: of its values, without the ``Annotated``.
-        default: MISSING where it must be given.
-        option: what else is known.
+        name: the field's name.
+        type: type of the values, without ``Annotated``.
+        default: MISSING if the field is required.
+        option: its other properties.
     """
 
     name: str
@@ -87,21 +87,21 @@ class Declared:
 
     @property
     def kinds(self) -> tuple[Any, ...]:
-        """The types that a value may have; a union has several."""
+        """The types of the value; a union has several."""
         return get_args(self.type) if get_origin(self.type) in (Union, types.UnionType) else (self.type,)
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
+        """Whether there is no default."""
         return self.default is MISSING
 
     def check(self, value: Any, said: str = "") -> Any:
-        """The value as it is kept: a number of numpy or torch as Python's own, an integer as a float where one is due.
+        """Check a value and convert it: numpy and torch numbers to Python's, an integer to a float for a float field.
 
         Args:
-            said: how the message begins, where it was not given as ``name=value``.
+            said: beginning of the message, if the source is not ``name=value``.
         Raises:
-            ConfigError: names the field, the value, and what is allowed.
+            ConfigError: the message has the field, the value, and the allowed values.
         """
         if self.option.convert is not None:
             return self.option.convert(self.name, plain(value))
@@ -112,23 +112,23 @@ class Declared:
         raise self.refusal(value, said)
 
     def refusal(self, value: Any, said: str = "") -> ConfigError:
-        """What is said of a value that is not allowed."""
+        """Return the error for a value that is not allowed."""
         choices = self.option.choices
         remedy = self.option.remedy or (nearest(value, choices) if choices and isinstance(value, str) else "")
-        if remedy.startswith("known:"):  # the message has listed them
+        if remedy.startswith("known:"):  # the message already lists them
             remedy = ""
         return ConfigError(f"{said or f'{self.name}={value!r:.60}'} must be {self.allowed}{remedy and ': '}{remedy}")
 
     @property
     def allowed(self) -> str:
-        """What a value may be, in words: "an integer, at least 1"."""
+        """Describe the allowed values: "an integer, at least 1"."""
         if self.option.choices:
             names = ", ".join(map(repr, self.option.choices))
             words = [names if len(self.option.choices) == 1 else f"one of {names}"]
             words += [each for kind in self.kinds if kind is not str and (each := self._in_words(kind))]
         else:
             words = [each for kind in self.kinds if (each := self._in_words(kind))]
-            if Path in self.kinds:  # which is given as a text, too
+            if Path in self.kinds:  # a device or dtype may also be given as a text
                 words = [each for each in words if each != _TEXT]
         return " or ".join(dict.fromkeys(words))
 
@@ -187,7 +187,7 @@ def _whole(bound: float) -> str:
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a value is of a type, by what JSON would call it: True is no number, and NaN is none."""
+    """Return whether a value is of a type in JSON's sense: True is not a number, and NaN is refused."""
     if kind is type(None):
         return value is None
     if isinstance(value, bool):
@@ -208,7 +208,7 @@ _found: dict[type[Any], tuple[Declared, ...]] = {}
 
 
 def declared(cls: type[Any]) -> tuple[Declared, ...]:
-    """The fields of a dataclass that carry an Option, in its order."""
+    """Return the fields of a dataclass that carry an Option, in order."""
     if cls not in _found:
         hints = get_type_hints(cls, include_extras=True)
         _found[cls] = tuple(_of_field(each, hints[each.name]) for each in fields(cls) if _option(hints[each.name]))
@@ -228,22 +228,22 @@ def _of_field(field: Any, hint: Any) -> Declared:
 
 
 def named(cls: type[Any], name: str) -> Declared:
-    """One of the declared fields of a dataclass."""
+    """Return one declared field of a dataclass."""
     return next(each for each in declared(cls) if each.name == name)
 
 
 def documented(cls: type[Made]) -> type[Made]:
-    """Add the declarations of a class's fields to its docstring, as its ``Attributes``: for ``help`` and notebooks."""
+    """Add the declarations of a class's fields to its docstring as ``Attributes``, for ``help`` and notebooks."""
     lines = [f"    {each.name}: {each.option.help} {each.option.more}".rstrip() for each in declared(cls)]
     cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Attributes:", *lines])
     return cls
 
 
 class Checked:
-    """Base of frozen dataclasses of options: every field is checked and converted when an instance is made.
+    """Base of frozen dataclasses of options: each new instance checks and converts its fields.
 
     Attributes:
-        said_as: what stands before the names of the fields where they are given.
+        said_as: prefix of the fields' names in messages.
     """
 
     said_as: ClassVar[str] = ""
@@ -259,18 +259,18 @@ class Checked:
         """Refuse values that contradict each other.
 
         Raises:
-            ConfigError: names the fields.
+            ConfigError: the message names the fields.
         """
 
 
 def check_known(names: Iterable[object], cls: type, kind: str, elsewhere: Mapping[str, str] | None = None) -> None:
-    """Refuse names that a dataclass does not have.
+    """Refuse names that are not fields of a dataclass.
 
     Args:
-        kind: what they are called in the message.
-        elsewhere: names of other programs, and what takes their place.
+        kind: the word for such a name in the message.
+        elsewhere: names from other programs, and their replacements.
     Raises:
-        ConfigError: with what takes the place of the first of them, or the nearest name.
+        ConfigError: the message has the replacement of the first name, or the nearest name.
     """
     known = [each.name for each in fields(cls)]
     for name in names:

@@ -1,4 +1,4 @@
-"""What a ``speculative_config`` may hold next to the options of its method and verifier."""
+"""Options of a ``speculative_config`` in addition to those of its method and verifier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_NODES = 256
 
 
 def _name_or_instance(name: str, value: Any) -> Any:
-    """Names are looked up, and instances inspected, when the recipe is composed."""
+    """Names are looked up, and instances checked, when the recipe is composed."""
     del name
     return value
 
@@ -21,7 +21,7 @@ def _name_or_instance(name: str, value: Any) -> Any:
 @documented
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Checked):
-    """How a model is sped up.
+    """Options of a speculative decoding recipe.
 
     Raises:
         ConfigError: a value is out of range.
@@ -30,9 +30,9 @@ class RecipeOptions(Checked):
     method: Annotated[
         Any,
         Option(
-            "The drafter: a name of the catalogue, or an instance of your own.",
+            "The drafter: a name from the catalogue, or your own instance.",
             convert=_name_or_instance,
-            more="Without one, a `model` drafts if it is given; else decoding is plain.",
+            more="By default, a draft model if `model` is set; else plain decoding.",
         ),
     ] = None
     num_speculative_tokens: Annotated[
@@ -47,20 +47,20 @@ class RecipeOptions(Checked):
     verifier: Annotated[
         Any,
         Option(
-            "The rule that accepts draft tokens; auto takes the strongest lossless one that fits the draft.",
+            "The rule that accepts draft tokens; auto selects the strongest lossless one for the draft.",
             convert=_name_or_instance,
-            more="A name of the catalogue, or an instance of your own; without one, a drafter's own rule counts.",
+            more="A name from the catalogue, or your own instance; if unset, a drafter's own rule applies.",
         ),
     ] = None
     executor: Annotated[
         str,
         Option(
-            "serial: draft, then verify; pearl: both at once; auto: the faster one, by number of requests.",
+            "serial: draft, then verify; pearl: both concurrently; auto: the faster one, by number of requests.",
             choices=EXECUTORS,
         ),
     ] = "serial"
     lane: Annotated[
         str,
-        Option("Where pearl drafts ahead: in a thread, in a process, or over gloo.", choices=LANES),
+        Option("Where pearl drafts: in a thread, in a process, or over gloo.", choices=LANES),
     ] = "thread"
-    plan: Annotated[str | None, Option("How the target computes the draft: dense, or a plan of the catalogue.")] = None
+    plan: Annotated[str | None, Option("The target's verification plan: dense, or a plan from the catalogue.")] = None

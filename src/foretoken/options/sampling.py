@@ -1,7 +1,6 @@
-"""What a user may ask of one request, each parameter declared once. The names and meanings are vLLM's; differences are
-noted at the parameter.
+"""Sampling parameters of one request, each declared once, with vLLM's names and meanings except where noted.
 
-A new parameter is one declaration here and its arithmetic in core/laws.py; see options/option.py for what follows.
+A new parameter needs one declaration here and its arithmetic in ``core/laws.py``; options/option.py derives the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from foretoken.options.structured import StructuredOutputs, structure
 from foretoken.options.tokens import allowed_ids, texts, token_ids, token_values
 
 MAX_COMPLETIONS = 16_384
-"""Of a prompt: each has a distribution and a history of its own from the beginning."""
+"""Limit per prompt: each completion has its own distribution and history from the start."""
 
 _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     "guided_decoding": "it is called structured_outputs",
@@ -28,26 +27,27 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     ),
     "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
     "output_kind": "use stream for pieces of an answer",
-    "stream_interval": "use stream for pieces of an answer, a step each",
-    "detokenize": "texts are always made; token_ids are there, too",
-    **dict.fromkeys(("max_new_tokens", "max_completion_tokens"), "it is called max_tokens"),
-    "do_sample": "use temperature=0 for greedy decoding, and more for sampling",
-    "spaces_between_special_tokens": "texts are the tokenizer's own",
+    "stream_interval": "use stream for pieces of an answer, one per step",
+    "detokenize": "texts are always decoded; token_ids are available, too",
+    **dict.fromkeys(("max_new_tokens", "max_completion_tokens"), "use max_tokens"),
+    "do_sample": "use temperature=0 for greedy decoding, above 0 for sampling",
+    "spaces_between_special_tokens": "the tokenizer decides the spaces of a text",
     "flat_logprobs": "logprobs are a list of entries with token_id, logprob and top: leave it out",
-    "logprob_token_ids": "logprobs=K tells the K most probable tokens, 1000 at most",
+    "logprob_token_ids": "logprobs=K returns the K most probable tokens, at most 1000",
     **dict.fromkeys(
-        ("prompt_logprob_token_ids", "prompt_logprob_start"), "prompt_logprobs=K tells the K most probable of each"
+        ("prompt_logprob_token_ids", "prompt_logprob_start"),
+        "prompt_logprobs=K returns the K most probable of each position",
     ),
-    "skip_reading_prefix_cache": "LLM(enable_prefix_caching=False), the default, keeps nothing",
-    "thinking_token_budget": "max_tokens bounds a reasoning and its answer together",
-    "repetition_detection": "repetition_penalty and stop are against it",
-    "truncation_side": "truncate_prompt_tokens keeps the last ones",
+    "skip_reading_prefix_cache": "LLM(enable_prefix_caching=False), the default, stores no prefixes",
+    "thinking_token_budget": "max_tokens limits reasoning and answer together",
+    "repetition_detection": "use repetition_penalty and stop",
+    "truncation_side": "truncate_prompt_tokens keeps the last tokens",
     **dict.fromkeys(
         ("extra_args", "skip_clone", "output_text_buffer_length", "routed_experts_prompt_start"), "leave it out"
     ),
-    "trace_decode_token_ids": "prompt_logprobs of the whole text says how probable given tokens are",
+    "trace_decode_token_ids": "prompt_logprobs of the whole text returns the probabilities of given tokens",
 }
-_UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for nothing
+_UNASKED: Mapping[str, tuple[Any, ...]] = {  # their values without effect
     **dict.fromkeys(("guided_decoding", "best_of", "logits_processors", "extra_args", "output_kind"), (None,)),
     **dict.fromkeys(("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"), (None,)),
     **dict.fromkeys(("stream_interval", "thinking_token_budget", "repetition_detection"), (None,)),
@@ -62,11 +62,11 @@ _UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for not
 @documented
 @dataclass(kw_only=True)
 class SamplingParams:
-    """How to turn logits into tokens, and when to stop. A field may be set afterwards; it is checked then, too, and
-    requests that run keep what they were given.
+    """How to sample tokens from logits, and when to stop.
 
     Order of application: logit_bias, penalties, min_tokens, structured_outputs with bad_words and allowed_token_ids,
-    temperature, min_p, top_k, top_p. Numbers and arrays of numpy and torch are taken for what they hold.
+    temperature, min_p, top_k, top_p. Numbers and arrays of numpy and torch are accepted. Fields may be changed later,
+    with the same checks; running requests keep the old values.
 
     Raises:
         ConfigError: a value is out of range; the message names field, value and remedy.
@@ -75,10 +75,10 @@ class SamplingParams:
     max_tokens: Annotated[
         int,
         Option(
-            "Tokens to generate at most.",
+            "Maximum tokens to generate.",
             least=1,
-            remedy="ask for at least one token; 10**9 is all that the context holds",
-            more="More than the context holds is as much as it holds. vLLM's default is 16.",
+            remedy="use at least 1; 10**9 is as much as the context holds",
+            more="The context length is another limit. vLLM's default is 16.",
         ),
     ] = 128
     temperature: Annotated[
@@ -105,7 +105,7 @@ class SamplingParams:
     seed: Annotated[
         int | None,
         Option(
-            "Fix every random choice; without one, a fresh seed is drawn.",
+            "Seed of all random choices; without one, a fresh seed is drawn.",
             least=0,
             most=2**63 - 1,
             remedy="use a non-negative integer below 2**63",
@@ -117,12 +117,12 @@ class SamplingParams:
     ] = None
     stop: Annotated[
         str | Sequence[str] | None,
-        Option("End the text before this string.", metavar="TEXT", convert=texts),
+        Option("Stop before this string; it is not part of the text.", metavar="TEXT", convert=texts),
     ] = None
     stop_token_ids: Annotated[
         Sequence[int],
         Option(
-            "End at this token, besides the model's own end tokens.",
+            "Stop at this token, in addition to the model's own end tokens.",
             name="stop-token-id",
             metavar="ID",
             convert=token_ids,
@@ -130,20 +130,21 @@ class SamplingParams:
         ),
     ] = ()
     include_stop_str_in_output: Annotated[
-        bool, Option("Keep the stop string, or the text of the stop token, at the text's end.", on_command_line=False)
+        bool,
+        Option("Keep the stop string, or the text of the stop token, at the end of the text.", on_command_line=False),
     ] = False
     skip_special_tokens: Annotated[
         bool,
-        Option("Leave special tokens out of the text; they are in `token_ids`.", on_command_line=False),
+        Option("Omit special tokens from the text; they are in `token_ids`.", on_command_line=False),
     ] = True
     repetition_penalty: Annotated[
         float,
         Option(
-            "Above 1: less repetition.",
+            "Penalty on repeated tokens, above 1.",
             least=1e-30,
             most=1e30,
             remedy="use 1 for none",
-            more="Of prompt and output; positive logits are divided by it, negative ones multiplied (CTRL).",
+            more="It covers prompt and output; positive logits are divided by it, negative ones multiplied (CTRL).",
         ),
     ] = 1.0
     presence_penalty: Annotated[
@@ -166,62 +167,62 @@ class SamplingParams:
     bad_words: Annotated[
         Sequence[str],
         Option(
-            "Texts that are not written.",
+            "Texts that the output must not contain.",
             convert=texts,
             on_command_line=False,
-            more="The last token that would complete one is impossible, with the text split as the tokenizer splits it "
-            "at the beginning of a text or after a space. A text that is split in another way may come out.",
+            more="The last token of such a text is forbidden, with the text split as the tokenizer splits it "
+            "at the beginning of a text or after a space. Another split of the text may still occur.",
         ),
     ] = ()
     allowed_token_ids: Annotated[
         Sequence[int] | None,
         Option(
-            "No other token is possible.",
+            "Allow only these tokens.",
             convert=allowed_ids,
             on_command_line=False,
-            more="The model's end of text is possible only if it is among them.",
+            more="The model's end of text is possible only if it is included.",
         ),
     ] = None
-    min_tokens: Annotated[int, Option("No end before so many tokens.", least=0, remedy="use 0 for none")] = 0
-    ignore_eos: Annotated[bool, Option("Go on past the model's own end of text.")] = False
+    min_tokens: Annotated[int, Option("Minimum tokens before an end of text.", least=0, remedy="use 0 for none")] = 0
+    ignore_eos: Annotated[bool, Option("Continue after the model's own end of text.")] = False
     n: Annotated[
         int,
         Option(
-            "Completions of every prompt.",
+            "Number of completions per prompt.",
             least=1,
             most=MAX_COMPLETIONS,
-            remedy="ask for at least one completion, for more in several calls",
+            remedy="use at least 1; for more, split them over several calls",
         ),
     ] = 1
     logprobs: Annotated[
         int | None,
         Option(
-            "With --json: the K best log-probabilities.",
+            "The K best log-probabilities, with --json.",
             metavar="K",
             least=0,
             most=1000,
             remedy="use None for none",
             over_http=False,
-            more="Besides that of the emitted token; from the model's own logits, before temperature, penalties and "
-            "filters. Over HTTP as OpenAI has them.",
+            more="In addition to that of the emitted token; from the model's own logits, before temperature, penalties "
+            "and filters. HTTP uses OpenAI's field.",
         ),
     ] = None
     prompt_logprobs: Annotated[
         int | None,
         Option(
-            "The same for every token of the prompt but the first.",
+            "The same for every prompt token except the first.",
             least=0,
             most=1000,
             remedy="use None for none",
             on_command_line=False,
             over_http=False,
-            more="The whole prompt is read for it, with the logits of every row.",
+            more="It needs the whole prompt's forward, with the logits of every row.",
         ),
     ] = None
     truncate_prompt_tokens: Annotated[
         int | None,
         Option(
-            "Keep the last so many tokens of the prompt; -1: as many as fit with max_tokens.",
+            "Keep only this many tokens from the end of the prompt; -1: as many as fit with max_tokens.",
             least=-1,
             remedy="use None to keep the whole prompt",
             on_command_line=False,
@@ -233,7 +234,7 @@ class SamplingParams:
             "The form of the text: a JSON schema, a regular expression, a choice or a grammar.",
             convert=structure,
             on_command_line=False,
-            more="`StructuredOutputs`, or a mapping of its fields. A text that `max_tokens` cuts is the beginning of "
+            more="`StructuredOutputs`, or a mapping of its fields. A text cut by `max_tokens` is the beginning of "
             "one. Not with `ignore_eos` or `min_tokens`: a complete text must be able to end.",
         ),
     ] = None
@@ -258,7 +259,7 @@ class SamplingParams:
         known = self.__dataclass_fields__
         if name not in known:
             raise ConfigError(f"unknown sampling parameter '{name}': {nearest(name, known)}")
-        if len(self.__dict__) < len(known):  # while it is made
+        if len(self.__dict__) < len(known):  # during construction
             super().__setattr__(name, value)
             return
         before = dict(self.__dict__)
@@ -271,22 +272,22 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True when the distribution is the argmax."""
+        """Whether the distribution is the argmax."""
         return self.temperature == 0.0
 
     @property
     def repeatable(self) -> bool:
-        """True when a seed is to give the same sampled tokens every time."""
+        """Whether a seed fixes the sampled tokens."""
         return self.seed is not None and not self.greedy
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings, always as a tuple."""
+        """The stop strings as a tuple."""
         return texts("stop", self.stop)
 
     @property
     def named_tokens(self) -> dict[str, Iterable[int]]:
-        """The fields that name tokens by their ids, and these."""
+        """The fields that contain token ids."""
         given = {
             each.name: getattr(self, each.name) for each in declared(SamplingParams) if each.option.convert in _IDS
         }
@@ -294,7 +295,7 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> SamplingParams:
-        """Build from a mapping; an unknown key is an error that offers the nearest name."""
+        """Create an instance from a mapping; the error for an unknown key has the nearest name."""
         if not isinstance(values, Mapping):
             raise ConfigError(f"sampling params must be a mapping of names to values, not {type(values).__name__}")
         values = without_idle(values, _UNASKED)
@@ -303,11 +304,11 @@ class SamplingParams:
 
     @staticmethod
     def remedy(name: str) -> str | None:
-        """What takes the place of a parameter that people know from elsewhere; None: nothing is known of it."""
+        """Return the replacement of a parameter of another program; None: unknown."""
         return _ELSEWHERE.get(name)
 
     def clone(self) -> SamplingParams:
-        """A copy that may be changed by itself."""
+        """Return an independent copy."""
         return copy.deepcopy(self)
 
 

@@ -1,4 +1,4 @@
-"""Tables of options for the documentation and for ``foretoken methods``, made from their declarations."""
+"""Tables of options for the documentation and for ``foretoken methods``, from their declarations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from foretoken.options.option import Declared, declared
 
 
 def rows_of(config: type | None) -> list[dict[str, Any]]:
-    """The options of a method, as ``foretoken methods`` shows them.
+    """Return the options of a method for ``foretoken methods``.
 
     Returns:
-        objects with ``name``, ``type``, ``default`` ("required" if there is none) and ``help``; what is not declared,
-        in a Config of somebody's own, has no help.
+        objects with ``name``, ``type``, ``default`` ("required" if there is none) and ``help``; undeclared fields of a
+        third-party Config have no help.
     """
     if config is None or not hasattr(config, "__dataclass_fields__"):
         return []
@@ -34,16 +34,16 @@ def rows_of(config: type | None) -> list[dict[str, Any]]:
 
 
 def knobs(config: type) -> list[str]:
-    """The table of a method card."""
+    """Return the table of a method card."""
     rows = [(f"`{row['name']}`", _default(row["default"]), row["help"]) for row in rows_of(config)]
     return markdown(("knob", "default", "meaning"), rows)
 
 
 def parameters(cls: type, *, over_http: bool = False) -> list[str]:
-    """The table of a set of options.
+    """Return the table of a set of options.
 
     Args:
-        over_http: whether requests may have them.
+        over_http: whether HTTP requests accept them.
     """
     rows = [
         (f"`{each.name}`", _default(each.default), _places(each, over_http), _meaning(each)) for each in declared(cls)
@@ -52,7 +52,7 @@ def parameters(cls: type, *, over_http: bool = False) -> list[str]:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; bars in its cells are escaped."""
+    """Format the lines of a table; bars in its cells are escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
@@ -67,7 +67,7 @@ def _meaning(each: Declared) -> str:
 
 
 def _places(each: Declared, over_http: bool) -> str:
-    """Where else than in Python it may be given."""
+    """Return the interfaces of an option in addition to Python."""
     places = [f"`{each.option.flag(each.name)}`"] if each.option.on_command_line else []
     return ", ".join([*places, *(["HTTP"] if over_http and each.option.over_http else [])])
 
@@ -80,7 +80,7 @@ def _default(value: Any) -> str:
 
 
 def _in_words(kind: Any) -> str:
-    """A type as it is written."""
+    """Format a type as in source code."""
     if kind is Any:
         return "name"
     return kind.__name__ if isinstance(kind, type) else re.sub(r"[a-z_]+\.(?=[A-Z])|pathlib\.|_local\.", "", str(kind))

@@ -1,4 +1,4 @@
-"""What one request of retrieval-augmented generation has cost."""
+"""The costs of one request of retrieval-augmented generation."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ class Counts:
     """Counters of one request.
 
     Attributes:
-        retrievals: searches; one may have many queries.
-        queries: of all searches.
-        steps: pieces of text written under one passage each, thrown away ones included.
-        guesses, right_guesses: passages (of ``knn`` tokens) that were guessed and then verified.
-        rollbacks: rounds in which a guess was wrong.
-        discarded_tokens: written and thrown away.
-        passages: of the text that stands, one for each step: numbers of passages, -1 for none.
-        rows: tokens that the target has read.
-        passage_rows: of them, tokens of passages.
-        recomputed_rows: of the others, those read more often than once: under another passage, or again after a
-            rollback, or thrown away.
-        decode_seconds, encode_seconds: of reading and writing, and of making queries.
-        search_seconds, waited_seconds: of searches on their thread, and of it what the request waited for.
-        strides: of each round.
-        failed: the failure after which a request went on without searches.
+        retrievals: number of searches; one may have many queries.
+        queries: number of queries of all searches.
+        steps: pieces of text with one passage each, including discarded ones.
+        guesses, right_guesses: verified guesses of passages (with ``knn``: of tokens).
+        rollbacks: rounds with a wrong guess.
+        discarded_tokens: generated and discarded tokens.
+        passages: number of the passage of each step of the final text, -1 for none.
+        rows: tokens that the target has processed.
+        passage_rows: those of passages.
+        recomputed_rows: other rows that were computed more than once: with another passage, after a rollback, or
+            discarded.
+        decode_seconds, encode_seconds: time of the target, and of encoding queries.
+        search_seconds, waited_seconds: time of searches on their thread, and the request's share spent waiting.
+        strides: the stride of each round.
+        failed: the failure after which a request continued without searches.
     """
 
     retrievals: int = 0
@@ -47,5 +47,5 @@ class Counts:
     failed: str | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Under the names that ``foretoken rag --json`` uses."""
+        """Return the counts under the names of ``foretoken rag --json``."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Texts as unit vectors. A text is always read alone: next to others in a padded batch its last bits would differ.
+"""Texts as unit vectors. Each text is encoded alone: in a padded batch its last bits would differ.
 
 Letters: T tokens, D width.
 """
@@ -19,28 +19,28 @@ from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
 
-_MOST_TOKENS = 256  # of a text; what is after them is not seen
+_MOST_TOKENS = 256  # maximum tokens of a text; the rest is ignored
 
 
 class Encoder(Protocol):
-    """Turns text into vectors.
+    """Encodes text as vectors.
 
     Attributes:
-        name: says which weights; vectors on disk belong to it.
+        name: identifies the weights; stored vectors depend on it.
     """
 
     name: str
 
     def encode(self, text: str) -> np.ndarray:
-        """float32 [D], of length 1."""
+        """Return a unit vector, float32 [D]."""
         ...
 
 
 class TargetEncoder:
-    """The mean of a causal model's last hidden states: needs nothing further, and was not trained for it.
+    """The mean of a causal model's last hidden states: needs no additional model, but is not trained for retrieval.
 
     Args:
-        model: the target, or any other.
+        model: the target, or another model.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -67,7 +67,7 @@ class FolderEncoder:
     """An encoder of transformers or sentence-transformers from a local folder: mean of its last states.
 
     Args:
-        folder: with ``config.json``, weights and tokenizer; nothing is downloaded.
+        folder: contains ``config.json``, weights and tokenizer; nothing is downloaded.
     Raises:
         ModelError: it cannot be loaded.
     """

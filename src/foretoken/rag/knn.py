@@ -1,12 +1,12 @@
-"""kNN-LM: the model's distribution mixed with a vote of what followed the nearest contexts of a corpus; and speculation
-on it.
+"""kNN-LM: a mixture of the model's distribution and the next tokens of the nearest contexts of a corpus; and
+speculation on it.
 
-    key     the model's last state of a context, of unit length        value   the token that came next
+    key     the model's last state of a context, of unit length        value   the next token
     distribution     weight * vote + (1 - weight) * model                        the next token is its argmax
 
-Retrieval is for every token. A request remembers entries, and those after them in the corpus (what followed there is
-likely to be wanted next), guesses tokens by the votes of these, and has many of its searches made at once. A guess is
-right if the *token* is, whoever voted for it.
+Retrieval runs for every token. A request caches entries and their successors in the corpus (spatial locality), guesses
+tokens by the votes of these, and batches many searches. A guess is right if its *token* is right, for any set of
+voters.
 
 Letters: N entries, D width, V vocabulary.
 """
@@ -37,16 +37,16 @@ Neighbours = tuple[np.ndarray, np.ndarray]
 
 
 class KnnStore:
-    """What followed each context of a corpus.
+    """The next token of each context of a corpus.
 
     Paper:   Khandelwal et al. 2020, kNN-LM, arXiv:1911.00172.
-    Differs: keys are of unit length, so that a temperature means the same for every model.
+    Differs: keys are unit vectors, so that a temperature has the same meaning for every model.
 
     Args:
         keys: float32 [N, D], of unit length, in the order of the corpus.
         values: int64 [N].
     Raises:
-        InputError: it is empty.
+        InputError: there are no entries.
     """
 
     name = "knn"
@@ -66,7 +66,7 @@ class KnnStore:
     def of(
         cls, target: LanguageModel, passages: Sequence[Passage], report: Callable[[int], None] = lambda count: None
     ) -> KnnStore:
-        """Read passages with the target.
+        """Build the store from passages with the target.
 
         Args:
             report: called with the number of passages so far.
@@ -88,20 +88,20 @@ class KnnStore:
         return cls(np.concatenate(full) if full else keys[0], np.concatenate(values))
 
     def search(self, queries: Sequence[np.ndarray], count: int) -> list[Neighbours]:
-        """The nearest entries to each query, the same however many queries there are."""
+        """Return the nearest entries to each query, independent of the number of queries."""
         distances, found = self._index.search(np.stack(queries), min(count + FURTHER, len(self)))
         return [self._nearest(*each, count) for each in zip(queries, found, distances[:, -1], strict=True)]
 
     def _nearest(self, query: np.ndarray, candidates: np.ndarray, farthest: float, count: int) -> Neighbours:
-        """The nearest of all entries.
+        """Return the nearest of all entries.
 
         Equal contexts have equal keys, so any number of entries may tie with the last neighbour, and faiss rounds a
-        distance differently for one query and for many. Where an entry that was not found may be as near as the last
-        neighbour, a second search takes in all that may.
+        distance differently for one query and for many. If an entry outside of the candidates may be as near as the
+        last neighbour, a second search includes all such entries.
 
         Args:
-            candidates: the entries that faiss found.
-            farthest: the largest of their distances, as faiss rounds it.
+            candidates: the entries from faiss.
+            farthest: the largest of their distances, with faiss's rounding.
         """
         found = self.nearest(query, candidates, count)
         if len(candidates) < len(self):
@@ -112,13 +112,13 @@ class KnnStore:
         return found
 
     def nearest(self, query: np.ndarray, numbers: np.ndarray, count: int) -> Neighbours:
-        """The nearest of some entries; each distance is computed for itself, equal ones are ordered by number."""
+        """Return the nearest of some entries; each distance is computed alone, and equal ones are ordered by number."""
         distances = np.square(self.keys[numbers] - query).sum(axis=1)
         order = np.lexsort((numbers, distances))[:count]
         return numbers[order], distances[order]
 
     def token(self, logits_V: np.ndarray, neighbours: Neighbours, config: RagConfig) -> int:
-        """The argmax of the mixed distribution, in float64."""
+        """Return the argmax of the mixed distribution, in float64."""
         numbers, distances = neighbours
         law_V = np.exp(logits_V - logits_V.max())
         law_V *= (1.0 - config.weight) / law_V.sum()
@@ -128,14 +128,14 @@ class KnnStore:
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
-    """Rows of length 1."""
+    """Return rows of length 1."""
     found: np.ndarray = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
     return found.astype(np.float32)
 
 
 @dataclass(slots=True)
 class _Step:
-    """A token that is guessed, and what it was guessed by."""
+    """A guessed token, and the entries that voted for it."""
 
     query: np.ndarray
     logits_V: np.ndarray
@@ -144,13 +144,13 @@ class _Step:
 
 
 class KnnRun:
-    """Writes answers by kNN-LM.
+    """Generates answers by kNN-LM.
 
     Args:
-        store: entries.
-        states: the target's last ones; its span is the shelf's.
-        strides: of all requests.
-        config: options.
+        store: the entries.
+        states: the target's last hidden states; with the shelf's span.
+        strides: shared by all requests.
+        config: the options.
     """
 
     def __init__(self, store: KnnStore, states: LastStates, strides: Strides, config: RagConfig) -> None:
@@ -160,10 +160,10 @@ class KnnRun:
         self._config = config
 
     def sequential(self, session: Session) -> None:
-        """One search for every token.
+        """Generate with one search per token.
 
         Raises:
-            SearchFailed: a search failed, and the config says that this ends the request.
+            SearchFailed: a search failed, and the config ends the request in that case.
         """
         while not session.finished:
             query, logits_V = self._read(session)
@@ -175,12 +175,12 @@ class KnnRun:
             session.append(self._store.token(logits_V, neighbours, self._config))
 
     def ralmspec(self, session: Session) -> None:
-        """One search for many tokens that were guessed; the text of :meth:`sequential`.
+        """Generate with one search for many guessed tokens; the text equals that of :meth:`sequential`.
 
         Paper:   arXiv:2401.14021, section 5.4: spatial locality, and a guess is right if its token is.
-        Differs: the first token is searched for alone, as nothing is known yet.
+        Differs: the first search is for one token, since the cache is empty.
         Raises:
-            SearchFailed: a search failed, and the config says that this ends the request.
+            SearchFailed: a search failed, and the config ends the request in that case.
         """
         known: np.ndarray = np.zeros(0, np.int64)
         while not session.finished:
@@ -205,7 +205,7 @@ class KnnRun:
                 session.counts.rollbacks += right < len(steps)
 
     def _guess(self, session: Session, known: np.ndarray) -> _Step:
-        """Append the token that the known entries vote for; any one, where there are none."""
+        """Append the token with the most votes of the known entries; an arbitrary one without entries."""
         began = time.perf_counter()
         length = session.length
         query, logits_V = self._read(session)
@@ -218,7 +218,7 @@ class KnnRun:
         return _Step(query, logits_V, token, length)
 
     def _judge(self, session: Session, steps: Sequence[_Step], found: Sequence[Neighbours]) -> int:
-        """Correct the first wrong token; how many before it are right."""
+        """Correct the first wrong token; return the number of right ones before it."""
         for number, (step, neighbours) in enumerate(zip(steps, found, strict=True)):
             token = self._store.token(step.logits_V, neighbours, self._config)
             if token != step.token:
@@ -228,14 +228,14 @@ class KnnRun:
         return len(steps)
 
     def _with_neighbours(self, found: Sequence[Neighbours]) -> np.ndarray:
-        """The entries that were found, and those after each in the corpus."""
+        """Add the found entries, and those after each in the corpus."""
         numbers = np.concatenate([numbers for numbers, _ in found])
         reach = np.arange(self._config.locality + 1)
         entries: np.ndarray = (numbers[:, None] + reach).ravel()
         return entries[entries < len(self._store)]
 
     def _read(self, session: Session) -> tuple[np.ndarray, np.ndarray]:
-        """The query and the logits of the next token."""
+        """Return the query and the logits of the next token."""
         began = time.perf_counter()
         output: Output = session.follow(NO_PASSAGE)
         query = unit(self._states.of(output, [-1]).numpy())[0]
@@ -255,7 +255,7 @@ class KnnRun:
         return found
 
     def _go_on_without(self, session: Session, failure: SearchFailed, logits_V: np.ndarray) -> None:
-        """The rest by the model alone, if the config says so."""
+        """Generate the rest with the model alone, if the config allows it."""
         if self._config.on_failure == "error":
             raise failure
         session.counts.failed = str(failure)

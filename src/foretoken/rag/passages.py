@@ -1,4 +1,4 @@
-"""What can be retrieved: passages, each text once."""
+"""Passages to retrieve, without duplicate texts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from foretoken.data.readers import read_placed_records
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One passage; its number in the list is what retrievers call it.
+    """One passage; retrievers identify it by its index in the list.
 
     Attributes:
-        name: of the record.
-        text: with its title, where it has one.
+        name: the record's id.
+        text: the text, after its title if there is one.
     """
 
     name: str
@@ -25,25 +25,25 @@ class Passage:
 
 
 def read_passages(path: Path) -> list[Passage]:
-    """The records of a JSON Lines file with ``text``, and perhaps ``id`` and ``title``; of equal texts the first.
+    """Read a JSON Lines file with ``text``, and optionally ``id`` and ``title``; keep the first of equal texts.
 
     Raises:
-        InputError: the file cannot be used, or holds no passage.
+        InputError: the file is not usable, or has no passage.
     """
     found: dict[str, Passage] = {}
     for number, (place, record) in enumerate(read_placed_records(path, ("text",))):
         text, title = record["text"], record.get("title")
         if not isinstance(text, str) or not text.strip():
-            raise InputError(f"{place}: field 'text' must be a string with something in it")
+            raise InputError(f"{place}: field 'text' must be a non-empty string")
         text = f"{title}\n{text}" if isinstance(title, str) and title else text
         found.setdefault(text, Passage(str(record.get("id", number)), text))
     if not found:
-        raise InputError(f"{path}: no passages in this file: write one JSON object a line, with 'text'")
+        raise InputError(f"{path}: no passages in this file: write one JSON object per line, with 'text'")
     return list(found.values())
 
 
 def digest(passages: Iterable[Passage]) -> str:
-    """A fingerprint of the texts in their order."""
+    """Return a fingerprint of the texts in their order."""
     state = hashlib.sha256()
     for passage in passages:
         state.update(hashlib.sha256(passage.text.encode()).digest())

@@ -1,10 +1,10 @@
-"""RaLMSpec: guess the passages from what the request has seen, write on, and verify many guesses by one search.
+"""RaLMSpec: guess passages from the request's cache, continue to generate, and verify many guesses with one search.
 
-passage   d (known)     guess 1      guess 2                    all found by the searches of a request are cached
+passage   d (known)     guess 1      guess 2                    the results of a request's searches are cached
 text      k tokens      k tokens     k tokens   k tokens ...    a guess is the best of the cache
 queries             q1           q2         q3
-                    └────── one search ─────┘  next to it: one step more
-verify    best(q1) == guess 1?   best(q2) == guess 2?   …       from the first wrong one on the text is cut
+                    └────── one search ─────┘  meanwhile: one more step
+verify    best(q1) == guess 1?   best(q2) == guess 2?   …       the text is cut at the first wrong one
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from foretoken.rag.stride import Strides
 
 @dataclass(slots=True)
 class _Guess:
-    """A passage that is guessed for the text after a query, and where that text begins."""
+    """A guessed passage for the text after a query, and the position of that text."""
 
     query: Any
     passage: int
@@ -30,11 +30,11 @@ class _Guess:
 
 
 class _Run:
-    """One request under way.
+    """One running request.
 
     Args:
         session, searcher, strides, config: see :func:`run`.
-        seen: what the first search has found.
+        seen: results of the first search.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class _Run:
         self._searcher = searcher
         self._strides = strides
         self._config = config
-        self._cache: dict[int, None] = {}  # passages, in the order in which they were found
-        self.passage = seen[0]  # that the next step is written under
-        self.verified = seen[0]  # that verified text was written under last, or may go on under
+        self._cache: dict[int, None] = {}  # passages, in the order of retrieval
+        self.passage = seen[0]  # passage of the next step
+        self.verified = seen[0]  # passage of the last verified text, or of its continuation
         self.remember(seen)
 
     def remember(self, found: list[int]) -> None:
         self._cache.update(dict.fromkeys(found[: self._config.prefetch]))
 
     def step(self) -> _Guess | None:
-        """Write under the present passage and guess the next; None where the text is finished."""
+        """Generate with the current passage and guess the next one; None at the end of the text."""
         session, began = self._session, time.perf_counter()
         session.decode(self.passage, self._config.every)
         guess = None
@@ -65,14 +65,14 @@ class _Run:
         return guess
 
     def round(self, begun: list[_Guess]) -> list[_Guess] | None:
-        """Guess, verify, and cut what was wrong.
+        """Guess, verify, and cut the text at the first wrong guess.
 
         Args:
-            begun: the guess after a step that was written next to the last search; its text is verified already.
+            begun: the guess after a step made during the last search; its text is already verified.
         Returns:
-            what the next round begins with; None at the end of the text.
+            the first guess of the next round; None at the end of the text.
         Raises:
-            SearchFailed: the text is cut to what was verified.
+            SearchFailed: the text is cut to its verified part.
         """
         session, stride = self._session, self._strides.next()
         session.counts.strides.append(stride)
@@ -83,7 +83,7 @@ class _Run:
                 guesses.append(guess)
         if not guesses:
             return None
-        # the guess after the last step has led to no text yet, unless one is written next to the search
+        # the guess after the last step has no text yet, unless a step runs during the search
         steps = len(session.counts.passages)
         pending = self._searcher.begin(session, [guess.query for guess in guesses])
         beside = not session.finished and self._config.asynchronous
@@ -99,7 +99,7 @@ class _Run:
     def _judge(
         self, guesses: list[_Guess], found: list[list[int]], extra: _Guess | None, written: int
     ) -> list[_Guess] | None:
-        """Compare; ``written`` steps stand after the last guess."""
+        """Compare guesses and results; ``written`` steps follow the last guess."""
         session = self._session
         for each in found:
             self.remember(each)
@@ -119,22 +119,22 @@ class _Run:
         return [] if extra is None else [extra]
 
     def _cut(self, guesses: list[_Guess], wrong: int, written: int) -> None:
-        """Cut the text to where the first wrong guess was made."""
+        """Cut the text at the first wrong guess."""
         finished_behind_guess = self._session.finished and not written
         steps = len(guesses) - 1 - wrong + written + finished_behind_guess
         self._session.roll_back(guesses[wrong].length, steps)
 
 
 def run(session: Session, searcher: Searcher, strides: Strides, config: RagConfig) -> None:
-    """Write a whole answer: the text of ``sequential.run`` with the same retriever.
+    """Generate a whole answer: the text equals that of ``sequential.run`` with the same retriever.
 
     Paper:   Zhang et al. 2024, RaLMSpec, arXiv:2401.14021: speculative retrieval with prefetching, the optimal stride
              and asynchronous verification.
-    Exact:   the same text as the baseline's: every query whose passage led to text is verified before it is returned.
-    Differs: passages are compared by number, not by text. The step next to the search is real and runs on the calling
+    Exact:   the text equals the baseline's: every passage used for text is verified before the text is returned.
+    Differs: passages are compared by number, not by text. The step during the search is real and runs on the calling
              thread. Its guess enters the next round's search.
     Raises:
-        SearchFailed: a search failed, and the config says that this ends the request; the verified text stays.
+        SearchFailed: a search failed, and the config ends the request in that case; the verified text stays.
     """
     passage = NO_PASSAGE
     try:

@@ -1,11 +1,11 @@
-"""Retrievers: passages to a query, best first, and the same order again for a few of them that are remembered.
+"""Retrievers: passages for a query, best first, and the same order for a few cached ones.
 
     search    all passages   ──► the WIDTH best, by (-score, number)
     best_of   some of them   ──► the best, by the same scores to the last bit
 
-That is what speculation rests on: whenever the best of all is among the remembered ones, it is the best of these, too
-(with an approximate index: nearly whenever; verification repairs the rest). A search always looks for ``WIDTH``
-results, whoever asks and for how many queries at once, so that nobody finds another first one.
+Speculation relies on this: if the best of all passages is among the cached ones, it is the best of these, too (with an
+approximate index almost always; verification corrects the rest). A search always computes ``WIDTH`` results, for both
+methods and any number of queries, so that the first result does not depend on them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from foretoken.rag.encoders import Encoder
 from foretoken.rag.passages import Passage
 
 _WORD = re.compile(r"\w+")
-# queries from which faiss multiplies matrices (a setting of the process): one product costs as much as two scans, of
-# however many queries it is; by itself faiss 1.15 scans once for each of up to 128,000
+# number of queries from which faiss multiplies matrices (a setting of the process): one product costs as much as two
+# scans, for any number of queries; the default of faiss 1.15 scans once per query for up to 128,000
 _AS_PRODUCT = 3
-_LINKS, _CONSTRUCTION, _CANDIDATES = 64, 40, 64  # HNSW; the last must not be below WIDTH
+_LINKS, _CONSTRUCTION, _CANDIDATES = 64, 40, 64  # parameters of HNSW; the last must be at least WIDTH
 
 
 class Retriever(Protocol):
@@ -41,34 +41,34 @@ class Retriever(Protocol):
     size: int
 
     def query(self, text: str) -> Any:
-        """What a text is searched by; made once, and used for all."""
+        """Encode a text for the search; the result is reused."""
         ...
 
     def search(self, queries: Sequence[Any]) -> list[list[int]]:
-        """For each query the numbers of the ``WIDTH`` best passages (or of all there are), best first."""
+        """Return for each query the numbers of the ``WIDTH`` best passages (or of all, if fewer), best first."""
         ...
 
     def best_of(self, query: Any, numbers: Sequence[int]) -> int:
-        """The best of some passages, at least one."""
+        """Return the best of some passages, at least one."""
         ...
 
 
 class DenseRetriever:
-    """Inner products of unit vectors by faiss, exactly (``flat``) or over a graph (``hnsw``).
+    """Dense retrieval: inner products of unit vectors by faiss, exact (``flat``) or over a graph (``hnsw``).
 
-    faiss rounds products in a way that depends on the number of queries and of threads. So its candidates are scored
-    again here, each pair by itself, and equal scores are ordered by number. Where passages beyond the candidates of
-    ``flat`` may tie with the last result (copies of one text), a second search takes in all of them. A walk over the
-    graph of ``hnsw`` is made for each query alone, so it is always the same.
+    The rounding in faiss depends on the number of queries and of threads. This class therefore scores its candidates
+    again, each pair alone, and orders equal scores by number. If passages outside of the candidates of ``flat`` may tie
+    with the last result (copies of one text), a second search includes all of them. The graph of ``hnsw`` is searched
+    for each query alone, so the result is always the same.
 
     Args:
         name: "flat" or "hnsw".
         vectors: float32 [N, D].
-        encoder: of queries; the vectors are its.
-        graph: file that the graph of ``hnsw`` is kept in: it is built once, by one thread. None: not kept.
+        encoder: encodes queries; it has encoded the vectors.
+        graph: file for the graph of ``hnsw``, which one thread builds once. None: not stored.
     Raises:
         ConfigError: faiss is not installed.
-        InputError: there are no vectors, or ``graph`` is of another number of them.
+        InputError: there are no vectors, or ``graph`` has another number of them.
     """
 
     def __init__(self, name: str, vectors: np.ndarray, encoder: Encoder, graph: Path | None = None) -> None:
@@ -98,17 +98,17 @@ class DenseRetriever:
         return self._ranked(query, numbers)[0]
 
     def _best(self, query: np.ndarray, candidates: np.ndarray, least: float) -> list[int]:
-        """The ``WIDTH`` best passages of all.
+        """Return the ``WIDTH`` best passages of all.
 
         Args:
-            candidates: those that faiss found.
-            least: the lowest of their scores, as faiss rounds it.
+            candidates: the passages from faiss.
+            least: the lowest of their scores, with faiss's rounding.
         """
         ranked = self._ranked(query, candidates.tolist())[:WIDTH]
         if len(candidates) < self.size:
             last = float(np.dot(self._vectors[ranked[-1]], query))
             bound = last - rounding(len(query), self._longest * float(np.linalg.norm(query)))
-            if least >= bound:  # a passage that was not found may be as good
+            if least >= bound:  # a passage outside of the candidates may be as good
                 _, _, wide = self._index.range_search(query[None], bound)
                 ranked = self._ranked(query, wide.tolist())[:WIDTH]
         return ranked
@@ -121,8 +121,8 @@ class DenseRetriever:
 class Bm25Retriever:
     """BM25 by bm25s, over words in lower case.
 
-    Its own selection orders equal scores anyhow; here they are ordered by number. A query without a known word finds
-    the first passages.
+    bm25s orders equal scores arbitrarily; this class orders them by number. A query without a known word returns the
+    first passages.
 
     Args:
         passages: at least one.
@@ -157,7 +157,7 @@ class Bm25Retriever:
         return min(numbers, key=lambda number: (-self.score(query, number), number))
 
     def score(self, query: list[int], number: int) -> float:
-        """Of one passage: its postings, added up in the order of the query as bm25s adds them."""
+        """Score one passage: sum its postings in the order of the query, like bm25s."""
         total = np.float32(0.0)
         for word in query:
             begin, end = self._begins[word], self._begins[word + 1]
@@ -180,15 +180,15 @@ class Bm25Retriever:
 
 
 def words(text: str) -> list[str]:
-    """What BM25 counts."""
+    """Split a text into BM25's terms."""
     return _WORD.findall(text.lower())
 
 
 def load_faiss() -> Any:
-    """The package, or how to get it.
+    """Import the package.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: it is not installed; the message has the command.
     """
     try:
         import faiss
@@ -199,7 +199,7 @@ def load_faiss() -> Any:
 
 
 def rounding(width: int, size: float) -> float:
-    """The largest difference of two float32 sums of the same ``width`` products, whose magnitudes sum to ``size``."""
+    """Bound the difference of two float32 sums of the same ``width`` products with magnitudes that sum to ``size``."""
     return (width + 4) * float(np.finfo(np.float32).eps) * size
 
 
@@ -217,12 +217,12 @@ def _graph(vectors: np.ndarray, path: Path | None) -> Any:
         except RuntimeError as error:
             raise InputError(f"{path}: damaged ({str(error).splitlines()[0][:120]}); remove it") from None
         if (index.ntotal, index.d) != vectors.shape:
-            raise InputError(f"{path}: a graph of {index.ntotal} vectors, and there are {len(vectors)}: remove it")
+            raise InputError(f"{path}: a graph of {index.ntotal} vectors, but there are {len(vectors)}: remove it")
     else:
         threads = faiss.omp_get_max_threads()
         index = faiss.IndexHNSWFlat(vectors.shape[1], _LINKS, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = _CONSTRUCTION
-        faiss.omp_set_num_threads(1)  # many threads insert in no fixed order
+        faiss.omp_set_num_threads(1)  # several threads would insert in a random order
         try:
             index.add(vectors)
         finally:

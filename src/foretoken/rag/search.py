@@ -1,4 +1,4 @@
-"""A search next to the decoding, on a thread of its own; one that hangs or raises is the request's failure alone."""
+"""A search concurrent with decoding, on its own thread; a search that hangs or raises fails only its request."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Found = TypeVar("Found")
 
 
 class SearchFailed(RequestError):
-    """A search raised or took too long."""
+    """A search raised an error or took too long."""
 
 
 class Pending(Generic[Found]):
-    """A search under way. Its thread owns nothing of the request: a late result is dropped with this object.
+    """A running search. Its thread shares no state with the request: a late result is dropped with this object.
 
     Args:
         search: called on the thread.
-        queries: for it.
+        queries: its argument.
     """
 
     def __init__(self, search: Callable[[Sequence[object]], Found], queries: Sequence[object]) -> None:
@@ -36,19 +36,19 @@ class Pending(Generic[Found]):
             began = time.perf_counter()
             try:
                 self._found.append(search(queries))
-            except Exception as error:  # a retriever raises whatever it likes
+            except Exception as error:  # a retriever may raise any error
                 self._error = error
             self.seconds = time.perf_counter() - began
             self._done.set()
 
-        # daemonic: one that hangs must not keep the process from ending
+        # a daemon thread, so that a hanging search does not keep the process alive
         threading.Thread(target=run, name="search", daemon=True).start()
 
     def result(self, timeout: float | None, counts: Counts) -> Found:
-        """Wait for it.
+        """Wait for the result.
 
         Raises:
-            SearchFailed: it raised, or was not done within so many seconds from now.
+            SearchFailed: it raised an error, or exceeded the time limit, counted from now.
         """
         began = time.perf_counter()
         done = self._done.wait(timeout)

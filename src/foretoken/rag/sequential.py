@@ -1,4 +1,4 @@
-"""Iterative retrieval-augmented generation: search, write a few tokens under the best passage, search again."""
+"""Iterative retrieval-augmented generation: search, generate a few tokens with the best passage, search again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from foretoken.rag.stride import Strides
 
 
 class Searcher:
-    """Makes queries of a session and has them searched.
+    """Creates queries from a session and runs their searches.
 
     Args:
-        retriever: of all requests.
-        strides: learns what a search costs.
-        config: for the timeout.
+        retriever: shared by all requests.
+        strides: records the cost of searches.
+        config: sets the timeout.
     """
 
     def __init__(self, retriever: Retriever, strides: Strides, config: RagConfig) -> None:
@@ -27,7 +27,7 @@ class Searcher:
         self._timeout = config.timeout
 
     def query(self, session: Session) -> Any:
-        """Of the text as it stands."""
+        """Return the query for the current text."""
         began = time.perf_counter()
         found = self.retriever.query(session.query_text())
         session.counts.encode_seconds += time.perf_counter() - began
@@ -40,28 +40,28 @@ class Searcher:
         return Pending(self.retriever.search, queries)
 
     def result(self, session: Session, pending: Pending[list[list[int]]]) -> list[list[int]]:
-        """Its result.
+        """Return the result of a search.
 
         Raises:
-            SearchFailed: it raised, or took too long.
+            SearchFailed: it raised an error, or took too long.
         """
         found = pending.result(self._timeout, session.counts)
         self._strides.searched(pending.num_queries, pending.seconds)
         return found
 
     def first(self, session: Session) -> list[int]:
-        """What one search finds for the text as it stands, best first."""
+        """Return the passages for the current text, best first."""
         return self.result(session, self.begin(session, [self.query(session)]))[0]
 
 
 def run(session: Session, searcher: Searcher, config: RagConfig) -> None:
-    """Write a whole answer.
+    """Generate a whole answer.
 
     Paper:   the baseline of arXiv:2401.14021 (RaLMSeq), after In-Context RALM, arXiv:2302.00083.
-    Differs: keys and values are kept where the text before them stays (session.py); the paper's code reads everything
-             again at every step.
+    Differs: keys and values are reused if the text before them is unchanged (session.py); the paper's code recomputes
+             all of them at every step.
     Raises:
-        SearchFailed: a search failed, and the config says that this ends the request.
+        SearchFailed: a search failed, and the config ends the request in that case.
     """
     passage = NO_PASSAGE
     while not session.finished:
@@ -74,10 +74,10 @@ def run(session: Session, searcher: Searcher, config: RagConfig) -> None:
 
 
 def go_on_without(session: Session, passage: int, failure: SearchFailed, config: RagConfig) -> None:
-    """Write the rest under one passage, if the config says so.
+    """Generate the rest with one passage, if the config allows it.
 
     Raises:
-        SearchFailed: it does not.
+        SearchFailed: the config does not allow it.
     """
     if config.on_failure == "error":
         raise failure

@@ -1,10 +1,10 @@
-"""One request's text, and the keys and values of it under each passage that it was written under.
+"""One request's text, and its keys and values after each of its passages.
 
-    slot of passage 7    [start][passage 7][question, answer …]        the same text, read once for each passage;
-    slot of passage 3    [start][passage 3][question, answer …]        what is common with the last time stays
+    slot of passage 7    [start][passage 7][question, answer …]        the same text, computed once for each passage;
+    slot of passage 3    [start][passage 3][question, answer …]        the prefix in common with the last use stays
 
-The baseline and the speculative method use the same session, so what differs between them is retrieval alone. Slots
-stay after a request (the oldest are given up first): the next one that meets the passage does not read it again.
+The baseline and the speculative method use the same session, so they differ only in retrieval. Slots outlive a request
+(the oldest are evicted first): a later request with the same passage reuses them.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from foretoken.rag.config import RagConfig
 from foretoken.rag.counts import Counts
 
 NO_PASSAGE = -1
-_SLOTS = 6  # passages whose keys and values are kept
+_SLOTS = 6  # maximum passages with stored keys and values
 _MARK = "\x00text\x00"
 
 
 class Shelf:
-    """Slots of one cache, a passage each.
+    """Slots of one KV cache, one per passage.
 
     Args:
-        target: whose keys and values.
-        span: hidden states that forwards keep; None: none.
+        target: the model of the keys and values.
+        span: hidden states that forwards record; None: none.
     """
 
     def __init__(self, target: LanguageModel, span: Span | None = None) -> None:
         self.target = target
         self._span = span
         self._cache = target.new_cache(_SLOTS)
-        self._slots: OrderedDict[int, tuple[int, list[int]]] = OrderedDict()  # passage -> slot, what it holds
+        self._slots: OrderedDict[int, tuple[int, list[int]]] = OrderedDict()  # passage -> slot and its tokens
 
     def read(self, passage: int, tokens: Sequence[int]) -> tuple[Output, int]:
-        """What follows these tokens, and how many of them did not have to be read."""
+        """Return the logits after these tokens, and the number of tokens that were already in the cache."""
         slot, held = self._slots.pop(passage, (None, []))
         if slot is None:
             if not self._cache.free_slots:
@@ -64,7 +64,7 @@ class Shelf:
         return output, kept
 
     def extend(self, passage: int, token: int) -> Output:
-        """What follows the passage's slot and one more token."""
+        """Return the logits after the passage's slot and one more token."""
         slot, held = self._slots[passage]
         self._cache.reserve(slot, 1)
         batch = PackedBatch()
@@ -75,7 +75,7 @@ class Shelf:
         return output
 
     def clear(self) -> None:
-        """Forget all passages."""
+        """Remove all passages."""
         while self._slots:
             self._cache.release(self._slots.popitem()[1][0])
 
@@ -91,13 +91,14 @@ def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a prompt is put together, in tokens: start, passage, question.
+    """The parts of a prompt, in tokens: start, passage, question.
 
-    A passage and what is after it are tokenised apart, so that the question's tokens do not depend on the passage.
+    A passage and the text after it are tokenised separately, so that the question's tokens do not depend on the
+    passage.
 
     Attributes:
         tokenizer: the target's.
-        before, after: of the text in the chat template, or empty.
+        before, after: the chat template's text around the prompt, or empty.
     """
 
     tokenizer: Any
@@ -106,7 +107,7 @@ class Layout:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Layout:
-        """By the chat template, if there is one; else a passage and a text to go on from."""
+        """Use the chat template, if there is one; else a passage and a text to continue."""
         if not getattr(tokenizer, "chat_template", None):
             return cls(tokenizer, "", "")
         text = tokenizer.apply_chat_template(
@@ -116,13 +117,13 @@ class Layout:
         return cls(tokenizer, before, after)
 
     def head(self, passage: str | None, most: int) -> list[int]:
-        """What lies before the question, with ``most`` tokens of a passage at most."""
+        """Return the tokens before the question, with at most ``most`` tokens of a passage."""
         start = self._ids(self.before) or self._start()
         body = [] if passage is None else self._ids(plain(passage))[:most]
         return [*start, *body, *(self._ids("\n\n") if body else [])]
 
     def question(self, text: str) -> list[int]:
-        """The question, and what makes the model answer it."""
+        """Return the question, and the text that starts the answer."""
         return self._ids((f"Question: {plain(text)}" if self.after else plain(text)) + self.after)
 
     def _ids(self, text: str) -> list[int]:
@@ -133,18 +134,18 @@ class Layout:
 
 
 class Session:
-    """A request while it is written, greedily.
+    """A running request, decoded greedily.
 
     Args:
-        shelf: of the process.
-        layout: of prompts.
+        shelf: the process's slots.
+        layout: the parts of prompts.
         text_of: number of a passage -> its text.
-        question: as the user wrote it.
-        config: for the lengths of passages and queries.
-        max_tokens: of the answer.
-        ignore_eos: go on past the model's own end of text.
+        question: the user's text.
+        config: sets the lengths of passages and queries.
+        max_tokens: maximum tokens of the answer.
+        ignore_eos: continue after the model's own end of text.
     Raises:
-        InputError: the question and its answer do not fit into the context, with a passage of one token.
+        InputError: question and answer exceed the context, even with a passage of one token.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class Session:
         self._body_rows = 0
         if self._room < 1:
             raise InputError(
-                f"a question of {len(self._body)} tokens and an answer of {max_tokens} leave no room for a passage: "
+                f"a question of {len(self._body)} tokens and an answer of {max_tokens} leave no tokens for a passage: "
                 f"the context holds {shelf.target.max_length}; shorten the question, or lower --max-tokens"
             )
 
@@ -186,17 +187,17 @@ class Session:
 
     @property
     def answer(self) -> list[int]:
-        """What has been written."""
+        """The text generated so far."""
         return self._body[len(self._question) :]
 
     def query_text(self) -> str:
-        """The last tokens as text: a function of their ids, and of nothing else."""
+        """Return the last tokens as text: a function of their ids only."""
         ids = self._body[-self._config.query_tokens :]
         text: str = self._layout.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def decode(self, passage: int, count: int) -> None:
-        """Write tokens under a passage: ``count``, or fewer to the end."""
+        """Generate tokens with a passage: ``count``, or fewer at the end."""
         began = time.perf_counter()
         self.counts.steps += 1
         self.counts.passages.append(passage)
@@ -211,7 +212,7 @@ class Session:
         self.counts.decode_seconds += time.perf_counter() - began
 
     def follow(self, passage: int) -> Output:
-        """What follows the text under a passage; reads what was not read under it."""
+        """Return the logits after the text with a passage; computes only the missing rows."""
         head = self._head(passage)
         output, kept = self._shelf.read(passage, [*head, *self._body])
         fresh = len(head) + len(self._body) - kept
@@ -222,25 +223,25 @@ class Session:
         return output
 
     def append(self, token: int) -> None:
-        """Take a token; the end of the text or its limit finishes the request."""
+        """Append a token; the end of the text or its limit finishes the request."""
         self._body.append(token)
         self.ended = token in self._end_ids
         self.finished = self.ended or len(self.answer) >= self._max_tokens
 
     @property
     def length(self) -> int:
-        """Tokens of the answer."""
+        """The tokens of the answer."""
         return len(self._body) - len(self._question)
 
     def roll_back(self, length: int, steps: int) -> None:
-        """Cut the answer to ``length`` tokens, and forget the last ``steps`` steps."""
+        """Cut the answer to ``length`` tokens, and remove the last ``steps`` steps."""
         self.counts.discarded_tokens += self.length - length
         del self._body[len(self._question) + length :]
         del self.counts.passages[len(self.counts.passages) - steps :]
         self.finished = self.ended = False
 
     def close(self) -> None:
-        """Settle the counts."""
+        """Complete the counts."""
         self.counts.recomputed_rows = max(0, self._body_rows - (len(self._body) - 1))
 
     def _next(self, passage: int) -> Output:

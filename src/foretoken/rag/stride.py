@@ -1,32 +1,32 @@
-"""How many steps to guess before a search verifies them (OS3), from measured costs and the share of right guesses.
+"""The number of steps to guess before a search verifies them (OS3), from measured costs and the rate of right guesses.
 
-a            seconds of one step: ``every`` tokens, and a look into the cache
+a            seconds of one step: ``every`` tokens, and a cache lookup
 b0 + b1 s    seconds of one search of s queries
-gamma        chance that a guess is right
+gamma        probability that a guess is right
 
-steps that stand   (1 - gamma^s) / (1 - gamma)        of them per second: what is maximised
-seconds            s a + b(s)                         in a row
-                   (s - 1) a + max(a, b(s))           with one step next to the search, if all guesses are right
+verified steps     (1 - gamma^s) / (1 - gamma)        their number per second is maximised
+seconds            s a + b(s)                         sequential
+                   (s - 1) a + max(a, b(s))           with one step during the search, if all guesses are right
 """
 
 from __future__ import annotations
 
 from foretoken.rag.config import MOST_STRIDE
 
-_KEEPS = 0.9  # of older observations, at each new one
-_PRIOR = 1.0  # right and wrong guesses before any
+_KEEPS = 0.9  # weight of older observations, at each new one
+_PRIOR = 1.0  # prior counts of right and wrong guesses
 
 
 def best_stride(
     gamma: float, step: float, search: tuple[float, float], *, asynchronous: bool, most: int = MOST_STRIDE
 ) -> int:
-    """The stride with the most verified steps per second; of equal ones the shortest.
+    """Return the stride with the most verified steps per second; of equal ones the shortest.
 
     Args:
         gamma: below 1.
         step: a.
         search: b0 and b1.
-        asynchronous: whether one step runs next to the search.
+        asynchronous: whether one step runs during the search.
         most: longest stride.
     """
     return max(range(1, most + 1), key=lambda s: (_rate(s, gamma, step, search, asynchronous), -s))
@@ -43,14 +43,14 @@ def _rate(s: int, gamma: float, step: float, search: tuple[float, float], asynch
 
 
 class Strides:
-    """Chooses strides for all requests of a process: no text depends on them.
+    """Chooses strides for all requests of a process. Texts do not depend on the stride.
 
     Paper:   arXiv:2401.14021, the optimal speculation stride scheduler.
-    Differs: b grows with the number of queries, which the paper takes for constant; gamma is the mean of a Beta
+    Differs: b grows with the number of queries; the paper assumes a constant; gamma is the mean of a Beta
              posterior over all guesses instead of the last five rounds', capped at 0.6.
 
     Args:
-        fixed: a stride that is always taken; None adapts, from 1.
+        fixed: a constant stride; None: adaptive, starting with 1.
         asynchronous: see :func:`best_stride`.
     """
 
@@ -63,7 +63,7 @@ class Strides:
 
     @property
     def gamma(self) -> float:
-        """Share of right guesses."""
+        """The rate of right guesses."""
         return self._right / (self._right + self._wrong)
 
     @property
@@ -73,7 +73,7 @@ class Strides:
 
     @property
     def search_seconds(self) -> tuple[float, float]:
-        """b0 and b1: least squares over what was measured, none of them below 0."""
+        """b0 and b1: least squares over the measurements, none of them below 0."""
         if not self._weight:
             return 0.0, 0.0
         s, b = self._s / self._weight, self._b / self._weight
@@ -83,7 +83,7 @@ class Strides:
         return b - slope * s, slope
 
     def next(self) -> int:
-        """The stride of the next round."""
+        """Return the stride of the next round."""
         if self._fixed is not None:
             return self._fixed
         if self._step is None or not self._weight:
@@ -91,11 +91,11 @@ class Strides:
         return best_stride(self.gamma, self._step, self.search_seconds, asynchronous=self._asynchronous)
 
     def stepped(self, seconds: float) -> None:
-        """Take in one step."""
+        """Record one step."""
         self._step = seconds if self._step is None else _KEEPS * self._step + (1.0 - _KEEPS) * seconds
 
     def searched(self, queries: int, seconds: float) -> None:
-        """Take in one search."""
+        """Record one search."""
         for name, value in (
             ("_weight", 1.0),
             ("_s", queries),
@@ -106,6 +106,6 @@ class Strides:
             setattr(self, name, _KEEPS * getattr(self, name) + value)
 
     def judged(self, right: int, wrong: bool) -> None:
-        """Take in how many guesses were right before the first wrong one, if there was one."""
+        """Record the number of right guesses before the first wrong one, if there was one."""
         self._right += right
         self._wrong += wrong

@@ -1,4 +1,4 @@
-"""The face of retrieval-augmented generation: a target, passages, a retriever, and one of two methods.
+"""The interface of retrieval-augmented generation: a target, passages, a retriever, and one of two methods.
 
 rag = Rag(load("zoo:base"), read_passages(Path("passages.jsonl")), retriever="bm25", method="ralmspec")
 for answer in rag.generate(["What is the capital of Chad?"], max_tokens=32):
@@ -39,7 +39,7 @@ class Answer:
 
     Attributes:
         prompt: the question.
-        completion: as of ``LLM.generate``; its promise is "same text" as the sequential method's.
+        completion: as from ``LLM.generate``; its promise is "same text", compared with the sequential method.
         counts: searches, guesses, rollbacks, rows.
     """
 
@@ -59,18 +59,18 @@ class Answer:
 class Rag:
     """Answers questions greedily, with a search every few tokens.
 
-    Both methods write the same text, token for token: on the native decoder because a row's bits depend on its own past
-    only; elsewhere up to ties of the target's two best logits, which rounding may turn.
+    Both methods generate the same text, token for token: in the native decoder because a row's bits depend only on its
+    own past; elsewhere up to near-ties of the target's two best logits, which rounding may swap.
 
     Args:
         target: a loaded model.
-        passages: what can be found; of ``knn`` the corpus.
-        retriever: "flat", "hnsw" (dense vectors by faiss), "bm25" or "knn" (kNN-LM); or one of your own.
+        passages: the passages; for ``knn`` the corpus.
+        retriever: "flat", "hnsw" (dense vectors by faiss), "bm25" or "knn" (kNN-LM); or your own object.
         method: "sequential" or "ralmspec".
         config: further options.
         encoder: of "flat" and "hnsw"; None: the mean of the target's last states.
-        index: folder in which vectors are kept; None: they are made again every time.
-        report: called with the number of passages that have been read, while vectors are made.
+        index: folder that stores vectors; None: they are computed each time.
+        report: called with the number of encoded passages so far.
     Raises:
         ConfigError: an unknown name, an option without effect, or a package that is not installed.
         InputError: there are no passages.
@@ -115,7 +115,7 @@ class Rag:
     def generate(
         self, questions: Sequence[str], *, max_tokens: int = 128, ignore_eos: bool = False
     ) -> Iterator[Answer]:
-        """One answer after the other. A request that fails has finish_reason "error"; the others are not affected.
+        """Yield the answers in order. A failed request has finish_reason "error"; the others are not affected.
 
         Raises:
             ConfigError: ``max_tokens`` is below 1.
@@ -126,7 +126,7 @@ class Rag:
             yield self._answer(question, max_tokens, ignore_eos)
 
     def forget(self) -> None:
-        """Drop the keys and values of all passages, so that nothing that was read helps the next request."""
+        """Drop the keys and values of all passages, so that the next request starts with an empty cache."""
         self._shelf.clear()
 
     @torch.inference_mode()
@@ -139,7 +139,7 @@ class Rag:
                 self._shelf, self._layout, self._text_of, question, self.config, max_tokens, ignore_eos=ignore_eos
             )
             self._write(session)
-        except Exception as failure:  # of this request alone
+        except Exception as failure:  # of this request only
             known = isinstance(failure, RequestError | ValueError)
             error = str(failure) if known else f"{type(failure).__name__}: {failure}"
         seconds = time.perf_counter() - began

@@ -1,9 +1,9 @@
-"""The passages' vectors, made once and kept in a folder.
+"""The passages' vectors, computed once and stored in a folder.
 
 DIR/
   vectors.npy     float32 [N, D]
-  index.json      whose passages, and by which encoder; written last
-  hnsw.faiss      the graph of ``hnsw``, once it was asked for
+  index.json      fingerprints of passages and encoder; written last
+  hnsw.faiss      the graph of ``hnsw``, if it was used
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Report = Callable[[int], None]
 def vectors_of(
     passages: Sequence[Passage], encoder: Encoder, folder: Path | None, report: Report = lambda count: None
 ) -> np.ndarray:
-    """float32 [N, D]: read from a folder, or made, and then kept there.
+    """Read the vectors, float32 [N, D], from a folder, or compute and store them.
 
     Args:
-        folder: None keeps nothing.
+        folder: None: not stored.
     Raises:
-        MismatchError: the folder holds the vectors of other passages or another encoder.
-        InputError: what lies in it is damaged.
+        MismatchError: the folder has the vectors of other passages or of another encoder.
+        InputError: its files are damaged.
         ConfigError: it is a file.
-        ForetokenError: it cannot be written.
+        ForetokenError: it is not writable.
     """
     facts = {"passages": digest(passages), "count": len(passages), "encoder": encoder.name}
     if folder is not None and folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--index {folder}: this is a file; name a folder to make")
+        raise ConfigError(f"--index {folder}: this is a file; name a new folder")
     if folder is not None and (folder / _MANIFEST).is_file():
         return _read(folder, facts)
     rows = []
@@ -75,7 +75,7 @@ def _write(folder: Path, facts: dict[str, object], vectors: np.ndarray) -> None:
         with unfinished.open("wb") as file:
             np.save(file, vectors)
         unfinished.replace(folder / _VECTORS)
-        (folder / GRAPH).unlink(missing_ok=True)  # of what lay there before
+        (folder / GRAPH).unlink(missing_ok=True)  # of the previous contents
     except OSError as error:
         raise ForetokenError(f"--index {folder}: cannot be written ({error.strerror or error})") from None
     write_whole(folder / _MANIFEST, json.dumps(facts, indent=1) + "\n")

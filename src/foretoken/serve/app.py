@@ -1,4 +1,4 @@
-"""The ASGI application: paths, keys, limits, and errors in one form. uvicorn and Ray run the same one."""
+"""The ASGI application: paths, keys, limits, and errors in one form. uvicorn and Ray run the same application."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _NOTHING_FROM_ELSEWHERE = {
 }
 _CODES = {
     400: "bad request",
-    401: "no key, or another one",
-    404: "no such model",
+    401: "missing or wrong key",
+    404: "unknown model",
     408: "sent too slowly",
     413: "too large",
     414: "the path is too long",
@@ -44,7 +44,7 @@ _CODES = {
     500: "the request failed",
     503: "shutting down",
 }
-_BODY_SECONDS, _BODY_RATE = 30.0, 1000.0  # a body may take so long, and a second more for every so many bytes
+_BODY_SECONDS, _BODY_RATE = 30.0, 1000.0  # the time limit of a body, and one more second per this many bytes
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or its events", "content": {"application/json": {}, "text/event-stream": {}}}
 }
@@ -57,9 +57,9 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
     """The application over one model.
 
     Args:
-        service: the model; its loop runs already, and is ended by whoever began it.
-        api_key: what clients must send as a bearer token under ``/v1``; None: nothing.
-        origins: of pages that may use it from a browser; "*": any.
+        service: the model; its loop runs already, and the caller ends it.
+        api_key: the bearer token that clients must send under ``/v1``; None: no key.
+        origins: origins of the pages that may call it from a browser; "*": any.
     """
     app = FastAPI(
         title="Foretoken",
@@ -69,7 +69,7 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
     )
     service.timings.registry.register(LoopCollector(service.loop, service.name))
     app.add_middleware(_Guard, limit=service.limits.body, api_key=api_key)
-    if origins:  # in front of the guard: a page may read why it was refused
+    if origins:  # outermost, so that a page can read the reason of a refusal
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(origins),
@@ -88,7 +88,7 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
 
 
 def _describe(app: FastAPI, *, asks_key: bool) -> None:
-    """Take FastAPI's 422 out of the description: invalid fields are answered with 400. Say where a key is asked."""
+    """Remove FastAPI's 422 from the description, since invalid fields get a 400. Mark the paths that need a key."""
     described = app.openapi()
     for path, methods in described["paths"].items():
         for operation in methods.values():
@@ -104,7 +104,7 @@ def _describe(app: FastAPI, *, asks_key: bool) -> None:
 def _add_paths(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", summary="Answer a conversation", tags=["openai"], responses=_STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
-        asked = await asyncio.to_thread(Chat, service, body)  # templates, tokens and grammars take their time
+        asked = await asyncio.to_thread(Chat, service, body)  # templates, tokens and grammars take time
         return await _answer(asked, body, request, stream=bool(body.stream))
 
     @app.post("/v1/completions", summary="Continue a text", tags=["openai"], responses=_STREAMED)
@@ -114,7 +114,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
 
     @app.post(
         "/v1/responses",
-        summary="Make a response, without a memory of earlier ones",
+        summary="Create a response, stateless",
         tags=["openai"],
         responses=_STREAMED,
     )
@@ -125,7 +125,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
     async def _answer(asked: Any, body: Ignored, request: Request, *, stream: bool) -> Response:
         headers = {"x-request-id": asked.id} | ({_IGNORED: ",".join(body.ignored)} if body.ignored else {})
         if stream:
-            # the first event is waited for: what is refused is refused with a status
+            # wait for the first event, so that a refusal still sets the HTTP status
             events = await unless_gone(request.receive, first_of(asked.events()))
             if events is None:
                 return Response(status_code=CLIENT_GONE)
@@ -149,11 +149,11 @@ def _add_paths(app: FastAPI, service: Service) -> None:
             "promise": llm.recipe.promise,
         }
 
-    @app.get("/v1/models", summary="The model that is served", tags=["openai"])
+    @app.get("/v1/models", summary="The served model", tags=["openai"])
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [model_card()]}
 
-    @app.get("/v1/models/{name:path}", summary="What is known of it", tags=["openai"])
+    @app.get("/v1/models/{name:path}", summary="Properties of a model", tags=["openai"])
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return model_card()
@@ -175,7 +175,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
         return JSONResponse({"status": "ok"})
 
     @app.get(
-        "/metrics", summary="Numbers for Prometheus", tags=["operation"], response_class=Response, responses=_NUMBERS
+        "/metrics", summary="Metrics for Prometheus", tags=["operation"], response_class=Response, responses=_NUMBERS
     )
     async def metrics() -> Response:
         return Response(exposition(service.timings.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -186,7 +186,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
 
 
 class _Guard:
-    """Refuses requests without the key, and what is too large or comes too slowly, before anything is made of it."""
+    """Refuse requests without the key, and requests that are too large or too slow, before parsing them."""
 
     def __init__(self, app: ASGIApp, *, limit: int, api_key: str | None) -> None:
         self._app = app
@@ -197,7 +197,7 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # the host leaves the body out
+        if scope["method"] == "HEAD":  # the host discards the body
             scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         try:
@@ -218,7 +218,7 @@ class _Guard:
             left = began + _BODY_SECONDS + read / _BODY_RATE - monotonic()
             try:
                 message = await asyncio.wait_for(receive(), max(left, 0.0))
-            except asyncio.TimeoutError:  # HTTPException is what FastAPI lets through while it reads a body
+            except asyncio.TimeoutError:  # FastAPI lets only HTTPException through while it reads a body
                 raise HTTPException(408, "the body comes too slowly: send it at once") from None
             read += len(message.get("body", b""))
             whole = not message.get("more_body", False)
@@ -232,7 +232,7 @@ class _Guard:
         assert self._key is not None
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key.strip()):
-            message = "no API key, or another one: send 'Authorization: Bearer KEY'"
+            message = "the API key is missing or wrong: send 'Authorization: Bearer KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def _check_length(self, length: int) -> None:
@@ -280,7 +280,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    words = {404: f"there is no {path}", 405: f"{request.method} is not for {path}"}
+    words = {404: f"there is no {path}", 405: f"{request.method} is not allowed for {path}"}
     told = ApiError(error.status_code, words.get(error.status_code, str(error.detail)), headers=error.headers)
     return told.response()
 

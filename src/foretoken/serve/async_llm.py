@@ -1,4 +1,4 @@
-"""``AsyncLLM``: the engine's loop as an asyncio object."""
+"""``AsyncLLM``: the engine's loop for asyncio."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from foretoken.engine.updates import Update
 from foretoken.options.sampling import SamplingParams
 from foretoken.serve.loop import EngineLoop
 
-_ELSEWHERE = {  # what vLLM's has
+_ELSEWHERE = {  # vLLM's names
     "sampling_params": "it is called params",
-    "request_id": "requests are told apart by the calls themselves: leave it out",
+    "request_id": "the call itself identifies its request: leave it out",
 }
 
 _METHODS = {
     "shutdown": "write 'await llm.close()', or 'async with AsyncLLM(...) as llm:'",
-    "abort": "close the stream, or cancel the task that waits",
+    "abort": "close the stream, or cancel the waiting task",
     "add_request": "generate and stream do so",
-    "get_tokenizer": "it is llm.llm.get_tokenizer()",
+    "get_tokenizer": "use llm.llm.get_tokenizer()",
 }
 
 
 def _arguments(function: Made) -> Made:
-    """Refuse keywords that are not here, as :class:`LLM` does."""
+    """Refuse unknown keywords, like :class:`LLM`."""
     return reject_unknown_keywords(function, _ELSEWHERE)
 
 
@@ -45,9 +45,9 @@ class AsyncLLM:
                 print(delta.text, end="")
 
     Args:
-        model: as for :class:`LLM`, or an ``LLM`` that exists.
-        max_queue: prompts that may wait for a slot; more raise ``Overloaded``.
-        options: of :class:`LLM`.
+        model: as for :class:`LLM`, or an existing ``LLM``.
+        max_queue: maximum number of waiting prompts; more raise ``Overloaded``.
+        options: options of :class:`LLM`.
     Raises:
         ForetokenError: see :class:`LLM`.
     """
@@ -56,17 +56,17 @@ class AsyncLLM:
     def __init__(self, model: str | Path | LLM, *, max_queue: int = 256, **options: Any) -> None:
         limits.check_queue(max_queue)
         if isinstance(model, LLM) and options:
-            raise ConfigError(f"{', '.join(options)}: the LLM that is given has options of its own, leave them out")
+            raise ConfigError(f"{', '.join(options)}: options cannot be set on an existing LLM: leave them out")
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
         self.loop = EngineLoop(self.llm, max_queue=max_queue).start()
 
     @_arguments
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
-        """Complete one prompt. A task that is cancelled ends the request within a step.
+        """Complete one prompt. Cancelling the task ends the request within a step.
 
         Raises:
             InputError, ConfigError: see :meth:`LLM.generate`.
-            Overloaded, Stopped: the loop does not take it.
+            Overloaded, Stopped: the loop refuses it.
         """
         requests = self.llm.new_requests(prompt, self._or_default(params))
         ticket = self.loop.submit(requests, streamed=False)
@@ -84,8 +84,8 @@ class AsyncLLM:
 
     @_arguments
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Update, None]:
-        """Complete one prompt, and yield what is new: after each step, or next to other streams together with them, see
-        ``foretoken.serve.loop``; ``delta.index`` says of which completion.
+        """Complete one prompt, and yield deltas: after each step, or grouped with those of other streams, see
+        ``foretoken.serve.loop``; ``delta.index`` is the number of the completion.
 
         Closing the iterator ends the request within a step. A request that fails ends with a delta that has an
         ``error``.
@@ -108,10 +108,10 @@ class AsyncLLM:
         return self.llm.default_params if params is None else params
 
     async def close(self, seconds: float | None = 0.0) -> None:
-        """Take no more, wait so long for what runs (None: as long as it takes), and end."""
+        """Accept no more requests, wait for running ones (None: no time limit), and end."""
         await asyncio.get_running_loop().run_in_executor(None, self.loop.close, seconds)
 
-    if not TYPE_CHECKING:  # whose readers know what there is
+    if not TYPE_CHECKING:  # hidden from type checkers
 
         def __getattr__(self, name: str) -> Any:
             raise absent(name, _METHODS, owner="AsyncLLM")

@@ -1,9 +1,10 @@
-"""Files of requests in OpenAI's batch format, answered offline: one answer a line, whatever interrupts.
+"""Offline batches of requests in OpenAI's batch format: one answer per line, safe against interruption.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"id": ..., "custom_id": "a", "response": {"status_code": 200, "request_id": ..., "body": {...}}, "error": null}
 
-Answers are appended as they come, in any order; the same command goes on with what has none yet, or an error.
+Answers are appended in the order of completion; the same command resumes with the requests that have no answer or an
+error.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _WAYS: dict[str, tuple[type[Ignored], type[Any]]] = {
     "/v1/responses": (ResponsesRequest, Response),
 }
 _BEGINS = b'{"id": "batch_req'  # of an answer
-_BLOCK = 32  # requests of a block that one of Ray's workers answers
+_BLOCK = 32  # requests in a block for one of Ray's workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,10 @@ class Line:
 
 
 def read(path: Path) -> list[Line]:
-    """The requests of a file.
+    """Read the requests of a file.
 
     Raises:
-        InputError: a line is no request, or its ``custom_id`` is there twice; the line is named.
+        InputError: a line is not a request, or repeats a ``custom_id``; the message names the line.
     """
     found: dict[str, Line] = {}
     try:
@@ -63,7 +64,7 @@ def read(path: Path) -> list[Line]:
             continue
         line = _line(raw, f"{path}, line {number}")
         if line.custom_id in found:
-            raise InputError(f"{path}, line {number}: the custom_id '{line.custom_id}' is there twice")
+            raise InputError(f"{path}, line {number}: the custom_id '{line.custom_id}' is used twice")
         found[line.custom_id] = line
     if not found:
         raise InputError(f"{path} has no requests")
@@ -77,7 +78,7 @@ def _line(raw: bytes, place: str) -> Line:
         said = str(error)
         raise InputError(said if said.startswith(place) else f"{place}: {said}") from None
     if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
-        raise InputError(f"{place}: an object with a text 'custom_id' is meant")
+        raise InputError(f"{place}: the line must be an object with a string 'custom_id'")
     if value.get("method", "POST") != "POST" or value.get("url") not in _WAYS:
         raise InputError(f"{place}: 'url' must be one of {', '.join(_WAYS)}, 'method' POST")
     if not isinstance(value.get("body"), dict):
@@ -86,14 +87,14 @@ def _line(raw: bytes, place: str) -> Line:
 
 
 def answered(path: Path) -> dict[str, bool]:
-    """The requests that a file of answers has already: whether each was answered, or got an error.
+    """Return the requests in a file of answers: True with an answer, False with an error.
 
-    An answer that was torn off in the middle is taken away.
+    An incomplete last answer is removed.
 
     Raises:
-        InputError: it is something else than a file of answers.
+        InputError: the file is not a file of answers.
     """
-    if not path.is_file():  # a pipe or a device remembers nothing
+    if not path.is_file():  # a pipe or a device has no earlier answers
         return {}
     raw = path.read_bytes()
     whole = raw[: raw.rfind(b"\n") + 1]
@@ -103,11 +104,11 @@ def answered(path: Path) -> dict[str, bool]:
             answer = json.loads(line)
             custom_id, fine = answer["custom_id"], _is_fine(answer)
         except (ValueError, KeyError, TypeError):
-            raise InputError(f"{path}, line {number} is no answer of a batch: give another --out") from None
+            raise InputError(f"{path}, line {number} is not an answer of a batch: give another --out") from None
         found[custom_id] = fine or found.get(custom_id, False)
     torn = raw[len(whole) :]
     if torn[: len(_BEGINS)] != _BEGINS[: len(torn)]:
-        raise InputError(f"{path} ends in something that is no answer of a batch: give another --out")
+        raise InputError(f"the end of {path} is not an answer of a batch: give another --out")
     if torn:
         with path.open("r+b") as file:
             file.truncate(len(whole))
@@ -115,7 +116,7 @@ def answered(path: Path) -> dict[str, bool]:
 
 
 def forget_errors(path: Path) -> None:
-    """Take the errors out of a file of answers: their requests are asked again."""
+    """Remove the errors from a file of answers, so that their requests run again."""
     kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_fine(json.loads(line))]
     beside = path.with_name(f"{path.name}.tmp")
     beside.write_bytes(b"".join(kept))
@@ -131,16 +132,16 @@ class Answering:
 
     Args:
         llm: the model.
-        name: what requests call it.
+        name: the model's name in the requests.
     """
 
     def __init__(self, llm: LLM, name: str) -> None:
         self._loop = EngineLoop(llm, max_queue=2**30).start()
         self._service = Service(self._loop, name)
-        self._most = 2 * llm.max_num_seqs  # under way at once: enough that no slot is ever empty
+        self._most = 2 * llm.max_num_seqs  # concurrent requests: enough that no slot is ever empty
 
     async def answers(self, lines: Sequence[Line]) -> AsyncIterator[dict[str, Any]]:
-        """One answer for each request, as they are done.
+        """Yield one answer for each request, in the order of completion.
 
         Raises:
             ForetokenError: the engine has died.
@@ -156,7 +157,7 @@ class Answering:
                 if not running:
                     return
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                if self._loop.failure is not None:  # its answers say so: written, they would be there for ever
+                if self._loop.failure is not None:  # the answers would report it, and stay in the file as final
                     raise ForetokenError(f"the engine has died: {self._loop.failure}")
                 for task in done:
                     yield task.result()
@@ -165,7 +166,7 @@ class Answering:
                 task.cancel()
 
     def close(self) -> None:
-        """End the engine's thread, and what an executor has begun."""
+        """End the engine's thread and the executor's processes."""
         self._loop.close()
         self._loop.llm.close()
 
@@ -174,7 +175,7 @@ class Answering:
         try:
             body = schema.model_validate(line.body)
             if getattr(body, "stream", None):
-                raise ApiError(400, "stream=true makes no sense in a batch: leave it out", param="stream")
+                raise ApiError(400, "stream=true is not supported in a batch: leave it out", param="stream")
             answer, status = await way(self._service, body).answer(), 200
         except ValidationError as error:
             told = invalid(error.errors())
@@ -187,7 +188,7 @@ class Answering:
 
 
 def run(llm: LLM, name: str, lines: Sequence[Line], write: Callable[[dict[str, Any]], None]) -> None:
-    """Answer requests in this process; each answer is written as it is done."""
+    """Answer requests in this process; write each answer when it is complete."""
     answering = Answering(llm, name)
 
     async def work() -> None:
@@ -201,7 +202,7 @@ def run(llm: LLM, name: str, lines: Sequence[Line], write: Callable[[dict[str, A
 
 
 class Worker:
-    """One of Ray's workers: a model, and blocks of requests for it."""
+    """One of Ray's workers: answers blocks of requests with one model."""
 
     def __init__(self, model: str, config: dict[str, Any], name: str, options: dict[str, Any]) -> None:
         self._answering = Answering(LLM(model, speculative_config=config, **options), name)
@@ -226,15 +227,15 @@ def run_on_ray(
     options: dict[str, Any],
     verbose: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Answer requests by workers on a cluster of Ray's (``RAY_ADDRESS``; else one that is begun here).
+    """Answer requests with workers on a Ray cluster (at ``RAY_ADDRESS``, else a new one).
 
-    A worker that dies is replaced, and its block is answered again as a whole: nothing of it had been handed out.
+    A failed worker is replaced, and its whole block is answered again: none of its answers had been returned.
 
     Raises:
         ConfigError: Ray is not installed.
     """
     if not verbose:
-        os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # its loggers look there, each time it runs
+        os.environ.setdefault("RAY_DATA_LOG_LEVEL", "ERROR")  # Ray's loggers check these variables in each run
     from foretoken.serve.cluster import begin, close_own_cluster
 
     close_own_cluster()
@@ -247,7 +248,7 @@ def run_on_ray(
     ray.data.DataContext.get_current().enable_progress_bars = verbose
     items = [{"line": json.dumps({"custom_id": e.custom_id, "url": e.url, "body": e.body})} for e in lines]
     size = min(_BLOCK, -(-len(items) // workers))
-    # the blocks are made here: a task that made them would wait for a core that the workers have
+    # make the blocks here: a task would wait for a core that the workers hold
     blocks = ray.data.from_items(items, override_num_blocks=-(-len(items) // size))
     answers = blocks.map_batches(
         Worker,

@@ -1,7 +1,7 @@
-"""What a client sends, read as JSON and as nothing else.
+"""Strict JSON parsing of request bodies.
 
-Python's reader takes what JSON does not have (NaN, infinite numbers, halves of surrogate pairs), and of a name that is
-given twice the later value. That would be found out while the answer is written, or change it unseen.
+Python's parser accepts NaN, infinite numbers and lone surrogates, which are not JSON, and keeps the later value of a
+duplicate name. Such values would cause an error while the answer is written, or change it silently.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from starlette.responses import Response
 
 from foretoken.serve.errors import ApiError
 
-_DEEPEST = 128  # parts within parts: far above what a schema needs, far below what a reader can follow
+_DEEPEST = 128  # nesting depth: far above that of a schema, far below the parser's recursion limit
 _SUSPECT = re.compile(r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}|[0-9]{300}|\\u[dD][89a-fA-F]")
 
 
 class StrictRoute(APIRoute):
-    """A path whose body is read by :func:`read_json`."""
+    """A route that parses its body with :func:`read_json`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See FastAPI."""
@@ -39,20 +39,20 @@ class StrictRoute(APIRoute):
 
 
 class _Asked(Request):
-    """A request whose body has been read before FastAPI asks for it."""
+    """A request with a parsed body, which FastAPI then uses."""
 
     async def read(self) -> None:
-        # only JSON that says so: browsers send other kinds for pages of any origin, without asking
+        # JSON needs its content type: browsers send other types across origins without a preflight request
         kind = self.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise ApiError(400, "the body must be JSON: send 'Content-Type: application/json'")
         coding = self.headers.get("content-encoding", "identity")
         if coding.lower() != "identity":
-            raise ApiError(400, f"'Content-Encoding: {coding:.40}' is not read here: send the body as it is")
+            raise ApiError(400, f"'Content-Encoding: {coding:.40}' is not supported: send the body without compression")
         try:
             body = await self.body()
         except ClientDisconnect:
-            raise ApiError(400, "the body ends too early") from None
+            raise ApiError(400, "the body is incomplete") from None
         self._value = read_json(body) if body else None
 
     async def json(self) -> Any:
@@ -60,12 +60,12 @@ class _Asked(Request):
 
 
 def read_json(body: bytes, what: str = "the body") -> Any:
-    """The value of a body, or of another JSON text.
+    """Parse a body or another JSON text.
 
     Args:
-        what: it is, for messages.
+        what: its name in messages.
     Raises:
-        ApiError: 400, says what is wrong and where.
+        ApiError: 400; the message has the mistake and its place.
     """
 
     def of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -81,14 +81,14 @@ def read_json(body: bytes, what: str = "the body") -> Any:
     except RecursionError:
         raise ApiError(400, _too_deep(what)) from None
     except ValueError:  # an integer of thousands of digits
-        raise ApiError(400, f"{what} has a number of too many digits") from None
+        raise ApiError(400, f"{what} has a number with too many digits") from None
     if _SUSPECT.search(text) or text.count("[") + text.count("{") > _DEEPEST:
         _check(value, what)
     return value
 
 
 def _too_deep(what: str) -> str:
-    return f"{what} has parts within parts to more than {_DEEPEST} levels"
+    return f"{what} is nested to more than {_DEEPEST} levels"
 
 
 def _object(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
@@ -96,12 +96,12 @@ def _object(pairs: list[tuple[str, Any]], what: str) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ApiError(400, f"{what} has '{twice:.60}' twice in one object: which one is meant?", param=twice)
+        raise ApiError(400, f"{what} has '{twice:.60}' twice in one object: keep one", param=twice)
     return found
 
 
 def _check(body: Any, what: str) -> None:
-    """Refuse what no JSON text stands for, and name its place."""
+    """Refuse values that JSON cannot represent, and report their place."""
     waiting: list[tuple[str, int, Any]] = [("", 0, body)]
     while waiting:
         place, depth, value = waiting.pop()
@@ -124,5 +124,5 @@ def _check(body: Any, what: str) -> None:
 
 def _check_text(text: str, place: str, what: str) -> None:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        message = f"{place or what} has half of a pair of surrogates, which is not valid Unicode"
+        message = f"{place or what} has a lone surrogate, which is not valid Unicode"
         raise ApiError(400, message, param=place or None)

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: conversations, in one piece or as a stream."""
+"""``POST /v1/chat/completions``: conversations, as one object or as a stream."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from foretoken.serve.stream import DONE, Chunks, event
 from foretoken.serve.tool_choice import ToolChoice
 from foretoken.serve.tools import joined
 
-_UNLIMITED = 2**31  # the context's end is the limit
+_UNLIMITED = 2**31  # the limit is the context length
 
 
 class Chat:
-    """One conversation that is to be answered.
+    """One conversation to answer.
 
     Args:
         service: the model.
-        body: what was asked.
+        body: the request.
     Raises:
-        ApiError: it cannot be answered; nothing runs.
+        ApiError: the request is not valid; nothing runs.
     """
 
     def __init__(self, service: Service, body: ChatRequest) -> None:
         service.check_model(body.model)
         if body.stream_options is not None and not body.stream:
-            raise ApiError(400, "stream_options go with stream=true only", param="stream_options")
+            raise ApiError(400, "stream_options requires stream=true", param="stream_options")
         if body.top_logprobs and not body.logprobs:
-            raise ApiError(400, "top_logprobs go with logprobs=true only", param="top_logprobs")
+            raise ApiError(400, "top_logprobs requires logprobs=true", param="top_logprobs")
         if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
             raise ApiError(
-                400, "max_tokens and max_completion_tokens are one limit, and differ: keep one", param="max_tokens"
+                400, "max_tokens and max_completion_tokens are the same limit, and differ: keep one", param="max_tokens"
             )
         self.service = service
         self.body = body
@@ -61,7 +61,7 @@ class Chat:
         self.readers = [talk.reader(request) for request in self.requests]
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         deltas = await self.service.whole(self.requests)
         return {
             "id": self.id,
@@ -74,7 +74,7 @@ class Chat:
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer as it comes."""
+        """Yield the answer in pieces."""
         options = self.body.stream_options
         wanted = options is not None and bool(options.include_usage)
         every = wanted and options is not None and bool(options.continuous_usage_stats)
@@ -153,5 +153,5 @@ def _piece(index: int, delta: dict[str, Any], reason: str | None = None) -> dict
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    """Reasoning under the two names that clients look for."""
+    """Return the reasoning under the two names that clients read."""
     return {"reasoning": text, "reasoning_content": text} if text else {}

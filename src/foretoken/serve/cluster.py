@@ -1,10 +1,10 @@
-"""The same application on Ray Serve: several replicas, on one machine or many.
+"""The same application on Ray Serve: several replicas, on one or more machines.
 
     client ── Ray's proxy ──┬── replica: engine's loop and application, with cores of its own
                             └── replica …
 
-Ray brings what a cluster needs (routing, health checks, restarts, autoscaling); a replica is what ``foretoken serve``
-runs alone. Sessions with the header ``x-session-id`` keep to one replica, where their prompts have been read.
+Ray adds routing, health checks, restarts and autoscaling; a replica equals one ``foretoken serve`` process. Requests
+with the same ``x-session-id`` header go to the same replica, which has their prompts in its cache.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from foretoken.serve import proxy
 from foretoken.serve.loop import EngineLoop
 from foretoken.serve.server import is_loopback
 
-_PUSH = 1.0  # seconds between two reports of a replica's numbers to Ray
-_LOOK = 0.2  # seconds between two looks at whether the replicas have gone
-_GOING = 30.0  # seconds that a replica may take to go, next to what runs
-_TELLING = 3.0  # seconds in which the proxies tell those whose answers were cut off
+_PUSH = 1.0  # seconds between two reports of a replica's metrics to Ray
+_LOOK = 0.2  # seconds between two checks whether the replicas have ended
+_GOING = 30.0  # seconds for a replica to end, in addition to its running requests
+_TELLING = 3.0  # seconds for the proxies to report interrupted answers to the clients
 _APPLICATION = "foretoken"  # its name in Ray Serve
-_ASKS_TOKEN = (2, 52)  # the first version of Ray that can
+_ASKS_TOKEN = (2, 52)  # the first version of Ray that supports it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """How many, and what each is.
+    """The number of replicas and the settings of each.
 
     Attributes:
-        least, most: replicas; Ray goes between them by the number of requests that run.
-        threads: cores of each.
+        least, most: numbers of replicas; Ray scales between them by the number of running requests.
+        threads: cores per replica.
         model, config, options: as for ``LLM``.
         name, api_key, max_queue, max_seconds, max_body, reasoning, origins: as for the server.
-        drain_seconds: that running requests get when a replica goes.
+        drain_seconds: time for running requests when a replica ends.
     """
 
     least: int
@@ -62,7 +62,7 @@ class Replicas:
 
 
 class Replica:
-    """One engine in a process of Ray's; see :func:`run`."""
+    """One engine in a process of Ray; see :func:`run`."""
 
     def __init__(self, settings: Replicas) -> None:
         import torch
@@ -70,7 +70,7 @@ class Replica:
         from foretoken.engine.llm import LLM
 
         _keep_to_loopback()
-        torch.set_num_threads(settings.threads)  # Ray has set OMP_NUM_THREADS by its own idea of a core
+        torch.set_num_threads(settings.threads)  # Ray sets OMP_NUM_THREADS to its own number of cores
         self._settings = settings
         llm = LLM(settings.model, speculative_config=settings.config, **settings.options)
         self._loop = EngineLoop(llm, max_queue=settings.max_queue, max_seconds=settings.max_seconds).start()
@@ -85,7 +85,7 @@ class Replica:
         return create_app(service, api_key=self._settings.api_key, origins=self._settings.origins)
 
     def check_health(self) -> None:
-        """Called by Ray, which replaces a replica that raises."""
+        """Check the health for Ray, which replaces a replica that raises."""
         if not self._loop.alive:
             raise RuntimeError(f"the engine has died: {self._loop.failure}")
 
@@ -97,9 +97,9 @@ class Replica:
 
 
 def _keep_to_loopback() -> None:
-    """On a node that listens on loopback, let this process do so too.
+    """Make this process listen on loopback if its node does.
 
-    Ray Serve gives every replica a gRPC server that listens everywhere and unpickles what it is sent.
+    Ray Serve gives every replica a gRPC server that listens on all interfaces and unpickles its input.
     """
     import grpc.aio
     import ray
@@ -118,7 +118,7 @@ def _keep_to_loopback() -> None:
 
 
 class _Pushed(threading.Thread):
-    """Reports a replica's counters through Ray, whose metrics have all replicas; ``/metrics`` reaches one of them."""
+    """Report a replica's counters to Ray: Ray's metrics cover all replicas, ``/metrics`` reaches only one."""
 
     def __init__(self, loop: EngineLoop, name: str) -> None:
         from ray.serve.metrics import Counter, Gauge
@@ -149,13 +149,13 @@ class _Pushed(threading.Thread):
 
 
 def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -> str:
-    """Start the replicas and Ray's proxy; returns the address once they answer.
+    """Start the replicas and Ray's proxy; return the address when they answer.
 
-    ``RAY_ADDRESS`` names a cluster that runs; without it, one is begun on this machine.
+    ``RAY_ADDRESS`` names a running cluster; without it, a new one starts on this machine.
 
     Raises:
         ConfigError: Ray is not installed, or the port is taken.
-        ForetokenError: the replicas do not come up; the reason is Ray's.
+        ForetokenError: the replicas do not start; the message has Ray's reason.
     """
     close_own_cluster()
     try:
@@ -185,41 +185,41 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
         **scale,
     )
     try:
-        # elsewhere nobody reaches a loopback address; nodes on one machine would share it, and a dead one take its part
+        # on other nodes a loopback address is unreachable; on one machine, nodes would share it, even a dead one
         where = "HeadOnly" if is_loopback(host) else "EveryNode"
         serve.start(proxy_location=where, http_options={"host": host, "port": port})
         serve.run(deployment.bind(settings), name=_APPLICATION, route_prefix="/", logging_config=_quiet(verbose))
     except (RuntimeError, TimeoutError) as error:
         _end()
-        raise ForetokenError(f"the replicas do not come up: {error}") from None
+        raise ForetokenError(f"the replicas do not start: {error}") from None
     return f"http://{host}:{port}"
 
 
 def close_own_cluster() -> None:
-    """Let a cluster that is begun here listen on loopback only, and ask for a token. Call it before Ray is imported.
+    """Make a new cluster listen on loopback only, and require a token. Call it before Ray is imported.
 
-    By default Ray opens a dozen ports on every interface, and each of them runs the code that it is sent.
+    By default Ray opens a dozen ports on every interface, and each of them executes the code that it receives.
     """
     if _given_cluster() is None:
-        # Ray's switch for systems with a firewall that asks: a cluster of one node, which listens on loopback
+        # Ray's switch for systems with a firewall prompt: a cluster of one node, which listens on loopback
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
-            # of this run only: Ray's own would be written into the home folder, readable for every user
+            # for this run only: Ray would write its own token into the home folder, readable by every user
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def _given_cluster() -> str | None:
-    """The address of a cluster that runs; None: one is to be begun."""
+    """Return the address of the running cluster; None: a new one must be started."""
     address = os.environ.get("RAY_ADDRESS", "").strip()
     return None if address in ("", "local") else address
 
 
 def begin(*, verbose: bool) -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or begin one on this machine, see :func:`close_own_cluster`.
+    """Join the cluster at ``RAY_ADDRESS``, or start one on this machine, see :func:`close_own_cluster`.
 
     Raises:
-        ConfigError: this Ray cannot ask for a token.
-        ForetokenError: it does not come up; the reason is Ray's.
+        ConfigError: this version of Ray cannot require a token.
+        ForetokenError: it does not start; the message has Ray's reason.
     """
     close_own_cluster()
     import ray
@@ -233,34 +233,34 @@ def begin(*, verbose: bool) -> None:
     version = tuple(map(int, ray.__version__.split(".")[:2]))
     if address is None and version < _ASKS_TOKEN:
         raise ConfigError(
-            f"Ray {ray.__version__} cannot ask for a token, so that others could run code on a cluster begun here:"
+            f"Ray {ray.__version__} cannot require a token, so other users could run code on a new cluster:"
             " pip install 'foretoken[ray]', or let RAY_ADDRESS name a cluster"
         )
     try:
-        # "local" where none is given: otherwise Ray joins whatever it finds running on this machine
+        # "local" without an address: otherwise Ray joins any cluster that runs on this machine
         ray.init(
             address=address or "local",
             include_dashboard=False,
             log_to_driver=verbose,
             logging_level="info" if verbose else "error",
         )
-    except Exception as error:  # Ray's are of no kind of their own
+    except Exception as error:  # Ray's errors have no common base class
         where = f"Ray's cluster at RAY_ADDRESS={address} does not answer" if address else None
         raise ForetokenError(f"{where or 'Ray does not start on this machine'}: {error}") from None
     if address is None and not is_loopback(node := ray.util.get_node_ip_address()):
         ray.shutdown()
-        raise ForetokenError(f"Ray listens at {node}, not on loopback: it had been imported before it was told to")
+        raise ForetokenError(f"Ray listens at {node}, not on loopback: it was imported before its settings were made")
 
 
 def run(settings: Replicas, host: str, port: int, *, verbose: bool, ready: Any) -> None:
-    """Serve until SIGTERM or SIGINT; running requests then have ``drain_seconds`` to end, unless a second one comes.
+    """Serve until SIGTERM or SIGINT; running requests then have ``drain_seconds`` to end, unless a second signal comes.
 
     Args:
-        ready: called with the address once the replicas answer.
+        ready: called with the address when the replicas answer.
     """
     over, at_once = threading.Event(), threading.Event()
     address = deploy(settings, host, port, verbose=verbose)
-    for sign in (signal.SIGTERM, signal.SIGINT):  # now, since Ray has handlers of its own
+    for sign in (signal.SIGTERM, signal.SIGINT):  # after Ray has installed its own handlers
         signal.signal(sign, lambda *_: (at_once if over.is_set() else over).set())
     ready(address)
     over.wait()
@@ -269,9 +269,9 @@ def run(settings: Replicas, host: str, port: int, *, verbose: bool, ready: Any) 
 
 
 def _drain(seconds: float, at_once: threading.Event) -> None:
-    """Take the application from the proxies, and wait for its replicas, which end what runs first.
+    """Remove the application from the proxies, and wait for its replicas, which finish their running requests.
 
-    Where that took longer than they had, Ray has killed them: the proxies, which go next, are left the time to say so.
+    If that takes too long, Ray kills the replicas: the proxies, which end next, need time to report it to the clients.
     """
     from ray import serve
 
@@ -285,7 +285,7 @@ def _drain(seconds: float, at_once: threading.Event) -> None:
 
 
 def stop() -> None:
-    """End the replicas, and the cluster if it was begun here. Applications of others on the cluster go on."""
+    """End the replicas, and the cluster if it was started here. Other applications on the cluster continue."""
     import ray
 
     _end()

@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: texts that are continued, in one piece or as a stream."""
+"""``POST /v1/completions``: continuations of texts, as one object or as a stream."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _LENGTH = 16  # OpenAI's default
 
 
 class Completion:
-    """Prompts that are to be continued.
+    """Prompts to continue.
 
     Args:
         service: the model.
-        body: what was asked.
+        body: the request.
     Raises:
-        ApiError: they cannot be; nothing runs.
+        ApiError: the request is not valid; nothing runs.
     """
 
     def __init__(self, service: Service, body: CompletionRequest) -> None:
         service.check_model(body.model)
         if body.stream_options is not None and not body.stream:
-            raise ApiError(400, "stream_options go with stream=true only", param="stream_options")
+            raise ApiError(400, "stream_options requires stream=true", param="stream_options")
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise ApiError(400, f"best_of={body.best_of} is not supported: leave it out, or use n", param="best_of")
         if body.max_tokens == 0 and not body.echo:
-            raise ApiError(400, "max_tokens=0 goes with echo=true only: ask for at least one token", param="max_tokens")
+            raise ApiError(400, "max_tokens=0 requires echo=true: set max_tokens to at least 1", param="max_tokens")
         self.service = service
         self.body = body
         self.id, self.created = new_id("cmpl-"), int(time.time())
         length = _LENGTH if body.max_tokens is None else body.max_tokens
-        self.nothing = length == 0  # only the prompt is asked for: one token is computed, and not shown
+        self.nothing = length == 0  # for the prompt alone, one token is computed and not returned
         scored = body.logprobs if body.echo else None
         params = service.params(body, max_tokens=max(1, length), logprobs=body.logprobs, prompt_logprobs=scored)
         self.prompts = _prompts(body)
@@ -50,7 +50,7 @@ class Completion:
         self.requests = service.requests(self.prompts, params, body, "prompt")
 
     async def answer(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         deltas = await self.service.whole(self.requests)
         return {
             "id": self.id,
@@ -63,7 +63,7 @@ class Completion:
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer as it comes."""
+        """Yield the answer in pieces."""
         options = self.body.stream_options
         wanted = options is not None and bool(options.include_usage)
         every = wanted and options is not None and bool(options.continuous_usage_stats)
@@ -105,7 +105,7 @@ class Completion:
         entries: list[TokenLogprob | None] = [] if self.nothing else list(delta.logprobs)
         places = self._places.get(delta.index)
         offsets: list[int] = []
-        if places is None:  # the first that is told of it
+        if places is None:  # the first piece carries the prompt
             places = self._places[delta.index] = Places(self.service.token_text, self.skip_special)
             if self.body.echo:
                 prompt = self._prompt_text(delta.index)
@@ -132,7 +132,7 @@ class Completion:
         return text
 
     def _prompt_entries(self, index: int) -> list[TokenLogprob | None]:
-        """The prompt's tokens; None for the first, of which nothing is known."""
+        """Return the prompt's tokens; the first has no log-probability: None."""
         scored = self.requests[index - index % self.n].prompt_logprobs
         return [None, *scored] if scored is not None else []
 
@@ -151,7 +151,7 @@ class Completion:
 
 
 def _prompts(body: CompletionRequest) -> list[Prompt]:
-    """One prompt or several: a list of integers is one."""
+    """Return the prompts as a list: a list of integers is one prompt."""
     given = body.prompt
     if isinstance(given, str):
         return [given]

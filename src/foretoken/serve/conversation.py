@@ -1,7 +1,7 @@
-"""A conversation that is to be answered: its prompt, what the answer has to be, and how it is read.
+"""The prompt of a conversation, the constraint on its answer, and the parser of the answer.
 
-Tools go through the chat template. A template that knows none is given them, and what came of calls, in messages: in
-the form of Hermes, in which calls are read.
+Tools go through the chat template. If a template does not support tools, messages describe them and their results, in
+the form of Hermes, which is also the form of the parsed calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ To call one, write its name and its arguments, in this form:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of an answer: reasoning, text, and calls as OpenAI streams them."""
+    """New parts of an answer: reasoning, text, and calls as OpenAI streams them."""
 
     reasoning: str
     content: str
@@ -47,11 +47,11 @@ class Piece:
 
 
 class AnswerReader:
-    """Reads one answer: what is reasoning, what is text, what are calls.
+    """Parses one answer into reasoning, text and calls.
 
     Args:
-        thinking: tells reasoning from the rest; None: there is none.
-        calls: reads calls; None: there are none.
+        thinking: separates the reasoning; None: there is none.
+        calls: parses calls; None: there are none.
     """
 
     def __init__(self, thinking: Thinking | None, calls: CallReader | None) -> None:
@@ -60,16 +60,16 @@ class AnswerReader:
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun."""
+        """Number of calls that have begun."""
         return 0 if self._calls is None else self._calls.num_calls
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of the reasoning so far."""
+        """Number of reasoning tokens so far."""
         return 0 if self._thinking is None else self._thinking.num_tokens
 
     def read(self, delta: Update) -> Piece:
-        """Take in what is new."""
+        """Parse a delta."""
         final, reasoning, content, calls = delta.finish_reason is not None, "", delta.text, list[dict[str, Any]]()
         if self._thinking is not None:
             reasoning, content = self._thinking.read(content, delta.token_ids, final=final)
@@ -78,7 +78,7 @@ class AnswerReader:
         return Piece(reasoning, content, calls)
 
     def pieces(self, delta: Update) -> Iterator[Piece]:
-        """Take in what is new, up to the end of each call, so that text and calls come in their order."""
+        """Parse up to the end of each call, so that text and calls keep their order."""
         *calls, rest = delta.text.split(CLOSE) if self._calls is not None else [delta.text]
         tokens = delta.token_ids
         for text in calls:
@@ -87,21 +87,21 @@ class AnswerReader:
         yield self.read(replace(delta, text=rest, token_ids=tokens))
 
     def reason(self, delta: Update) -> str | None:
-        """Why an answer has ended, in OpenAI's words."""
+        """Return the reason for the end of an answer, in OpenAI's terms."""
         return "tool_calls" if self.num_calls and delta.finish_reason == "stop" else delta.finish_reason
 
 
 class Conversation:
-    """Messages that are to be answered.
+    """A conversation to answer.
 
     Args:
         service: the model.
         messages: the conversation.
         choice: the tools.
         settings: variables of the chat template.
-        effort: how much is to be thought, and the field that says so.
+        effort: the reasoning effort, and its field.
     Raises:
-        ApiError: 400: the model has no template, or it does not take these messages or settings.
+        ApiError: 400: the model has no template, or the template refuses these messages or settings.
     Attributes:
         prompt: token ids.
     """
@@ -132,11 +132,11 @@ class Conversation:
         )
 
     def structure(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """What the answer has to be, as ``structured_outputs`` say it; None: any text."""
+        """The constraint on the answer as ``structured_outputs``; None: any text."""
         return self._choice.structure(form)
 
     def completed(self, params: SamplingParams) -> SamplingParams:
-        """The params of a request with what the conversation adds: a structure follows reasoning; tools end a text."""
+        """Add the conversation's constraints to the params: a structure follows the reasoning; tools end a text."""
         wanted = params.structured_outputs
         if isinstance(wanted, StructuredOutputs):
             params = replace(params, structured_outputs=replace(wanted, reasoning=self._reasons))
@@ -145,7 +145,7 @@ class Conversation:
         return params
 
     def reader(self, request: Request) -> AnswerReader:
-        """For one answer."""
+        """Return a parser for one answer."""
         thinking = None
         if self._service.reasoning:
             thinking = Thinking(self._service.llm.tokenizer, request.tokens[: request.num_prompt])
@@ -153,7 +153,7 @@ class Conversation:
 
 
 def _plain(message: Message, place: int) -> dict[str, Any]:
-    """A message as templates take it; arguments of calls are mappings there."""
+    """Convert a message for the template, where arguments of calls are mappings."""
     if message.content is None and not (message.role == "assistant" and message.tool_calls):
         raise ApiError(400, f"messages[{place}] of role '{message.role}' has no content", param="messages")
     said: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
@@ -179,29 +179,29 @@ def _mapping(arguments: str) -> Any:
 
 
 def _takes_system(tokenizer: Any) -> bool:
-    """Return whether the chat template shows a system message; some refuse it, and some leave it out."""
+    """Return whether the chat template renders a system message; some refuse it, and some leave it out."""
     mark = "is this shown?"
     probe = [{"role": "system", "content": mark}, {"role": "user", "content": "-"}]
     try:
         return mark in tokenizer.apply_chat_template(probe, tokenize=False)
-    except Exception:  # a template raises what it likes
+    except Exception:  # a template may raise any error
         return False
 
 
 def _introduced(
     messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, system: bool
 ) -> list[dict[str, Any]]:
-    """The same conversation for a template that knows neither tools nor calls nor what comes of them.
+    """Rewrite a conversation for a template without tools, calls and results.
 
     Args:
-        system: whether it takes a system message; without one, the tools are described in the first user's.
+        system: whether the template supports a system message; else the first user message describes the tools.
     """
     found: list[dict[str, Any]] = []
     for message in messages:
         content = message["content"]
         if message["role"] == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
-            if found and found[-1].get("of_tools"):  # templates want user and assistant in turns
+            if found and found[-1].get("of_tools"):  # templates require user and assistant in turns
                 found[-1]["content"] += "\n" + content
             else:
                 found.append({"role": "user", "content": content, "of_tools": True})
@@ -231,12 +231,16 @@ def _written(function: Mapping[str, Any]) -> str:
 
 
 def _settings(given: Mapping[str, Any] | None, template: str) -> dict[str, Any]:
-    """Variables for the template. One that it does not have must be nothing, or it would have changed the prompt."""
+    """Return the template's variables. A variable that the template does not use must be null, since it would have no
+    effect.
+    """
     found = {}
     for name, value in (given or {}).items():
         if name in OWN_VARIABLES:
             raise ApiError(
-                400, f"chat_template_kwargs.{name} is the server's: leave it out", param="chat_template_kwargs"
+                400,
+                f"chat_template_kwargs.{name} is reserved for the server: leave it out",
+                param="chat_template_kwargs",
             )
         if re.search(rf"\b{re.escape(name)}\b", template):
             found[name] = value
@@ -247,11 +251,11 @@ def _settings(given: Mapping[str, Any] | None, template: str) -> dict[str, Any]:
 
 
 def _effort(value: str | None, field: str, template: str) -> dict[str, Any]:
-    """The same for how much is to be thought, as far as the template can say that."""
+    """Return the template's variables for the reasoning effort, if it has any."""
     if value is None:
         return {}
     if "reasoning_effort" in template:
         return {"reasoning_effort": value}
     if value == "none" and "enable_thinking" in template:
         return {"enable_thinking": False}
-    raise ApiError(400, f"{field}='{value}': the model's chat template cannot say that: leave it out", param=field)
+    raise ApiError(400, f"{field}='{value}': the model's chat template has no such setting: leave it out", param=field)

@@ -1,6 +1,6 @@
-"""Errors as OpenAI's API has them: ``{"error": {message, type, param, code}}`` and a status.
+"""Errors in the form of OpenAI's API: ``{"error": {message, type, param, code}}`` and a status.
 
-400 a mistake in the request    401 no or another key    404 no such model or path    405 another method is meant
+400 invalid request          401 missing or wrong key    404 unknown model or path   405 method not allowed
 408 sent too slowly             413 too large            414 the path is too long     429 the queue is full
 431 too many header fields      500 the request failed   503 shutting down, or dead
 """
@@ -29,28 +29,28 @@ _OTHERWISE = {
     "guided_regex": "write structured_outputs.regex",
     "guided_choice": "write structured_outputs.choice",
     "guided_grammar": "write structured_outputs.grammar",
-    "prompt_logprobs": "write echo and logprobs in /v1/completions",
+    "prompt_logprobs": "use echo and logprobs in /v1/completions",
     "return_token_ids": "answers are texts; outputs of the library have token_ids",
-    "chat_template": "the checkpoint's own is used here; the library's chat takes others",
-    "request_id": "an answer has an id of the server's: leave it out",
-    "thinking_token_budget": "max_tokens bounds a reasoning and its answer together",
-    "documents": "write them into a message",
-    "extra_body": "write its fields next to the others",
-    "max_completion_tokens": "write max_tokens, or max_output_tokens in /v1/responses",
+    "chat_template": "the server uses the checkpoint's template; LLM.chat of the library accepts others",
+    "request_id": "the server assigns the id of an answer: leave it out",
+    "thinking_token_budget": "max_tokens limits reasoning and answer together",
+    "documents": "put them into a message",
+    "extra_body": "put its fields into the body itself",
+    "max_completion_tokens": "use max_tokens, or max_output_tokens in /v1/responses",
 }
 _TYPES = dict.fromkeys((400, 405, 408, 413, 414, 431), "invalid_request_error")
 _TYPES |= {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
-    """What a client is told.
+    """An error for the client.
 
     Args:
-        status: of HTTP.
-        message: names the field, the value and the remedy.
-        param: the field, if it is one's fault.
-        code: for programs.
-        headers: next to the usual ones.
+        status: the HTTP status.
+        message: the field, the value and the remedy.
+        param: the field, if one field causes it.
+        code: a machine-readable reason.
+        headers: additional headers.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object."""
-        # a lone surrogate, quoted from the request, cannot be written
+        """Return the JSON object."""
+        # a lone surrogate from the request cannot be encoded
         message, param = (
             each and each.encode("utf-8", "backslashreplace").decode() for each in (str(self), self.param)
         )
@@ -79,15 +79,15 @@ class ApiError(Exception):
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> Response:
-        """The whole answer."""
+        """Return the whole HTTP response."""
         return JSONResponse(self.body, self.status, headers=self.headers)
 
 
 def api_error(error: Exception, param: str | None = None) -> ApiError:
-    """What a client is told of an error of ours.
+    """Convert an error of the engine for the client.
 
     Args:
-        param: the field that was being read; None: the one that the message begins with.
+        param: the field that was being read; None: the field at the beginning of the message.
     """
     if isinstance(error, ApiError):
         return error
@@ -104,35 +104,35 @@ def api_error(error: Exception, param: str | None = None) -> ApiError:
 
 
 def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first of what is wrong with a body, in words.
+    """Describe the first mistake in a body.
 
     Args:
-        found: as pydantic lists it.
+        found: pydantic's list of errors.
     """
     for each in found:  # a part of another kind has other fields, too
         if each["type"] == "item_type" or (each["type"] == "literal_error" and each["loc"][-1] == "type"):
             return ApiError(400, _in_words(found, each), param=_place(each["loc"]))
-    for each in found:  # a misspelt field explains what else is missing
+    for each in found:  # a misspelt field explains a missing one
         if each["type"] == "extra_forbidden":
             name = _place(each["loc"])
             return ApiError(400, f"unknown field '{name}'{_hint(name)}", param=name, code="unknown_field")
-    # a list is no text, where a field may be either; what is wrong with the list says more
+    # for a field that accepts a text or a list, the mistake inside the list is more specific
     meant = [each for each in found if each["type"] != "string_type" or not isinstance(each.get("input"), list)]
     first = (meant or found)[0]
     return ApiError(400, _in_words(found, first), param=_place(first["loc"]) or None)
 
 
 def _hint(name: str) -> str:
-    """What to do about a field that is not known here."""
+    """Return the remedy for an unknown field."""
     known = {field for body in _BODIES for field in body.model_fields}
     if name in _OTHERWISE:
         return f": {_OTHERWISE[name]}"
-    return "" if "." in name else "; another path has it" if name in known else f"; {nearest(name, known)}"
+    return "" if "." in name else "; another path supports it" if name in known else f"; {nearest(name, known)}"
 
 
 def _in_words(found: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> str:
     name = _place(first["loc"])
-    # where a field may be of several types, each of them says what it would have needed
+    # if a field accepts several types, each type reports its own requirement
     ways = dict.fromkeys(each["msg"][:1].lower() + each["msg"][1:] for each in found if _place(each["loc"]) == name)
     given = first.get("input")
     shown = "" if first["type"] == "missing" or isinstance(given, (dict, list)) else f" (got {given!r:.60})"
@@ -140,7 +140,7 @@ def _in_words(found: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> s
 
 
 def _place(location: Sequence[int | str]) -> str:
-    """The path to a field, without what pydantic adds: names of the types of a union, and which of them it took."""
+    """Return the path to a field, without the names of union types that pydantic adds."""
     parts = [str(each) for each in location if str(each) not in _ADDED and not set("[-") & set(str(each))]
     return ".".join(each for place, each in enumerate(parts) if not _is_tag(parts, place))
 

@@ -1,4 +1,4 @@
-"""Fields of a request, made from the declarations of options (options/option.py)."""
+"""Pydantic fields of a request, from the declarations of options (options/option.py)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from foretoken.options.option import Declared, declared
 
 
 def request_of(options: type, base: type[BaseModel], names: Iterable[str] | None = None) -> Any:
-    """A body whose fields are those options that may be given over HTTP; each may be null, or left out.
+    """Create a body with a field for each option that HTTP requests may set; each may be null or absent.
 
     Args:
         options: a dataclass whose fields carry an Option.
-        base: of the body.
-        names: the options that it has; None: all.
+        base: base class of the body.
+        names: the options to include; None: all.
     """
     wanted = None if names is None else set(names)
     found = [each for each in declared(options) if each.option.over_http and (wanted is None or each.name in wanted)]
@@ -25,7 +25,7 @@ def request_of(options: type, base: type[BaseModel], names: Iterable[str] | None
 
 
 def _typed(each: Declared) -> Any:
-    """A field's type, with the bounds of its numbers, which JSON schemas show, too."""
+    """Return a field's type, with the bounds of its numbers, which appear in JSON schemas."""
     option = each.option
     bounds = {"ge": option.least, "le": option.most, "gt": option.above, "lt": option.below}
     kinds = [kind for kind in map(_of_json, each.kinds) if kind is not None]
@@ -39,7 +39,7 @@ def _typed(each: Declared) -> Any:
 
 
 def _of_json(kind: Any) -> Any:
-    """What a type of Python is in JSON; None where it has no form of its own."""
+    """Return the JSON form of a Python type; None: it has no special form."""
     if get_origin(kind) is Sequence:
         return list[get_args(kind)[0]]  # type: ignore[misc]
     if get_origin(kind) is Mapping:

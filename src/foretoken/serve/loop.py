@@ -4,11 +4,11 @@
                                                                                             submitter's event loop
 
 The engine's thread never waits for a reader: unread updates of a request are joined, so a slow reader costs memory for
-its own text and nothing else.
+its own text only.
 
-Delivery takes time on the cores that compute: 0.1 to 0.2 ms for each stream and step. So streams get their updates
-together, 20 ms after the last time and 5 ms more for each further stream, 50 ms at most. First tokens and ends are
-delivered at once; a reader of the whole answer gets only these two.
+Delivery takes time on the cores that compute: 0.1 to 0.2 ms for each stream and step. The loop therefore delivers the
+updates of all streams together: the interval is 20 ms for one stream, plus 5 ms for each further stream, at most 50 ms.
+First tokens and ends are delivered at once; a reader of the whole answer gets only these two.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from foretoken.engine.updates import Tracked, Update
 
 log = logging.getLogger(__name__)
 
-_LOOK = 0.25  # seconds between two looks at deadlines
+_LOOK = 0.25  # seconds between two checks of deadlines
 _PAUSE = 0.02  # seconds between two updates of a single stream
 _PAUSE_MORE = 0.005  # for each further stream
 _LONGEST_PAUSE = 0.05  # text still seems to flow
-_LONGEST_WAIT = 60.0  # seconds that a client is asked to stay away, at most
+_LONGEST_WAIT = 60.0  # maximum Retry-After in seconds
 
 
 class Overloaded(ForetokenError):
     """The queue is full.
 
     Attributes:
-        retry_after: seconds until a place is likely to be free, estimated from the duration of requests.
+        retry_after: seconds until a slot is likely to be free, estimated from the duration of requests.
     """
 
     def __init__(self, message: str, retry_after: float) -> None:
@@ -49,16 +49,16 @@ class Overloaded(ForetokenError):
 
 
 class Stopped(ForetokenError):
-    """The loop takes no more requests: it is shutting down, or its engine has died."""
+    """The loop accepts no more requests: it is shutting down, or its engine has failed."""
 
 
 class Ticket:
-    """The completions of one prompt while they are under way. To be read in the event loop that submitted it.
+    """The completions of one prompt while they run. Read it in the event loop that submitted it.
 
     Attributes:
-        requests: the engine's; they may be looked at once they are finished.
-        streamed: whether its reader wants pieces; else completions, each when it has ended.
-        submitted, first_token, ended: moments by ``time.monotonic``; None until then.
+        requests: the engine's requests; read them only when they are finished.
+        streamed: whether the reader receives pieces; else it receives each completion when it ends.
+        submitted, first_token, ended: times from ``time.monotonic``; None until then.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Ticket:
         self._news = asyncio.Event()
 
     async def deltas(self) -> AsyncGenerator[list[Update], None]:
-        """Updates as they come, at most one a completion. Ends when all completions have ended."""
+        """Yield updates, at most one per completion at a time. Ends when all completions have ended."""
         while self._unfinished or self._fresh:
             await self._news.wait()
             self._news.clear()
@@ -85,7 +85,7 @@ class Ticket:
                 yield [fresh[index] for index in sorted(fresh)]
 
     def take_in(self, update: Update) -> None:
-        """Keep an update for the reader, joined with the unread ones."""
+        """Store an update for the reader, joined with the unread ones."""
         waiting = self._fresh.get(update.index)
         if waiting is None:
             self._fresh[update.index] = update
@@ -106,12 +106,12 @@ class EngineLoop:
     """Runs an ``LLM`` in a thread of its own.
 
     Args:
-        llm: nobody else should run long jobs on it: they share its steps.
-        max_queue: requests that may wait for a slot; more are refused.
-        max_seconds: longest time of a request from submission to end; None: no limit.
+        llm: the model. Other long jobs on it would share its steps.
+        max_queue: maximum number of waiting requests; more are refused.
+        max_seconds: maximum time from submission to end of a request; None: no limit.
     Attributes:
         totals: counters.
-        failure: why the engine's thread died; None while it lives.
+        failure: the error that ended the engine's thread; None while it runs.
     """
 
     def __init__(self, llm: LLM, *, max_queue: int = 256, max_seconds: float | None = None) -> None:
@@ -122,20 +122,20 @@ class EngineLoop:
         self._driver = Driver(llm.engine, llm.max_num_seqs, self.totals)
         self.failure: BaseException | None = None
         self._orders: deque[Callable[[], None]] = deque()
-        self._runs: dict[int, Tracked] = {}  # by request id, as are the tickets
+        self._runs: dict[int, Tracked] = {}  # by request id, like the tickets
         self._tickets: dict[int, Ticket] = {}
-        self._open = 0  # requests that were submitted and have not ended
-        self._mean_seconds = 1.0  # of a request, the last ones weighing most
+        self._open = 0  # submitted requests that have not ended
+        self._mean_seconds = 1.0  # seconds per request, a moving average
         self._draining = False
         self._stopping = False
         self._looked = self._delivered = monotonic()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="foretoken-engine", daemon=True)
 
-    # ------------------------------------------------------------------ for everybody
+    # ------------------------------------------------------------------ for any thread
 
     def start(self) -> EngineLoop:
-        """Begin to take requests."""
+        """Start the engine's thread."""
         self._thread.start()
         return self
 
@@ -146,7 +146,7 @@ class EngineLoop:
 
     @property
     def accepting(self) -> bool:
-        """Whether a request would be taken, if there is room."""
+        """Whether a request would be accepted, if the queue has a place."""
         return self.alive and not self._draining
 
     @property
@@ -159,28 +159,28 @@ class EngineLoop:
 
     @property
     def capacity(self) -> int:
-        """Requests that may run and wait at once."""
+        """Maximum number of running and waiting requests."""
         return self.llm.max_num_seqs + self.max_queue
 
     @property
     def num_running(self) -> int:
-        """Requests that have a slot."""
+        """Number of requests that have a slot."""
         return len(self.llm.engine.scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a slot."""
+        """Number of requests that wait for a slot."""
         return max(0, self._open - self.num_running)
 
     def submit(self, requests: Sequence[Request], *, streamed: bool = True) -> Ticket:
-        """Queue the completions of one prompt. To be called in the event loop that will read the news.
+        """Queue the completions of one prompt. Call it in the event loop that reads the updates.
 
         Args:
-            requests: as ``LLM.new_requests`` makes them.
-            streamed: whether pieces are wanted; else each completion is told when it has ended.
+            requests: from ``LLM.new_requests``.
+            streamed: whether to deliver pieces; else each completion is delivered when it ends.
         Raises:
-            Overloaded: too many wait already.
-            Stopped: the loop takes no more.
+            Overloaded: the queue is full.
+            Stopped: the loop accepts no more requests.
         """
         deadline = None if self.max_seconds is None else monotonic() + self.max_seconds
         ticket = Ticket(requests, asyncio.get_running_loop(), deadline, streamed=streamed)
@@ -199,28 +199,28 @@ class EngineLoop:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """End what is left of a ticket before the next step; its reader gets nothing more of it."""
+        """Cancel a ticket's unfinished requests before the next step; its reader gets no more updates."""
         if ticket.ended is None:
             self._order(lambda: self._cancel(ticket))
 
     def drain(self) -> None:
-        """Take no more requests; those that run and wait go on."""
+        """Accept no more requests; running and waiting requests continue."""
         with self._changed:
             self._draining = True
             self._changed.notify()
 
     def wait_until_idle(self, seconds: float | None) -> bool:
-        """Wait until nothing runs or waits, so many seconds at most (None: as long as it takes); whether that came."""
+        """Wait until no request runs or waits, at most ``seconds`` (None: no limit); return whether it is idle."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._open or not self.alive, seconds)
 
     def close(self, seconds: float | None = 0.0) -> bool:
-        """Drain, wait for the end of what runs, cancel what is left, and end the thread.
+        """Drain, wait for running requests, cancel the remaining ones, and end the thread.
 
         Args:
-            seconds: to wait, at most; None: as long as it takes.
+            seconds: maximum time to wait; None: no limit.
         Returns:
-            whether everything had ended by itself.
+            whether all requests ended without cancellation.
         """
         self.drain()
         done = self.wait_until_idle(seconds)
@@ -291,7 +291,7 @@ class EngineLoop:
             self._end(late, f"the request took longer than {self.max_seconds:g} seconds")
 
     def _deliver(self) -> None:
-        """Hand updates to the readers, in one call for each event loop."""
+        """Deliver updates to the readers, in one call for each event loop."""
         by_home: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Update]]] = {}
         ended = 0
         for run, update in self._driver.news(self._runs.values(), self._due):
@@ -309,12 +309,12 @@ class EngineLoop:
         for home, items in by_home.items():
             try:
                 home.call_soon_threadsafe(_take_in, items)
-            except RuntimeError:  # that event loop is closed: its readers are gone
+            except RuntimeError:  # that event loop is closed: it has no readers
                 for ticket, _ in items:
                     self._order(lambda ticket=ticket: self._cancel(ticket))  # type: ignore[misc]
 
     def _due(self, fresh: list[Tracked]) -> list[Tracked]:
-        """Those whose readers get an update now: first tokens and ends at once, the others together."""
+        """Select the updates to deliver now: first tokens and ends at once, the others together."""
         at_once = [run for run in fresh if run.request.finished or not run.num_read]
         flowing = [
             run
@@ -329,6 +329,6 @@ class EngineLoop:
 
 
 def _take_in(items: Sequence[tuple[Ticket, Update]]) -> None:
-    """In the reader's event loop."""
+    """Store the updates; runs in the reader's event loop."""
     for ticket, update in items:
         ticket.take_in(update)

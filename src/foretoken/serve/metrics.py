@@ -1,6 +1,6 @@
-"""What ``/metrics`` shows, under vLLM's names, so that dashboards made for it work here.
+"""The metrics of ``/metrics``, under vLLM's names, so that dashboards for vLLM work here.
 
-Counters are read from the loop when somebody looks; histograms are filled once a request.
+Counters are read from the loop at each scrape; histograms get one value per request.
 """
 
 from __future__ import annotations
@@ -19,29 +19,35 @@ _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
 
 
 class Timings:
-    """How long requests took, in a registry of their own.
+    """Histograms of the durations of requests, in a separate registry.
 
     Args:
-        name: what clients call the model; a label of every number.
+        name: the model's name for clients; a label of every metric.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.registry = CollectorRegistry()
-        self._first = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
-        mean = "Mean seconds between tokens of a request, after the first."
+        self._first = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token.", _SECONDS)
+        mean = "Mean time between tokens of a request, after the first."
         self._between = self._histogram("inter_token_latency_seconds", mean, _BETWEEN)
         self._per_token = self._histogram("request_time_per_output_token_seconds", mean, _BETWEEN)
-        self._queue = self._histogram("request_queue_time_seconds", "From arrival to a slot.", _SECONDS)
-        self._prefill = self._histogram("request_prefill_time_seconds", "From a slot to the first token.", _SECONDS)
-        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.", _SECONDS)
-        self._inference = self._histogram("request_inference_time_seconds", "From a slot to the last token.", _SECONDS)
-        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)
-        self._prompt = self._histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self._output = self._histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
+        self._queue = self._histogram("request_queue_time_seconds", "Time from arrival to a slot.", _SECONDS)
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "Time from a slot to the first token.", _SECONDS
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "Time from the first token to the last.", _SECONDS
+        )
+        self._inference = self._histogram(
+            "request_inference_time_seconds", "Time from a slot to the last token.", _SECONDS
+        )
+        self._whole = self._histogram("e2e_request_latency_seconds", "Time from arrival to the last token.", _SECONDS)
+        self._prompt = self._histogram("request_prompt_tokens", "Number of prompt tokens of a request.", _TOKENS)
+        self._output = self._histogram("request_generation_tokens", "Number of generated tokens of a request.", _TOKENS)
 
     def count(self, ticket: Ticket) -> None:
-        """Take in a ticket that has ended by itself; one that was cancelled has no length of its own."""
+        """Record a ticket that ended normally; a cancelled one has no meaningful duration."""
         if ticket.ended is None or ticket.first_token is None:
             return
         first, whole = ticket.first_token - ticket.submitted, ticket.ended - ticket.submitted
@@ -69,11 +75,11 @@ class Timings:
 
 
 class LoopCollector(Collector):
-    """The loop's own numbers, at the moment of looking.
+    """Metrics of the loop at the time of a scrape.
 
     Args:
-        loop: of the model.
-        name: what clients call the model; a label of every number.
+        loop: the model's loop.
+        name: the model's name for clients; a label of every metric.
     """
 
     def __init__(self, loop: EngineLoop, name: str) -> None:
@@ -87,24 +93,28 @@ class LoopCollector(Collector):
         used = sum(cache.lengths) / (cache.max_slots * cache.max_length)
         yield self._gauge("num_requests_running", "Requests that have a slot.", loop.num_running)
         yield self._gauge("num_requests_waiting", "Requests that wait for a slot.", loop.num_waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of the cache's rows that are taken, 1 is all.", used)
-        yield self._counter("prompt_tokens", "Tokens of prompts.", totals.prompt_tokens)
-        yield self._counter("prefix_cache_queries", "Tokens of prompts that were looked for.", totals.prompt_tokens)
-        yield self._counter("prefix_cache_hits", "Tokens of prompts that were reused.", totals.cached_tokens)
+        yield self._gauge("kv_cache_usage_perc", "Share of the KV cache's rows in use, from 0 to 1.", used)
+        yield self._counter("prompt_tokens", "Prompt tokens.", totals.prompt_tokens)
+        yield self._counter(
+            "prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache.", totals.prompt_tokens
+        )
+        yield self._counter(
+            "prefix_cache_hits", "Prompt tokens that were reused from the prefix cache.", totals.cached_tokens
+        )
         yield self._counter("generation_tokens", "Tokens generated.", totals.tokens)
-        yield self._counter("spec_decode_num_drafts", "Drafts that were verified.", totals.drafts)
-        yield self._counter("spec_decode_num_draft_tokens", "Tokens that were drafted.", totals.draft_tokens)
-        yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that stood.", totals.accepted_tokens)
+        yield self._counter("spec_decode_num_drafts", "Verified drafts.", totals.drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens.", totals.draft_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", "Accepted draft tokens.", totals.accepted_tokens)
         accepted = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Drafts that stood to this position.",
+            "Drafts that were accepted up to this position.",
             labels=("model_name", "position"),
         )
         for depth, count in enumerate(list(totals.accepted_at)):
             accepted.add_metric((self._name, str(depth)), count)
         yield accepted
         ended = CounterMetricFamily(
-            "vllm:request_success", "Requests that ended.", labels=("model_name", "finished_reason")
+            "vllm:request_success", "Finished requests.", labels=("model_name", "finished_reason")
         )
         for reason, count in dict(totals.ended).items():
             ended.add_metric((self._name, reason), count)
@@ -112,9 +122,9 @@ class LoopCollector(Collector):
         per_step = totals.tokens / totals.steps if totals.steps else 0.0
         share = totals.accepted_tokens / totals.draft_tokens if totals.draft_tokens else 0.0
         yield self._gauge(
-            "tokens_per_step", "Tokens a target call and request, since the start.", per_step, "foretoken"
+            "tokens_per_step", "Tokens per target call and request, since the start.", per_step, "foretoken"
         )
-        yield self._gauge("acceptance_rate", "Accepted tokens over drafted ones.", share, "foretoken")
+        yield self._gauge("acceptance_rate", "Accepted draft tokens divided by drafted tokens.", share, "foretoken")
 
     def _gauge(self, name: str, what: str, value: float, space: str = "vllm") -> Metric:
         family = GaugeMetricFamily(f"{space}:{name}", what, labels=("model_name",))
@@ -128,5 +138,5 @@ class LoopCollector(Collector):
 
 
 def exposition(registry: CollectorRegistry) -> bytes:
-    """All of a registry in Prometheus' text format."""
+    """Render a registry in Prometheus' text format."""
     return generate_latest(registry)

@@ -1,10 +1,10 @@
-"""What Ray's proxy does when a replica dies: ask another one, or say so in the form of OpenAI's errors.
+"""Middleware of Ray's proxy for failed replicas: retry with another one, or answer with an error in OpenAI's form.
 
-Runs inside the proxy, in front of the replicas. It is asked for by ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH``, which
-the command sets where it begins the cluster; one that runs already needs it in its environment.
+It runs inside the proxy, in front of the replicas. ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` installs it: the
+command sets the variable for a new cluster; an existing cluster needs it in its environment.
 
-A request of which no word was answered is asked again, whether or not a replica had begun with it. An answer that
-breaks off in the middle cannot be: a stream then ends with an error.
+A request is retried if no part of its answer was sent, even if a replica had begun to compute it. An interrupted answer
+cannot be retried: a stream then ends with an error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from starlette.middleware import Middleware
 
 IMPORT_PATH = "foretoken.serve.proxy:middlewares"
 _ATTEMPTS = 4
-_PAUSE = 0.25  # seconds between two, in which a router learns who is dead
-_MOST = 64 * 2**20  # bytes of a request that are kept to ask again
+_PAUSE = 0.25  # seconds between two attempts, in which a router learns of failed replicas
+_MOST = 64 * 2**20  # maximum bytes of a request that are stored for a retry
 
-# pieces of a stream that a replica sends before it has begun with the request
+# events that a replica sends before it starts the computation
 _OPENING = (
     b'"delta":{"role":"assistant","content":""}',
     b"event: response.created\n",
@@ -35,15 +35,15 @@ _App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
 
 
 def middlewares() -> list[Middleware]:
-    """What Ray puts around its proxy."""
+    """Return the middlewares that Ray puts around its proxy."""
     return [Middleware(AskAgain)]
 
 
 class AskAgain:
-    """ASGI around the proxy.
+    """ASGI middleware around the proxy that retries.
 
     Args:
-        app: returns without an answer, or in the middle of one, when a replica has died.
+        app: the proxy; it returns without an answer, or in the middle of one, when a replica fails.
     """
 
     def __init__(self, app: _App) -> None:
@@ -64,11 +64,11 @@ class AskAgain:
 
 
 class _Body:
-    """A request's body, which can be read several times.
+    """A request's body that can be read repeatedly.
 
     Attributes:
-        gone: the client is.
-        lost: it is too long to be kept.
+        gone: whether the client has disconnected.
+        lost: whether the body is too long to store.
     """
 
     def __init__(self, receive: _Receive) -> None:
@@ -78,7 +78,7 @@ class _Body:
         self.gone = self.lost = False
 
     def again(self) -> _Receive:
-        """A reader from the start."""
+        """Return a reader from the start."""
         place = 0
 
         async def receive() -> Message:
@@ -101,13 +101,13 @@ class _Body:
 
 
 class _Answer:
-    """An answer on its way. It begins with its first words, not with its head or what opens a stream."""
+    """An answer in progress. It begins with its first text, not with its head or the opening events of a stream."""
 
     def __init__(self, send: _Send) -> None:
         self._send = send
         self._head: Message | None = None
         self._opening: list[Message] = []
-        self._words: list[bytes] | None = None  # of an error that is not ours
+        self._words: list[bytes] | None = None  # of an error of Ray
         self.begun = self.ended = False
 
     async def send(self, message: Message) -> None:
@@ -133,19 +133,19 @@ class _Answer:
             await self._send(message)
 
     async def close(self, path: str, *, gone: bool) -> None:
-        """Say what is missing."""
+        """Send the missing end of the answer."""
         if gone or (self.ended and self._words is None):
             return
         if self._words is not None:
             assert self._head is not None
             status, words = self._head["status"], b"".join(self._words).decode("utf-8", "replace")
-            if status == 404:  # the application has every path: it is not there any more
+            if status == 404:  # the application has every path, so it has been removed
                 status, words = 503, "the server is shutting down"
             await self._refuse(status, words, self._head["headers"])
         elif not self.begun:
-            await self._refuse(503, "the replica has died, and no other could answer: try again", [])
+            await self._refuse(503, "the replica failed, and no other could answer: try again", [])
         elif self._head is not None and _kind(self._head).startswith(b"text/event-stream"):
-            failed = _error("the replica died in the middle of the answer: ask again", 503)
+            failed = _error("the replica failed in the middle of the answer: send the request again", 503)
             if path.startswith("/v1/responses"):
                 told = {"type": "error", "code": "unavailable", "message": failed["error"]["message"], "param": None}
                 text = f"event: error\ndata: {json.dumps(told)}\n\n"
@@ -169,6 +169,6 @@ def _kind(head: Message) -> bytes:
 
 
 def _error(message: str, status: int) -> dict[str, Any]:
-    # as errors.py has it, which is not imported here: the proxy would load the whole engine
+    # as in errors.py; importing it here would load the whole engine into the proxy
     kind = {404: "not_found_error", 429: "rate_limit_error"}.get(status, "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": "unavailable"}}

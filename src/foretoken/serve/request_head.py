@@ -1,10 +1,10 @@
-"""Bounds on a connection: its request lines and header fields, in bytes, in number and in time; and on its reader.
+"""Bounds on a connection: the bytes, the number and the time of its header fields, and the time of its reader.
 
-uvicorn's own protocols read header fields without an end, and wait for them without one. Two places bound them:
+uvicorn's own protocols bound neither the size of a request head nor the time to receive it. Two functions add bounds:
 
-* :func:`check_head` refuses a head that has been read, in the application, under any host, before the key is asked for;
-* :func:`bounded_protocol` makes uvicorn stop reading a head, a chunk's extension or a trailer that does not end, and
-  drop a connection that takes nothing of its answers.
+* :func:`check_head` refuses a complete head in the application, under any host, before the check of the key;
+* :func:`bounded_protocol` makes uvicorn stop reading an endless head, chunk extension or trailer, and
+  drop a connection that does not read its answers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from foretoken.serve.errors import ApiError
 MAX_BYTES = 64 * 2**10  # of all header fields
 MAX_FIELDS = 100
 MAX_TARGET = 8 * 2**10  # bytes of the path and its query
-SECONDS = 10.0  # from the moment that a head is awaited to its end
-STALL_SECONDS = 60.0  # in which a reader may take nothing of what is written
-_LINGER = 2.0  # seconds in which a refused client may finish sending: a closed socket would lose the refusal
-_SLICE = 16 * 2**10  # bytes that are parsed before the bounds are looked at again
+SECONDS = 10.0  # from the start of the wait for a head to its end
+STALL_SECONDS = 60.0  # longest time without progress while a client reads an answer
+_LINGER = 2.0  # seconds for a refused client to finish sending: closing the socket earlier would lose the refusal
+_SLICE = 16 * 2**10  # bytes to parse between two checks of the bounds
 
 
 def check_head(scope: Scope) -> None:
@@ -54,7 +54,7 @@ def _fields_too_long() -> ApiError:
 
 
 def bounded_config(app: Any, *, http: str = "auto", **options: Any) -> uvicorn.Config:
-    """Configure uvicorn so that what precedes a body is bounded.
+    """Configure uvicorn with bounds on everything before a body.
 
     Args:
         http: "httptools", "h11", or "auto": httptools if it is installed.
@@ -76,7 +76,7 @@ def bounded_protocol(http: str = "auto") -> type[asyncio.Protocol]:
         return _BoundedH11
 
     class BoundedHttpTools(_Bounded, HttpToolsProtocol):
-        """Counts what was received since the last event of the parser, which keeps unfinished fields to itself."""
+        """Count the bytes since the last event of the parser, which does not expose unfinished fields."""
 
         _unparsed = 0
 
@@ -103,9 +103,9 @@ def bounded_protocol(http: str = "auto") -> type[asyncio.Protocol]:
 
 
 class _Bounded(asyncio.Protocol):
-    """What both protocols share: the deadline of a head, and refusals in the form of OpenAI's errors.
+    """Shared part of both protocols: the deadline of a head, and refusals in the form of OpenAI's errors.
 
-    Next to one of uvicorn's protocols, of whose attributes it reads ``cycle`` (the newest request and its answer),
+    A mixin for uvicorn's protocols; it reads their attributes ``cycle`` (the newest request and its answer),
     ``transport`` and ``server_state``.
     """
 
@@ -116,7 +116,7 @@ class _Bounded(asyncio.Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _refusal: ApiError | None = None
-    _received = False  # whether anything of the head that is awaited has come
+    _received = False  # whether any byte of the expected head has arrived
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -139,14 +139,14 @@ class _Bounded(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), _SLICE):
             if self._refusal is not None or self.transport.is_closing():
-                return  # the rest is thrown away
+                return  # the remaining input is discarded
             self._received = True
             self._parse(data[start : start + _SLICE])
         if self._refusal is None and self._answering:
             self._stop_deadline()
 
     def on_response_complete(self) -> None:
-        """See uvicorn: the answer has been written."""
+        """End the answer, see uvicorn."""
         super().on_response_complete()  # type: ignore[misc]
         if self.transport.is_closing() or self._answering:
             return
@@ -156,7 +156,7 @@ class _Bounded(asyncio.Protocol):
             self._tell(self._refusal)
 
     def send_400_response(self, msg: str) -> None:
-        """See uvicorn: called where the parser has raised an error."""
+        """Refuse invalid input; uvicorn calls it after an error of the parser."""
         error = sys.exc_info()[1]
         if getattr(error, "error_status_hint", 400) == 431:
             self._refuse(self._too_long())
@@ -189,20 +189,20 @@ class _Bounded(asyncio.Protocol):
             self._stalled = None
 
     def _too_late(self) -> None:
-        body_goes_on = self.cycle is not None and self.cycle.more_body  # of a request that has its answer
+        body_goes_on = self.cycle is not None and self.cycle.more_body  # of an answered request
         if self._received and not body_goes_on:
             self._refuse(ApiError(408, f"the request line and header fields took more than {SECONDS:g} s"))
         else:
             self.transport.close()
 
     def _refuse(self, refusal: ApiError) -> None:
-        """Read no more, and say why, after the answers to earlier requests."""
+        """Read no more, and send the reason after the answers to earlier requests."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = refusal
         if not self._answering:
             self._tell(refusal)
-        elif self.cycle.more_body:  # the request that is refused has begun to be answered
+        elif self.cycle.more_body:  # the answer to the refused request has begun
             begun = self.cycle.response_started or getattr(self, "pipeline", ())
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -229,7 +229,7 @@ class _Bounded(asyncio.Protocol):
 
 
 class _BoundedH11(_Bounded, H11Protocol):
-    """h11 bounds what it keeps by itself, see ``h11_max_incomplete_event_size``."""
+    """h11 bounds its buffer itself, see ``h11_max_incomplete_event_size``."""
 
     def _parse(self, data: bytes) -> None:
         H11Protocol.data_received(self, data)

@@ -1,4 +1,4 @@
-"""``POST /v1/responses``, without a memory of earlier ones: text and function tools, in one piece or as events."""
+"""``POST /v1/responses``, stateless: text and function tools, as one object or as events."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from foretoken.serve.service import Service, new_id, refuse_failure, structure
 from foretoken.serve.stream import DONE, event
 from foretoken.serve.tool_choice import ToolChoice
 
-_UNLIMITED = 2**31  # the context's end is the limit
+_UNLIMITED = 2**31  # the limit is the context length
 
 
 class Response:
-    """One response that is to be made.
+    """One response to compute.
 
     Args:
         service: the model.
-        body: what was asked.
+        body: the request.
     Raises:
-        ApiError: it cannot be made; nothing runs.
+        ApiError: the request is not valid; nothing runs.
     """
 
     def __init__(self, service: Service, body: ResponsesRequest) -> None:
@@ -61,7 +61,7 @@ class Response:
         scored = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
         if scored and (choice.tools or service.reasoning):
             what = "tools" if choice.tools else "a model that reasons"
-            message = f"log-probabilities are of a text alone, not next to {what}: /v1/chat/completions has them"
+            message = f"log-probabilities cannot be combined with {what} here: use /v1/chat/completions"
             raise ApiError(400, message, param="top_logprobs" if body.top_logprobs else "include")
         self.params = service.params(
             sampling,
@@ -77,7 +77,7 @@ class Response:
         self.reader = talk.reader(self.requests[0])
 
     async def answer(self) -> dict[str, Any]:
-        """The whole response."""
+        """Return the whole response."""
         (delta,) = await self.service.whole(self.requests)
         output = _Output()
         for _ in self._changes(output, delta):
@@ -87,7 +87,7 @@ class Response:
         return self._object(delta, output.items)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The response as it comes, one event for whatever changes."""
+        """Yield one event for each change of the response."""
         number = 0
 
         def said(kind: str, fields: dict[str, Any]) -> bytes:
@@ -174,26 +174,26 @@ class Response:
 
 
 class _Output:
-    """The items of a response while they come, and the events that say so.
+    """The items of a response under construction, and the events that report them.
 
     Attributes:
-        items: those that are complete.
+        items: the complete items.
     """
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None  # the item that is being written
-        self._spaces = ""  # they are the beginning of a message if text follows
-        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
+        self._open: dict[str, Any] | None = None  # the item under construction
+        self._spaces = ""  # spaces and line ends that start a message if text follows
+        self._logprobs: list[dict[str, Any]] = []  # of tokens without text so far
 
     def add(self, piece: Piece, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Take in what is new, and the log-probabilities of its tokens; yields events as kind and fields."""
+        """Take in a delta and the log-probabilities of its tokens; yield events as pairs of kind and fields."""
         self._logprobs += logprobs
         if piece.reasoning:
             yield from self._write("reasoning", piece.reasoning)
         begun = [call for call in piece.calls if "id" in call]
         for call in piece.calls:
-            if "id" not in call:  # the rest of the call that is open: text is after it
+            if "id" not in call:  # the remaining arguments of the open call precede the text
                 yield from self._write("function_call", call["function"]["arguments"])
         content = self._spaces + piece.content
         if content.strip() or (content and self._open_kind == "message"):
@@ -247,7 +247,7 @@ class _Output:
             yield "response.reasoning_text.delta", fields
 
     def _scored(self) -> list[dict[str, Any]]:
-        """The log-probabilities that have come since the last time, which are the open message's now."""
+        """Return the new log-probabilities for the open message."""
         assert self._open is not None
         new, self._logprobs = self._logprobs, []
         self._open["content"][0]["logprobs"] += new
@@ -276,7 +276,7 @@ class _Output:
 
 
 def _empty(kind: str) -> dict[str, Any]:
-    """An item that text is written into."""
+    """An item that receives text."""
     if kind == "reasoning":
         return {"type": kind, "id": new_id("rs_"), "summary": [], "content": [_part(kind, "")], "status": "in_progress"}
     item = {"type": kind, "id": new_id("msg_"), "status": "in_progress", "role": "assistant"}
@@ -290,7 +290,7 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 
 
 def _messages(body: ResponsesRequest) -> list[Message]:
-    """The conversation, as the chat template is given it; calls that follow each other are one message."""
+    """Convert the input to messages for the chat template; consecutive calls form one message."""
     found = [Message(role="system", content=body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         return [*found, Message(role="user", content=body.input)]
@@ -305,7 +305,7 @@ def _messages(body: ResponsesRequest) -> list[Message]:
         elif isinstance(item, InputCallOutput):
             found.append(Message(role="tool", content=_joined(item.output), tool_call_id=item.call_id))
         elif isinstance(item, InputReasoning):
-            continue  # what was thought for an earlier answer is not part of the conversation
+            continue  # the reasoning of earlier answers is not part of the conversation
         else:
             found.append(Message(role=item.role, content=_joined(item.content)))
     return found

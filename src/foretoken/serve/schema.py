@@ -1,7 +1,7 @@
-"""What a client may send. OpenAI's fields, the sampling fields that vLLM adds, and ``speculation``.
+"""Request bodies: OpenAI's fields, the sampling fields that vLLM adds, and ``speculation``.
 
-Strict: a number is no string, and an unknown field is refused, since a field that is not understood may have been meant
-to change the answer. What is known to change nothing here is listed in :class:`Ignored`, taken, and named in the header
+Parsing is strict: a number is not a string, and an unknown field is refused, because it may be meant to change the
+answer. :class:`Ignored` lists the fields that have no effect here; they are accepted and named in the header
 ``x-foretoken-ignored``.
 """
 
@@ -17,28 +17,28 @@ from foretoken.serve.fields import request_of
 
 
 def _a_boolean(given: Any) -> Any:
-    """What a JSON boolean is: for Python 0 is False."""
+    """Accept only a JSON boolean: in Python, 0 equals False."""
     if given is not None and not isinstance(given, bool):
         raise PydanticCustomError("bool_type", "Input should be a valid boolean")
     return given
 
 
 def _an_integer(given: Any) -> Any:
-    """The same of an integer: False is none."""
+    """Accept only a JSON integer: in Python, False equals 0."""
     if given is not None and type(given) is not int:
         raise PydanticCustomError("int_type", "Input should be a valid integer")
     return given
 
 
-_AsItIs = "Of vLLM's; only the value that asks for nothing is taken."
+_AsItIs = "A vLLM field; only the value that turns it off is accepted."
 _One = Annotated[float | None, Field(ge=1, le=1, description=_AsItIs)]
 _Zero = Annotated[Literal[0] | None, BeforeValidator(_an_integer), Field(description=_AsItIs)]
 _No = Annotated[Literal[False] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
 _Yes = Annotated[Literal[True] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
 OF_RESPONSES = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-"""Sampling parameters of /v1/responses: those that OpenAI has there."""
+"""The sampling parameters of /v1/responses: OpenAI's set."""
 
-LOGPROBS = "message.output_text.logprobs"  # what asks for them in /v1/responses
+LOGPROBS = "message.output_text.logprobs"  # the fields that request them in /v1/responses
 _Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
 _Name = Annotated[str, Field(min_length=1)]
@@ -46,14 +46,14 @@ _TokenIds = list[_Index]
 
 
 class Fields(BaseModel):
-    """Base of all parts of a request."""
+    """Base class of all parts of a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def _without_nothing(cls, given: Any) -> Any:
-        """Leave out fields that are not known and null: they say nothing, and clients write whole objects so."""
+        """Drop unknown fields that are null: clients often write whole objects."""
         if isinstance(given, dict) and any(value is None for value in given.values()):
             names = {field.alias or name for name, field in cls.model_fields.items()} | {*cls.model_fields}
             return {name: value for name, value in given.items() if value is not None or name in names}
@@ -61,7 +61,7 @@ class Fields(BaseModel):
 
 
 class Ignored(Fields):
-    """Fields that change nothing of the answer: whose it is, where it is kept, what it costs."""
+    """Fields that do not change the answer: the user, the storage, the price class."""
 
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -74,37 +74,38 @@ class Ignored(Fields):
 
     @property
     def ignored(self) -> list[str]:
-        """Those that were sent, with a value."""
+        """Return the names of the fields that were sent with a value."""
         return [name for name in Ignored.model_fields if getattr(self, name) is not None]
 
 
 class Speculation(Fields):
-    """How a request is sped up: an extension. Under a lossless recipe it changes the time and not the distribution."""
+    """The ``speculation`` extension. Under a lossless recipe it changes the time and not the distribution."""
 
-    enabled: Annotated[bool, Field(description="False: plain decoding.")] = True
+    enabled: Annotated[bool, Field(description="False: decode without drafts.")] = True
     num_speculative_tokens: Annotated[
-        _Index | None, Field(description="Draft tokens a step, at most; null: as the server has it.")
+        _Index | None, Field(description="Maximum number of draft tokens per step; null: the server's setting.")
     ] = None
-    show: Annotated[bool, Field(description="Say of each token whether it was drafted.")] = False
+    show: Annotated[bool, Field(description="Report for each token whether it was drafted.")] = False
 
     @property
     def max_draft(self) -> int | None:
-        """Draft nodes a step, at most; None: as the recipe has it."""
+        """Maximum number of draft nodes per step; None: the recipe's setting."""
         return self.num_speculative_tokens if self.enabled else 0
 
 
 class StreamOptions(Fields):
-    """What a stream says next to the text."""
+    """Additional contents of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: Annotated[
-        bool | None, Field(description="Say with every chunk what was used so far; how speculation went, at the end.")
+        bool | None,
+        Field(description="Add the usage so far to every chunk, and the speculation statistics at the end."),
     ] = None
-    include_obfuscation: Annotated[bool | None, Field(description="Taken; nothing is added.")] = None
+    include_obfuscation: Annotated[bool | None, Field(description="Accepted; adds nothing.")] = None
 
 
 class JsonSchema(Fields):
-    """A named schema, as chat completions write it."""
+    """A named schema in the form of chat completions."""
 
     name: str
     description: str | None = None
@@ -113,19 +114,19 @@ class JsonSchema(Fields):
 
 
 class AnyText(Fields):
-    """The answer may be any text."""
+    """Any text."""
 
     type: Literal["text"]
 
 
 class JsonObject(Fields):
-    """The answer is a JSON object."""
+    """A JSON object."""
 
     type: Literal["json_object"]
 
 
 class SchemaFormat(Fields):
-    """The answer fits a JSON schema."""
+    """Text that matches a JSON schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -135,7 +136,7 @@ ResponseFormat = Annotated[AnyText | JsonObject | SchemaFormat, Field(discrimina
 
 
 class Structured(Fields):
-    """What the answer has to be: an extension, with vLLM's names. Exactly one of them."""
+    """The form of the answer: an extension with vLLM's names. Exactly one field is set."""
 
     json_schema: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -145,17 +146,17 @@ class Structured(Fields):
 
 
 class Sampling(request_of(SamplingParams, Ignored)):  # type: ignore[misc]  # its fields are declared there
-    """Fields of every way to ask. Null or left out: as the checkpoint asks, else OpenAI's default."""
+    """Fields that all endpoints share. Null or absent: the checkpoint's default, else OpenAI's."""
 
     model: str
-    seed: Annotated[int | None, Field(description="Fix every random choice; taken modulo 2**63.")] = None
+    seed: Annotated[int | None, Field(description="Seed of all random choices; taken modulo 2**63.")] = None
     n: Annotated[int | None, Field(ge=1, le=128)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     structured_outputs: Structured | None = None
     speculation: Speculation | None = None
     cache_salt: Annotated[
-        str | None, Field(min_length=1, description="Only requests with the same one share what was read of a prompt.")
+        str | None, Field(min_length=1, description="Only requests with the same salt share a cached prompt prefix.")
     ] = None
     use_beam_search: _No = None
     length_penalty: _One = None
@@ -164,11 +165,11 @@ class Sampling(request_of(SamplingParams, Ignored)):  # type: ignore[misc]  # it
     priority: _Zero = None
 
 
-_Cached = Annotated[Any, Field(description="Taken: what was read of a prompt is kept without being asked.")]
+_Cached = Annotated[Any, Field(description="Accepted: prompt prefixes are always cached.")]
 
 
 class TextPart(Fields):
-    """A piece of a message."""
+    """A content part of a message."""
 
     type: Literal["text"]
     text: str
@@ -177,7 +178,7 @@ class TextPart(Fields):
     @model_validator(mode="before")
     @classmethod
     def _by_other_names(cls, given: Any) -> Any:
-        """Take pieces as ``/v1/responses`` write them, and a refusal in an earlier answer as what it says."""
+        """Convert parts in the form of ``/v1/responses``; a refusal in an earlier answer becomes text."""
         given = _refusal_as_text(given)
         if isinstance(given, dict) and given.get("type") in ("input_text", "output_text"):
             return {**given, "type": "text"}
@@ -191,18 +192,20 @@ def _refusal_as_text(given: Any) -> Any:
 
 
 class FunctionCall(Fields):
-    """Which function an answer has called."""
+    """The name and arguments of a call."""
 
     name: str
     arguments: str
-    parsed_arguments: Annotated[Any, Field(description="Taken: clients add it to what they were sent.")] = None
+    parsed_arguments: Annotated[Any, Field(description="Accepted: clients add it to the calls that they received.")] = (
+        None
+    )
 
 
 class ToolCall(Fields):
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: str
-    index: Annotated[int | None, Field(description="Taken: streams have it.")] = None
+    index: Annotated[int | None, Field(description="Accepted: streamed calls have it.")] = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -221,11 +224,11 @@ class Message(Fields):
     audio: None = None
     annotations: Any = None
     cache_control: _Cached = None
-    provider_specific_fields: Annotated[Any, Field(description="Taken: LiteLLM adds it to earlier answers.")] = None
+    provider_specific_fields: Annotated[Any, Field(description="Accepted: LiteLLM adds it to earlier answers.")] = None
 
     @property
     def text(self) -> str:
-        """Its content as one text; parts are joined by line ends."""
+        """Return the content as one text; parts are joined by line ends."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
@@ -241,21 +244,21 @@ class Function(Fields):
 
 
 class Tool(Fields):
-    """A tool that the model may use; functions are known."""
+    """A tool that the model may call; only functions are supported."""
 
     type: Literal["function"]
     function: Function
-    cache_control: Annotated[Any, Field(exclude=True, description="Taken, as in messages.")] = None
+    cache_control: Annotated[Any, Field(exclude=True, description="Accepted, as in messages.")] = None
 
 
 class FunctionName(Fields):
-    """A function that is meant."""
+    """A reference to a function by its name."""
 
     name: str
 
 
 class NamedTool(Fields):
-    """The tool that is to be called."""
+    """The tool to call."""
 
     type: Literal["function"]
     function: FunctionName
@@ -277,7 +280,7 @@ class ChatRequest(Sampling):
     ] = None
     reasoning_effort: str | None = None
     modalities: list[Literal["text"]] | None = None
-    verbosity: Annotated[Literal["medium"] | None, Field(description="As the model writes.")] = None
+    verbosity: Annotated[Literal["medium"] | None, Field(description="Accepted: the model decides.")] = None
     echo: _No = None
     add_generation_prompt: _Yes = None
     continue_final_message: _No = None
@@ -302,7 +305,7 @@ class CompletionRequest(Sampling):
 
 
 class InputPart(Fields):
-    """A piece of an input message of ``/v1/responses``."""
+    """A content part of an input message of ``/v1/responses``."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -312,7 +315,7 @@ class InputPart(Fields):
     @model_validator(mode="before")
     @classmethod
     def _refusal(cls, given: Any) -> Any:
-        """Take a refusal in an earlier answer as what it says."""
+        """Convert a refusal in an earlier answer to text."""
         return _refusal_as_text(given)
 
 
@@ -324,11 +327,11 @@ class InputMessage(Fields):
     content: str | Annotated[list[InputPart], Field(min_length=1)]
     id: str | None = None
     status: str | None = None
-    phase: Annotated[str | None, Field(description="Taken: what an earlier message was for.")] = None
+    phase: Annotated[str | None, Field(description="Accepted: the phase of an earlier message.")] = None
 
 
 class InputCall(Fields):
-    """A call that an earlier answer made."""
+    """A tool call in an earlier answer."""
 
     type: Literal["function_call"]
     call_id: str
@@ -339,7 +342,7 @@ class InputCall(Fields):
 
 
 class InputCallOutput(Fields):
-    """What came of a call."""
+    """The output of a tool call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -349,7 +352,7 @@ class InputCallOutput(Fields):
 
 
 class InputReasoning(Fields):
-    """What an earlier answer has thought; taken, and not shown to the model again."""
+    """The reasoning of an earlier answer; accepted, and not part of the prompt."""
 
     type: Literal["reasoning"]
     summary: Any = None
@@ -360,7 +363,7 @@ class InputReasoning(Fields):
 
 
 def _kind(item: Any) -> str:
-    """What an input item is; a message need not say so."""
+    """Return the type of an input item; it is optional for a message."""
     found = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return "message" if found is None else str(found)
 
@@ -376,7 +379,7 @@ InputItem = Annotated[
 
 
 class ResponseTool(Fields):
-    """A function, as ``/v1/responses`` writes it."""
+    """A function in the form of ``/v1/responses``."""
 
     type: Literal["function"]
     name: _Name
@@ -386,13 +389,13 @@ class ResponseTool(Fields):
 
 
 class NamedResponseTool(FunctionName):
-    """The tool that is to be called, as ``/v1/responses`` writes it."""
+    """The tool to call, in the form of ``/v1/responses``."""
 
     type: Literal["function"]
 
 
 class NamedSchema(JsonSchema):
-    """The answer fits a JSON schema, as ``/v1/responses`` write it."""
+    """Text that matches a JSON schema, in the form of ``/v1/responses``."""
 
     type: Literal["json_schema"]
 
@@ -405,20 +408,20 @@ class TextFormat(Fields):
 
 
 class Reasoning(Fields):
-    """How an answer is to be thought about."""
+    """Settings of the reasoning."""
 
     effort: str | None = None
-    summary: Annotated[Any, Field(description="Taken; reasoning is given as it is written.")] = None
+    summary: Annotated[Any, Field(description="Accepted; reasoning is returned in full.")] = None
     generate_summary: Any = None
 
 
 class ResponsesRequest(request_of(SamplingParams, Ignored, OF_RESPONSES)):  # type: ignore[misc]
     """``POST /v1/responses``: stateless, text and function tools."""
 
-    user: Annotated[str | None, Field(description="Ignored, and given back.")] = None
-    safety_identifier: Annotated[str | None, Field(description="Ignored, and given back.")] = None
-    prompt_cache_key: Annotated[str | None, Field(description="Ignored, and given back.")] = None
-    metadata: Annotated[dict[str, str] | None, Field(description="Ignored, and given back.")] = None
+    user: Annotated[str | None, Field(description="Ignored, and returned in the response.")] = None
+    safety_identifier: Annotated[str | None, Field(description="Ignored, and returned in the response.")] = None
+    prompt_cache_key: Annotated[str | None, Field(description="Ignored, and returned in the response.")] = None
+    metadata: Annotated[dict[str, str] | None, Field(description="Ignored, and returned in the response.")] = None
     model: str
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
@@ -431,15 +434,17 @@ class ResponsesRequest(request_of(SamplingParams, Ignored, OF_RESPONSES)):  # ty
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
-    max_tool_calls: Annotated[int | None, Field(ge=1, description="Taken: of tools that run here; there are none.")] = (
-        None
-    )
+    max_tool_calls: Annotated[
+        int | None, Field(ge=1, description="Accepted: it limits tools that run on the server, and there are none.")
+    ] = None
     previous_response_id: None = None
     conversation: None = None
     background: bool | None = None
     include: Annotated[
         list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None,
-        Field(description="The second asks for log-probabilities; the first is taken, and nothing is encrypted."),
+        Field(
+            description="The second value requests log-probabilities; the first is accepted, and nothing is encrypted."
+        ),
     ] = None
     reasoning: Reasoning | None = None
     stream_options: StreamOptions | None = None

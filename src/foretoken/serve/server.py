@@ -1,4 +1,4 @@
-"""A process that serves one model: uvicorn around the application, and an orderly end."""
+"""A process that serves one model: uvicorn around the application, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether only this machine can reach the address."""
     return host in _LOOPBACK
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens; it is taken before a model is loaded, which may last minutes.
+    """Return a listening socket. Bind it before loading a model, which may take minutes.
 
     Args:
-        port: 0 takes a free one.
+        port: 0 selects a free one.
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: the address is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--host {host} --port {port}: {why}; another port, or 0 for any that is free") from None
+        raise ConfigError(f"--host {host} --port {port}: {why}; use another port, or 0 for any free one") from None
 
 
 def serve(app: FastAPI, loop: EngineLoop, listening: socket.socket, *, drain_seconds: float) -> None:
-    """Serve until a signal: then new requests get 503, running ones end, and what is left is ended by force.
+    """Serve until a signal: then new requests get 503, running ones may finish, and the remaining ones are cancelled.
 
     Args:
-        loop: of the application; closed at the end.
+        loop: the application's loop; closed at the end.
         listening: see :func:`bind`.
-        drain_seconds: that running requests may take after the first SIGTERM or SIGINT; a second one ends them, a third
-            one does not wait for their readers.
+        drain_seconds: time for running requests after the first SIGTERM or SIGINT; a second signal cancels them, a
+            third one does not wait for their readers.
     """
     config = bounded_config(
         app,
@@ -65,7 +65,7 @@ def serve(app: FastAPI, loop: EngineLoop, listening: socket.socket, *, drain_sec
 
 
 class _Server(uvicorn.Server):
-    """Goes on listening while it drains, so that a client that comes late is told why it is refused."""
+    """Keeps listening while it drains, so that a late client gets the reason of its refusal."""
 
     def __init__(self, config: uvicorn.Config, loop: EngineLoop, seconds: float) -> None:
         super().__init__(config)
@@ -73,7 +73,7 @@ class _Server(uvicorn.Server):
         self._seconds = seconds
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> Any:
-        """See uvicorn: called for SIGINT and SIGTERM."""
+        """Start to drain; uvicorn calls it for SIGINT and SIGTERM."""
         if self.should_exit:
             self.force_exit = True
             return
@@ -83,6 +83,6 @@ class _Server(uvicorn.Server):
         threading.Thread(target=self._end, args=(seconds,), name="foretoken-drain", daemon=True).start()
 
     def _end(self, seconds: float) -> None:
-        """End what still runs after so many seconds; whoever waits for it is told, and then the server ends."""
+        """Cancel the remaining requests after ``drain_seconds``; report it to their clients, and end the server."""
         self._loop.close(seconds)
         self.should_exit = True

@@ -1,4 +1,4 @@
-"""What the ways to ask have in common: parameters, prompts, tickets, and what a request has used."""
+"""Shared parts of the endpoints: parameters, prompts, tickets and usage."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, ResponsesRe
 from foretoken.serve.token_text import TokenText
 
 _DECLARED = tuple(each.name for each in declared(SamplingParams) if each.option.over_http)
-_COMPLETIONS = 128  # that one request may always ask for: the largest n
+_COMPLETIONS = 128  # the largest n, which one request may always use
 FINGERPRINT = f"foretoken-{version('foretoken')}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a server takes.
+    """Limits of a server.
 
     Attributes:
-        body: bytes of a request, at most.
-        patience: seconds that a client may take to receive one piece of a stream.
+        body: maximum bytes of a request.
+        patience: maximum seconds for a client to receive one piece of a stream.
     """
 
     body: int = 8 * 2**20
@@ -43,14 +43,14 @@ class Limits:
 
 
 class Service:
-    """One model after its loop.
+    """One model and the loop that runs it.
 
     Args:
-        loop: runs it.
-        name: what clients call it.
-        limits: what is taken.
-        reasoning: whether "<think>…</think>" in an answer to a conversation is told apart; None: where the chat
-            template knows of it.
+        loop: runs the model.
+        name: the model's name for clients.
+        limits: limits of the requests.
+        reasoning: whether to separate "<think>…</think>" from the answer in a conversation; None: if the chat template
+            uses it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Service:
         self.token_text = TokenText(self.llm.tokenizer)
         self.reasoning = knows_reasoning(self.llm.tokenizer) if reasoning is None else reasoning
         asked = self.llm.default_params
-        # a checkpoint that asks for nothing leaves OpenAI's default, which is to sample
+        # without a checkpoint's default, OpenAI's default applies: sample
         self._defaults = replace(asked, temperature=1.0) if asked.greedy else asked
 
     @property
@@ -72,28 +72,28 @@ class Service:
         return self.loop.llm
 
     def check_model(self, name: str) -> None:
-        """Refuse another model than the one that is served.
+        """Refuse a model name other than the served one.
 
         Raises:
             ApiError: 404.
         """
         if name != self.name:
-            message = f"the model '{name}' is not served here; there is '{self.name}'"
+            message = f"the model '{name}' is not served here: use '{self.name}'"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def params(self, body: Sampling, **more: Any) -> SamplingParams:
-        """Sampling params of a request: what it says, else the defaults.
+        """Return the sampling params of a request: its own values, else the defaults.
 
         Args:
-            more: fields that are not of the same name in every way to ask; None: the default's.
+            more: fields whose names differ between endpoints; None: the default.
         Raises:
-            ApiError: 400, names the field.
+            ApiError: 400; the message names the field.
         """
         given = {name: getattr(body, name) for name in _DECLARED} | more
         if body.structured_outputs is not None:
             if more.get("structured_outputs") is not None:
                 message = (
-                    "structured_outputs are given next to a response_format or tools that say what is written: keep one"
+                    "structured_outputs conflicts with a response_format or tools that also set the form: keep one"
                 )
                 raise ApiError(400, message, param="structured_outputs")
             given["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
@@ -111,12 +111,12 @@ class Service:
         param: str,
         form: str = "structured_outputs",
     ) -> list[Request]:
-        """The requests of some prompts, ``params.n`` for each.
+        """Return the requests of the prompts, ``params.n`` for each.
 
         Args:
-            body: what else was asked.
-            param: the field that the prompts come from.
-            form: the field that says what an answer has to be.
+            body: the request.
+            param: the field that contains the prompts.
+            form: the field that sets the form of the answer.
         Raises:
             ApiError: 400: a prompt or the params cannot be used.
         """
@@ -139,12 +139,12 @@ class Service:
 
     @contextmanager
     def running(self, requests: Sequence[Request], *, streamed: bool = True) -> Iterator[Ticket]:
-        """Run requests while somebody waits for them; they end with the block.
+        """Run requests inside a ``with`` block; they end with the block.
 
         Args:
-            streamed: whether pieces are wanted, or what comes of each as a whole.
+            streamed: whether to deliver pieces, or each completion as a whole.
         Raises:
-            ApiError: 429 or 503: there is no room, or no engine.
+            ApiError: 429 or 503: the queue is full, or the engine has failed.
         """
         try:
             ticket = self.loop.submit(requests, streamed=streamed)
@@ -157,7 +157,7 @@ class Service:
             self.timings.count(ticket)
 
     async def whole(self, requests: Sequence[Request]) -> list[Update]:
-        """Run requests to their end: all that came of each.
+        """Run requests to their end; return the whole output of each.
 
         Raises:
             ApiError: one of them failed; the others are ended.
@@ -176,13 +176,13 @@ class Service:
     def usage(
         self, requests: Sequence[Request], num_prompts: int, *, reasoning: int = 0, told: int | None = None
     ) -> dict[str, Any]:
-        """What requests have used, and how speculation went.
+        """Return the usage of requests, with the speculation statistics.
 
         Args:
-            num_prompts: of how many prompts they are: a prompt counts once.
-            reasoning: tokens of their reasoning.
-            told: tokens that their reader knows of, where they still run; None: they have ended. How speculation
-                goes is not said before: the engine is writing it down.
+            num_prompts: number of prompts; a prompt counts once for all its completions.
+            reasoning: number of reasoning tokens.
+            told: number of tokens delivered so far, while they still run; None: they have ended. The speculation
+                statistics are left out before the end, because the engine is still writing them.
         """
         firsts = requests[:: max(1, len(requests) // num_prompts)]
         prompt = sum(request.num_prompt for request in firsts)
@@ -216,7 +216,7 @@ class Service:
         return {"speculation": report}
 
     def shown(self, delta: Update) -> list[dict[str, Any]]:
-        """The tokens of a delta and where each comes from; special ones, which are no text, have no bytes."""
+        """Return a delta's tokens and the source of each; special tokens have no text and no bytes."""
         special = self.token_text.special
         return [
             {"bytes": [] if token in special else list(self.token_text(token)[1]), "drafted": drafted}
@@ -224,21 +224,21 @@ class Service:
         ]
 
     def logprob(self, entry: TokenLogprob) -> dict[str, Any]:
-        """How probable a token was, and the most probable ones next to it."""
+        """Return a token's log-probability and the most probable alternatives."""
         text, raw = self.token_text(entry.token_id)
         top = [{"token": t, "logprob": value, "bytes": list(b)} for t, b, value in self.top(entry)]
         return {"token": text, "logprob": entry.logprob, "bytes": list(raw), "top_logprobs": top}
 
     def top(self, entry: TokenLogprob) -> list[tuple[str, bytes, float]]:
-        """The most probable tokens of a place: text, bytes, log-probability."""
+        """Return the most probable tokens of a position: text, bytes, log-probability."""
         return [(*self.token_text(token), value) for token, value in entry.top]
 
 
 def structure(form: AnyText | JsonObject | SchemaFormat | NamedSchema | None) -> dict[str, Any] | None:
-    """What a format asks of a text, as ``structured_outputs`` say it; None: nothing.
+    """Convert a response format to ``structured_outputs``; None: no constraint.
 
     Raises:
-        ApiError: 400: it has no schema.
+        ApiError: 400: the schema is missing.
     """
     if form is None or isinstance(form, AnyText):
         return None
@@ -251,10 +251,10 @@ def structure(form: AnyText | JsonObject | SchemaFormat | NamedSchema | None) ->
 
 
 def refuse_failure(delta: Update) -> None:
-    """Raise what ended a request, if that was a failure.
+    """Raise a request's failure, if it failed.
 
     Raises:
-        ApiError: 500; 503 where the loop has ended it, 400 where nothing can be written that is what it asks for.
+        ApiError: 500; 503 if the loop ended it; 400 if no text can satisfy its constraint.
     """
     if delta.error is not None:
         if delta.unserved:
@@ -263,7 +263,7 @@ def refuse_failure(delta: Update) -> None:
 
 
 async def first_of(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same events, of which the first exists already: what is refused is refused before the answer begins."""
+    """Fetch the first event now and return all events: a refusal then precedes the start of the answer."""
     try:
         begun = await anext(events)
     except BaseException:
@@ -282,5 +282,5 @@ async def first_of(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes,
 
 
 def new_id(kind: str) -> str:
-    """An identifier that begins as OpenAI's do: by its beginning clients tell what it is of."""
+    """Return an identifier with OpenAI's prefix, by which clients recognise the type."""
     return f"{kind}{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""Answers in pieces, and noticing that nobody listens any more."""
+"""Streamed answers, and the detection of disconnected clients."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 _T = TypeVar("_T")
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: json.dumps makes one each time
+_json = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":")
+).encode  # created once: json.dumps creates one per call
 DONE = b"data: [DONE]\n\n"
-CLIENT_GONE = 499  # nginx's number for it: only a log will ever show it
+CLIENT_GONE = 499  # nginx's status for a closed connection; only logs contain it
 
 
 def event(value: Mapping[str, Any], name: str | None = None) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {_json(value)}\n\n".encode("utf-8", "replace")
 
 
 class Chunks:
-    """Events of one answer: what they have in common is written once.
+    """Events of one answer, with their common fields encoded once.
 
     Args:
-        common: of every chunk, next to ``choices`` and ``usage``.
-        usage: whether chunks have ``usage``, which is null where nothing is said.
+        common: fields of every chunk, in addition to ``choices`` and ``usage``.
+        usage: whether chunks have ``usage``, which may be null.
     """
 
     def __init__(self, common: Mapping[str, Any], *, usage: bool) -> None:
@@ -43,12 +45,12 @@ class Chunks:
 
 
 class EventStream(Response):
-    """A stream of server-sent events, which ends when the client goes away or does not read.
+    """A stream of server-sent events that ends when the client disconnects or stops reading.
 
     Args:
-        events: closed at the end, whatever the reason.
-        patience: seconds that one piece may take to be sent.
-        headers: next to the usual ones.
+        events: closed at the end in every case.
+        patience: maximum seconds to send one piece.
+        headers: additional headers.
     """
 
     def __init__(
@@ -76,19 +78,19 @@ class EventStream(Response):
             watch.since = monotonic()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:
-            pass  # the client is gone: what ran for it is cancelled below
+            pass  # the client has disconnected: the code below cancels its requests
         finally:
             watch.stop()
             await self._events.aclose()
 
 
 class _Watch:
-    """Ends the task that made it where one piece takes too long. It looks now and then: pieces are many.
+    """Cancels the current task if one piece takes too long. It polls, because a timer per piece would be expensive.
 
     Args:
-        patience: seconds that a piece may take.
+        patience: maximum seconds for one piece.
     Attributes:
-        since: when the piece was given to the client that it has not taken; None: there is none.
+        since: start of sending the current piece; None: none is being sent.
     """
 
     def __init__(self, patience: float) -> None:
@@ -100,7 +102,7 @@ class _Watch:
         self._look()
 
     def stop(self) -> None:
-        """Do not look any more."""
+        """Stop polling."""
         self._timer.cancel()
 
     def _look(self) -> None:
@@ -110,7 +112,7 @@ class _Watch:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:
-    """Do something for a client; cancelled, with None, when the client goes away first."""
+    """Await a result for a client; cancel it and return None when the client disconnects first."""
     doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +125,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | N
 
 
 async def answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The answer that is being worked on, unless the client goes away first."""
+    """Await the answer, unless the client disconnects first."""
     return await unless_gone(request.receive, work) or Response(status_code=CLIENT_GONE)
 
 

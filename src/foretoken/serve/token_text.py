@@ -1,6 +1,6 @@
-"""The text and the bytes of single tokens, as log-probabilities show them.
+"""The text and the bytes of single tokens, for log-probabilities.
 
-A token need not be whole characters: the bytes of several, put together, are text again.
+A token may end inside a character: the joined bytes of several tokens are valid text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TokenText:
     Args:
         tokenizer: a Hugging Face tokenizer.
     Attributes:
-        special: tokens that are no text.
+        special: tokens without text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -30,7 +30,7 @@ class TokenText:
         self._known: dict[int, tuple[str, bytes]] = {}
 
     def __call__(self, token: int) -> tuple[str, bytes]:
-        """Text (characters that are not whole as U+FFFD) and bytes of a token."""
+        """Return the text (incomplete characters as U+FFFD) and the bytes of a token."""
         known = self._known.get(token)
         if known is None:
             known = self._known[token] = self._look_up(token)
@@ -38,7 +38,7 @@ class TokenText:
 
     def _look_up(self, token: int) -> tuple[str, bytes]:
         piece = self._tokenizer.convert_ids_to_tokens(token)
-        if piece is None:  # a row of the table that no token stands for
+        if piece is None:  # a row of the table without a token
             return "", b""
         if token not in self.special:
             if self._byte_of is not None and all(character in self._byte_of for character in piece):
@@ -47,7 +47,7 @@ class TokenText:
             if match := _BYTE.fullmatch(piece):
                 raw = bytes([int(match[1], 16)])
                 return raw.decode("utf-8", "replace"), raw
-            if piece.startswith("▁"):  # SentencePiece: alone, it would be decoded without its space
+            if piece.startswith("▁"):  # a SentencePiece token, decoded alone, would lose its space
                 text = piece.replace("▁", " ")
                 return text, text.encode("utf-8")
         text = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -55,11 +55,11 @@ class TokenText:
 
 
 class Places:
-    """Where the tokens of a text begin in it, in characters. A token within a character begins where that does.
+    """The character offsets of tokens in a text. A token that starts inside a character gets that character's offset.
 
     Args:
-        token_text: of the tokenizer.
-        skip_special: whether the text of an answer leaves special tokens out.
+        token_text: the tokenizer's texts.
+        skip_special: whether the answer's text omits special tokens.
     """
 
     def __init__(self, token_text: TokenText, skip_special: bool) -> None:
@@ -69,7 +69,9 @@ class Places:
         self._characters = getincrementaldecoder("utf-8")("replace")
 
     def of_prompt(self, tokens: Sequence[int], text: str) -> list[int]:
-        """Of a prompt's tokens; a special one that the text does not have is what the tokenizer has added."""
+        """Return the offsets of a prompt's tokens; the tokenizer may have added special tokens that the text does not
+        have.
+        """
         special = self._token_text.special
         added = {token for token in tokens if token in special and self._token_text(token)[0] not in text}
         found = self._next(tokens, added)
@@ -78,7 +80,7 @@ class Places:
         return found
 
     def of_answer(self, tokens: Sequence[int]) -> list[int]:
-        """Of the answer's next tokens."""
+        """Return the offsets of the answer's next tokens."""
         return self._next(tokens, self._token_text.special if self._skip_special else ())
 
     def _next(self, tokens: Sequence[int], left_out: Container[int]) -> list[int]:
@@ -99,7 +101,7 @@ def _is_byte_level(tokenizer: Any) -> bool:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Which byte each character of a byte-level vocabulary stands for (GPT-2's table)."""
+    """Return the byte of each character of a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

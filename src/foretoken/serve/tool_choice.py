@@ -1,9 +1,9 @@
-"""What a choice of tools asks of a text: a grammar of calls, whose arguments follow the tools' schemas.
+"""The constraint of a tool choice: a grammar of calls with arguments that match the tools' schemas.
 
     none     text; the prompt knows no tools        required     calls and nothing else
     auto     text with calls, as the model likes    a function   one call of it
 
-Like every structured output it is a filter of the distribution, so that drafts are verified under it.
+Like every structured output, it masks the distribution, and drafts are verified under the mask.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _OPEN_ENDED = ("additionalProperties", "patternProperties", "$ref", "allOf", "an
 
 
 class ToolChoice:
-    """Which tools an answer may call, and how often.
+    """The tools that an answer may call, and the number of calls.
 
     Args:
-        tools: what the request offers.
+        tools: the request's tools.
         choice: "none", "auto" or "required"; None: "auto".
-        function: the one that is to be called, instead of a choice.
+        function: the function to call, in place of a choice.
         parallel: whether an answer may have several calls.
     Raises:
-        ApiError: 400: two tools have one name, or the choice is of one that is not offered.
+        ApiError: 400: two tools have the same name, or the chosen function is not among the tools.
     Attributes:
-        tools: those that the prompt is told of; empty: none.
-        stop: a string that ends the answer, next to the request's own; None: there is none.
+        tools: the tools in the prompt; empty: none.
+        stop: a string that ends the answer, in addition to the request's own; None: there is none.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class ToolChoice:
         for name in names:
             if names.count(name) > 1:
                 raise ApiError(
-                    400, f"two tools are called '{name}', and a call would not say which: rename one", param="tools"
+                    400, f"two tools have the name '{name}', so calls would be ambiguous: rename one", param="tools"
                 )
         self._forced = choice == "required" or function is not None
         if not offered and self._forced:
-            raise ApiError(400, "tool_choice is given, and no tools: give both or neither", param="tools")
+            raise ApiError(400, "tool_choice requires tools: give both or neither", param="tools")
         if function is not None and function not in names:
-            message = f"tool_choice is of '{function}', which is not among the tools: {', '.join(names)}"
+            message = f"tool_choice names '{function}', which is not among the tools: {', '.join(names)}"
             raise ApiError(400, message, param="tool_choice")
         self.tools = [] if choice == "none" else offered
         self._single = parallel is False or function is not None
@@ -58,10 +58,10 @@ class ToolChoice:
         self.stop = CLOSE if self.tools and self._single and not self._forced else None
 
     def structure(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """What the whole answer has to be, as ``structured_outputs`` say it; None: any text.
+        """Return the constraint on the whole answer as ``structured_outputs``; None: any text.
 
         Args:
-            form: what an answer without a call has to be (``json`` or ``json_object``); None: any text.
+            form: the constraint on an answer without calls (``json`` or ``json_object``); None: any text.
         """
         if self._forced:
             more = "" if self._single else ' ("\\n" call)*'
@@ -77,7 +77,7 @@ class ToolChoice:
         return None
 
     def _calls(self) -> str:
-        """Rules ``call``, and ``inside`` for one whose beginning is written."""
+        """Return the rules ``call``, and ``inside`` for a call after its opening tag."""
         rules = [f'call: "{OPEN}" inside', f'inside: "\\n" one "\\n{CLOSE}"']
         rules.append("one: " + " | ".join(f"one_{index}" for index in range(len(self._callable))))
         for index, tool in enumerate(self._callable):
@@ -93,7 +93,7 @@ class ToolChoice:
 
 
 def _arguments(tool: Tool) -> dict[str, Any]:
-    """The schema of a function's arguments: an object that has what is declared, and nothing else."""
+    """Return the schema of a function's arguments: an object with the declared properties and no others."""
     schema = {"type": "object", **(tool.function.parameters or {})}
     if not any(each in schema for each in _OPEN_ENDED):
         schema["additionalProperties"] = False

@@ -1,6 +1,6 @@
-"""Calls of functions in what a model writes: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+"""Tool calls in a model's output: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
 
-The form of Hermes and of Qwen's chat templates. What is no call stays text: a reader loses nothing.
+The form of Hermes and of Qwen's chat templates. Everything outside of a call stays text: no output is lost.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_ENDS = ("}" + CLOSE, CLOSE)  # what may follow the arguments, spaces apart
+_ENDS = ("}" + CLOSE, CLOSE)  # what may follow the arguments, without spaces
 
 
 class CallReader:
-    """Reads a text that comes in pieces: text and arguments are handed on at once, what may yet be a call is held back.
+    """Parses a text in pieces: passes text and arguments on at once, and holds back a possible beginning of a call.
 
     Attributes:
-        num_calls: calls that have begun.
+        num_calls: number of calls that have begun.
     """
 
     def __init__(self) -> None:
         self.num_calls = 0
         self._held = ""
-        self._spaces = ""  # after a call: they are text if text follows
-        self._arguments: _Balance | None = None  # of the call that is being read
-        self._ending = False  # its arguments are complete, its end is not
+        self._spaces = ""  # spaces after a call: they are text if text follows
+        self._arguments: _Balance | None = None  # the call that is being parsed
+        self._ending = False  # its arguments are complete, its end is missing
 
     def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Take in a piece.
+        """Parse a piece.
 
         Args:
-            final: nothing follows: what is held back is text.
+            final: this is the last piece: the text held back is text.
         Returns:
-            text that belongs to no call, and what is new of calls, as OpenAI streams it: ``index``, with ``id``,
-            ``type`` and the name where a call begins, and a piece of its arguments.
+            text outside of calls, and the new parts of calls as OpenAI streams them: ``index``, a piece of the
+            arguments, and at the start of a call its ``id``, ``type`` and name.
         """
         self._held += text
         out, news = "", dict[int, dict[str, Any]]()
@@ -64,7 +64,7 @@ class CallReader:
         return out, [*news.values()]
 
     def _next(self, final: bool) -> tuple[str, dict[str, Any] | None, bool]:
-        """Text up to the next call, the call if there is one, and whether there is more to be read now."""
+        """Return the text up to the next call, the call if there is one, and whether more can be parsed now."""
         held = self._held
         begin = held.find(OPEN)
         if begin < 0:
@@ -85,7 +85,7 @@ class CallReader:
         return held[: begin if call is not None else stop], call, bool(self._held)
 
     def _end(self, final: bool) -> bool:
-        """Take the end of a call away; whether it was there, or something else is."""
+        """Remove the end of a call; return whether it was there, or other text is."""
         tail = "".join(self._held.split())
         if any(each.startswith(tail) and len(tail) < len(each) for each in _ENDS):
             if final:
@@ -97,7 +97,7 @@ class CallReader:
         return True
 
     def _text(self, text: str) -> str:
-        """Text without the spaces between calls, and after the last."""
+        """Return text without the spaces between calls, and after the last."""
         if not self.num_calls:
             return text
         text, self._spaces = self._spaces + text, ""
@@ -108,7 +108,7 @@ class CallReader:
 
 
 class _Balance:
-    """Finds where a JSON object ends that comes in pieces."""
+    """Finds the end of a JSON object in a text that arrives in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -116,7 +116,7 @@ class _Balance:
         self.closed = False
 
     def take(self, text: str) -> str:
-        """As much of the text as belongs to the object."""
+        """Return the part of the text that belongs to the object."""
         for place, character in enumerate(text):
             if self._quoted:
                 if self._escaped:
@@ -138,7 +138,7 @@ class _Balance:
 
 
 def joined(pieces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The calls that pieces of a stream make up, without ``index``."""
+    """Join the calls from the pieces of a stream, without ``index``."""
     calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:
         _add(calls, piece)
@@ -154,7 +154,7 @@ def _add(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
 
 
 def _whole(text: str) -> dict[str, Any] | None:
-    """A call that is laid out in another way than templates do."""
+    """Parse a call with another layout than that of the templates."""
     found = _json(text)
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None
@@ -175,5 +175,5 @@ def _json(text: str) -> Any:
 
 
 def _possible_begin(text: str) -> int:
-    """Length of the longest end of the text that may be the beginning of a call."""
+    """Return the length of the longest suffix of the text that may begin a call."""
     return next((size for size in range(min(len(OPEN) - 1, len(text)), 0, -1) if text.endswith(OPEN[:size])), 0)

@@ -56,7 +56,7 @@ def test_a_bias_of_the_batched_decision_is_caught() -> None:
     assert batch_differences(LenientAbreast()) > 0
     section = closed_form([LenientAbreast()], quick=True)
     assert not section.passed
-    assert "decides otherwise for several requests at once" in section.summary
+    assert "decides differently for several requests together" in section.summary
 
 
 @pytest.mark.parametrize("filtered", [False, True])
@@ -75,7 +75,7 @@ def test_a_bias_of_the_sampler_in_match_is_caught(filtered: bool) -> None:
     assert sampler_differences(Tilted()) > 0
     section = closed_form([Tilted()], quick=True)
     assert not section.passed
-    assert "of 2000 seeds give another token than their noise" in section.summary
+    assert "of 2000 seeds yield another token than their noise" in section.summary
 
 
 def test_the_teeth_are_those_of_the_recipe_s_own_rules() -> None:

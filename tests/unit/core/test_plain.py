@@ -48,8 +48,8 @@ def test_params_take_what_numpy_holds():
     ("wrong", "message"),
     [
         ({"temperatures": 1.0}, "SamplingParams has no 'temperatures': did you mean 'temperature'"),
-        ({"guided_decoding": {}}, "SamplingParams has no 'guided_decoding': it is called structured_outputs"),
-        ({"max_new_tokens": 5}, "it is called max_tokens"),
+        ({"guided_decoding": {}}, "SamplingParams has no 'guided_decoding': use structured_outputs"),
+        ({"max_new_tokens": 5}, "use max_tokens"),
         ({"self_": 5}, "SamplingParams has no 'self_': known: "),
         ({"n": 10**9}, "^n=1000000000 must be"),
         ({"stop": 5}, "stop=5 must be a text or a list of texts"),

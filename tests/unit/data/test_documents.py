@@ -123,8 +123,11 @@ def test_plain_text_has_one_part_and_stays_plain(content):
         ({"text": None}, "field 'text' must be a string, not NoneType"),
         ({"turns": ["u"], "reference": []}, "field 'reference' must be a non-empty list of strings"),
         ({"turns": [1], "reference": ["a"]}, "field 'turns' must be a non-empty list of strings"),
-        ({"prompt": "x"}, r"no fields that make a document \(found 'prompt'\); known: messages; prompt \+ response"),
-        ({}, r"no fields that make a document \(found no fields\)"),
+        (
+            {"prompt": "x"},
+            r"no fields of a known document type \(found 'prompt'\); known: messages; prompt \+ response",
+        ),
+        ({}, r"no fields of a known document type \(found no fields\)"),
     ],
 )
 def test_a_record_that_is_no_document_is_named_with_its_line(tmp_path, record, message):

@@ -123,7 +123,7 @@ def test_a_request_has_a_conversation_and_params_of_its_own(tmp_path):
     first, second = read_prompts(path, requests=True)
     assert (first.text, list(first.messages), first.params) == ("c", talk, {"max_tokens": 3, "logit_bias": {5: 1.5}})
     assert (second.text, second.messages, second.params) == ("d", (), {})
-    with pytest.raises(InputError, match="'messages' is for 'foretoken generate --prompts'"):
+    with pytest.raises(InputError, match="'messages' works only in 'foretoken generate --prompts'"):
         read_prompts(path)
 
 

@@ -75,7 +75,7 @@ def test_a_part_of_another_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_prompt_that_is_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(save_model("llama", tmp_path / "model"))  # a context of 128
     assert main(["generate", "word " * 200, "--model", model, "--method", "none"]) == 2
-    assert "the prompt has 1000 tokens; the context holds 128" in capsys.readouterr().err
+    assert "the prompt has 1000 tokens; the context is 128" in capsys.readouterr().err
     path = tmp_path / "prompts.jsonl"
     said = {"messages": [{"role": "user", "content": "word " * 200}]}
     path.write_text(json.dumps({"prompt": "short"}) + "\n" + json.dumps(said) + "\n", encoding="utf-8")

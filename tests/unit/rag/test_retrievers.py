@@ -142,7 +142,7 @@ def test_vectors_and_graph_are_kept_and_read_again(tmp_path):
     assert graph.is_file()
     query = Hashed().encode("x")
     assert DenseRetriever("hnsw", first, Hashed(), graph).search([query]) == made.search([query])
-    with pytest.raises(InputError, match="a graph of 30 vectors, and there are 7"):
+    with pytest.raises(InputError, match="a graph of 30 vectors, but there are 7"):
         DenseRetriever("hnsw", first[:7], Hashed(), graph)
     graph.write_bytes(graph.read_bytes()[:40])
     with pytest.raises(InputError, match="damaged"):
@@ -183,7 +183,7 @@ def test_passages_are_read_with_their_titles_and_each_text_once(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": "a", "text": "x"}\n{"text": "x"}\n{"text": "x", "title": "T"}\n')
     assert read_passages(path) == [Passage("a", "x"), Passage("2", "T\nx")]
-    for content, says in (("", "no passages"), ('{"text": " "}\n', "with something in it"), ('{"t": 1}\n', "'text'")):
+    for content, says in (("", "no passages"), ('{"text": " "}\n', "non-empty string"), ('{"t": 1}\n', "'text'")):
         path.write_text(content)
         with pytest.raises(InputError, match=says):
             read_passages(path)

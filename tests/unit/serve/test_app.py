@@ -330,7 +330,7 @@ def test_log_probabilities_of_a_response(server: Served) -> None:
     assert only["top_logprobs"] == []
     status, refused, _ = server.send(RESPONSES, asked | {"tools": [TOOL["function"] | {"type": "function"}]})
     assert (status, refused["error"]["param"]) == (400, "top_logprobs")
-    assert "not next to tools" in refused["error"]["message"]
+    assert "cannot be combined with tools" in refused["error"]["message"]
 
 
 def test_penalties_of_a_response(server: Served) -> None:
@@ -459,8 +459,8 @@ def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(ser
         (CHAT, {"user": 5}, "user", "valid string"),
         (CHAT, {"metadata": {"a": 1}}, "metadata.a", "valid string"),
         (CHAT, {"store": "yes"}, "store", "valid boolean"),
-        (CHAT, {"tools": [TOOL, TOOL]}, "tools", "two tools are called"),
-        (RESPONSES, {"tools": 2 * [TOOL["function"] | {"type": "function"}]}, "tools", "two tools are called"),
+        (CHAT, {"tools": [TOOL, TOOL]}, "tools", "two tools have the name"),
+        (RESPONSES, {"tools": 2 * [TOOL["function"] | {"type": "function"}]}, "tools", "two tools have the name"),
         (CHAT, {"messages": [{"role": "user", "content": "a \ud800 b"}]}, "messages", "not valid Unicode"),
         (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "input should be"),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format", "'json_object', 'json_schema'"),
@@ -491,7 +491,7 @@ def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(ser
             "keep one",
         ),
         (CHAT, {"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs", "no such variable"),
-        (CHAT, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "the server's"),
+        (CHAT, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs", "reserved for the server"),
         (
             RESPONSES,
             {"tools": [TOOL["function"] | {"type": "function"}], "tool_choice": {"type": "function", "name": "g"}},
@@ -499,7 +499,7 @@ def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(ser
             "not among",
         ),
         (CHAT, {"speculation": {"num_speculative_tokens": -1}}, "speculation.num_speculative_tokens", "greater"),
-        (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "are one limit, and differ: keep one"),
+        (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "are the same limit, and differ: keep one"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name", "at least 1"),
         (RESPONSES, {"tools": [{"type": "function", "name": ""}]}, "tools.0.name", "at least 1"),
         (TEXT, {"prompt": ""}, "prompt", "empty"),
@@ -513,7 +513,7 @@ def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(ser
         (TEXT, {"max_tokens": 0}, "max_tokens", "echo=true"),
         (RESPONSES, {"metadata": {"a": 1}}, "metadata.a", "valid string"),
         (RESPONSES, {"user": 1}, "user", "valid string"),
-        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "the server's"),
+        (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "reserved for the server"),
         (CHAT, {"chat_template_kwargs": {"e": 1}}, "chat_template_kwargs", "no such variable"),
         (CHAT, {"structured_outputs": {"regex": "a"}, "min_tokens": 2}, "min_tokens", "must be able to end"),
         (CHAT, {"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "must be able to end"),

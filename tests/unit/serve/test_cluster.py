@@ -75,7 +75,7 @@ def test_a_cluster_that_would_be_open_is_not_left_running(monkeypatch: pytest.Mo
         cluster.begin(verbose=True)
     assert calls[-1] == "ended"
     stand_in(monkeypatch, version="2.51.3")
-    with pytest.raises(ConfigError, match=r"Ray 2\.51\.3 cannot ask for a token"):
+    with pytest.raises(ConfigError, match=r"Ray 2\.51\.3 cannot require a token"):
         cluster.begin(verbose=True)
 
 

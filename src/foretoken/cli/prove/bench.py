@@ -1,4 +1,4 @@
-"""``foretoken bench``: methods against plain decoding on a suite of prompts, all in one run."""
+"""``foretoken bench``: compare methods with plain decoding on a suite of prompts, in one run."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from foretoken.options.sampling import SamplingParams
 
 _INTERRUPTED = 130
 _DEFAULT_METHODS = "draft_model,ngram,suffix,suffix_first"
-_OF_PARAMS = ("max_tokens", "temperature", "ignore_eos")  # that a named suite may set
+_OF_PARAMS = ("max_tokens", "temperature", "ignore_eos")  # settings that a named suite may provide
 _MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
 
 
 class Group(ExtendedGroup):
-    """``foretoken bench``, with commands of other distributions."""
+    """``foretoken bench``, with subcommands of other distributions."""
 
     path = "bench."
 
@@ -67,7 +67,7 @@ def bench(
         typer.Option(
             "--methods",
             metavar="A,B,…",
-            help="Names with commas; options of an entry with '+': draft_model+num_speculative_tokens=4. "
+            help="Comma-separated names; '+' adds an option to one: draft_model+num_speculative_tokens=4. "
             "Plain decoding (none) is always measured.",
             show_default="draft_model, ngram, suffix, suffix_first",
             rich_help_panel=_METHOD,
@@ -78,29 +78,27 @@ def bench(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="An option for every entry of a method, METHOD.NAME=VALUE. Repeatable.",
+            help="An option for all entries of a method, METHOD.NAME=VALUE. Repeatable.",
             rich_help_panel=_METHOD,
         ),
     ] = None,
     draft_model: DraftModel = None,
     suite: Annotated[
-        str | None, suite_option(_MEASURE, "A named suite also brings methods and model; --list-suites names them.")
+        str | None, suite_option(_MEASURE, "A named suite also sets methods and model; --list-suites lists them.")
     ] = None,
-    list_suites: Annotated[
-        bool, typer.Option("--list-suites", help="List the named suites, and do nothing else.")
-    ] = False,
+    list_suites: Annotated[bool, typer.Option("--list-suites", help="Only list the named suites.")] = False,
     data: Annotated[Path | None, data_option(_MEASURE)] = None,
-    limit: Annotated[int | None, limit_option(_MEASURE, "Prompts per category at most, not in all.")] = None,
+    limit: Annotated[int | None, limit_option(_MEASURE, "Maximum prompts per category.")] = None,
     repeats: Annotated[
         int,
-        repeats_option("Interleaved repeats (the median counts).", _MEASURE),
+        repeats_option("Interleaved repeats; the result is their median.", _MEASURE),
     ] = 3,
     batch_size: Annotated[
         str,
         typer.Option(
             "--batch-size",
             metavar="N,…",
-            help="Prompts that run together; several sizes are measured one after the other.",
+            help="Prompts per batch; several sizes are measured in turn.",
             rich_help_panel=_MEASURE,
         ),
     ] = "1",
@@ -109,8 +107,8 @@ def bench(
         typer.Option(
             "--prompt-tokens",
             metavar="N,…",
-            help="Fill prompts up to so many tokens, with other prompts in front; with every batch size.",
-            show_default="as they are",
+            help="Extend prompts to this many tokens with other prompts in front; combined with every batch size.",
+            show_default="unchanged",
             rich_help_panel=_MEASURE,
         ),
     ] = None,
@@ -121,29 +119,30 @@ def bench(
             ("max_tokens", "temperature", "seed", "ignore_eos"),
             defaults={"seed": 0},
             helps={
-                "seed": "Seeds the sampling, of all methods alike.",
-                "ignore_eos": "Go on after the natural end of an answer; flatters drafts that copy.",
+                "seed": "Seed of the sampling, for all methods.",
+                "ignore_eos": "Continue after the end of an answer; favours methods that copy.",
             },
         ),
     ],
     raw: Annotated[
         bool,
-        typer.Option(
-            "--raw", "--no-chat", help="Give prompts as they are, without the chat template.", rich_help_panel=_MEASURE
-        ),
+        typer.Option("--raw", "--no-chat", help="Do not apply the chat template.", rich_help_panel=_MEASURE),
     ] = False,
     loading: Loading,
     json: Annotated[
         bool,
-        json_option("Results and provenance as one JSON object on stdout, no tables; --json FILE: as --out.", _OUTPUT),
+        json_option(
+            "Print results and provenance as one JSON object on stdout, without tables; --json FILE: same as --out.",
+            _OUTPUT,
+        ),
     ] = False,
-    out: Annotated[Path | None, out_option("Write the same JSON there, next to the tables.", _OUTPUT)] = None,
+    out: Annotated[Path | None, out_option("Write the same JSON to a file, and print the tables.", _OUTPUT)] = None,
     csv: Annotated[
         Path | None,
         typer.Option(
             "--csv",
             metavar="PATH",
-            help="Write a line of values for every method and category.",
+            help="Write a CSV file with one row per method and category.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -156,7 +155,7 @@ def bench(
         typer.Option(
             "--report",
             metavar="PATH",
-            help="Write a page of HTML with pictures and answers side by side.",
+            help="Write an HTML page with charts and a comparison of the answers.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -164,9 +163,8 @@ def bench(
 ) -> int | None:
     """Measure methods against plain decoding: same prompts, same clock, same run, in interleaved order.
 
-    The baseline is our own plain decoding. Figures are medians over the
-    repeats, next to them the lowest and the highest. A slowdown is shown as
-    one; failures are counted, never timed, and end with exit code 1.
+    The baseline is this engine's plain decoding. Figures are medians over the repeats, with the minimum and the
+    maximum. Slowdowns are reported. Failures are counted, never timed, and set exit code 1.
 
     [bold]Examples[/bold]
 
@@ -188,7 +186,7 @@ def bench(
         for name in sorted(typed(context) - {"verbose"}):
             option = next(param.opts[0] for param in context.command.params if param.name == name)
             inner = f"foretoken bench {context.invoked_subcommand}"
-            raise ConfigError(f"{option} stands before '{context.invoked_subcommand}': write {inner} {option} …")
+            raise ConfigError(f"{option} precedes '{context.invoked_subcommand}': write {inner} {option} …")
         return None
     if list_suites:
         check_alone(context, "--list-suites", but=("list_suites", "json"))
@@ -196,8 +194,8 @@ def bench(
         return None
     named = None if suite is None or is_file(suite) else find_suite(suite)
     if named is None and data is not None:
-        raise ConfigError(f"--data {data}: only named suites read the corpora; add --suite NAME, or leave it out")
-    said = typed(context)  # goes before a suite's defaults
+        raise ConfigError(f"--data {data}: only named suites use the corpora; add --suite NAME, or leave it out")
+    said = typed(context)  # before a suite's defaults are applied
     if named is not None:
         chosen = {key: value for key, value in named.options.items() if key not in said}
         repeats = chosen.get("repeats", repeats)
@@ -264,7 +262,7 @@ def bench(
         try:
             with status_line() as progress:
                 sections = named.study(Run(engines, rows, prompts, params, chat, data, limit, progress))
-        except KeyboardInterrupt:  # what was measured before it is not lost
+        except KeyboardInterrupt:  # keep the earlier measurements
             interrupted = True
     arguments = context.find_root().obj or sys.argv[1:]
     plan = Plan(prompts, params, repeats=repeats, chat=chat)
@@ -296,7 +294,7 @@ def bench(
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One setting of a grid; ``prompt_tokens`` None: prompts as they are."""
+    """One setting of the grid; ``prompt_tokens`` None: unchanged prompts."""
 
     batch_size: int
     prompt_tokens: int | None
@@ -315,12 +313,12 @@ def _grid(batch_sizes: str, prompt_tokens: str | None) -> list[_Cell]:
 def _prompts_of(
     num_tokens: int | None, prompts: Sequence[Prompt], llm: Any, chat: bool, max_tokens: int
 ) -> Sequence[Prompt]:
-    """The prompts at one length, before anything is measured."""
+    """Return the prompts at one length; runs before any measurement."""
     if num_tokens is None:
         return prompts
     if num_tokens + max_tokens > llm.target.max_length:
         raise ConfigError(
-            f"--prompt-tokens {num_tokens}: with --max-tokens {max_tokens} that is beyond the context of "
+            f"--prompt-tokens {num_tokens}: with --max-tokens {max_tokens} that exceeds the context of "
             f"{llm.target.max_length} tokens"
         )
     from foretoken.bench.prompt_lengths import of_length
@@ -334,10 +332,10 @@ def _prompts_of(
 
 
 def _in_full_groups(prompts: Sequence[Prompt], batch_size: int) -> Sequence[Prompt]:
-    """As many prompts run together as was asked for; groups never mix categories."""
+    """Repeat prompts until every batch is full; batches never mix categories."""
     filled = filled_up(prompts, batch_size)
     if len(filled) > len(prompts):
-        note(f"batch {batch_size}: {len(filled) - len(prompts)} prompts are asked again, so that every group is full")
+        note(f"batch {batch_size}: {len(filled) - len(prompts)} prompts run twice, so that every batch is full")
     return filled
 
 
@@ -348,7 +346,7 @@ def _num_calls(engines: Mapping[str, Any], plan: Plan) -> int:
 def _results(
     records: Records, rows: Sequence[Method], engines: Mapping[str, Any], params: SamplingParams, cell: _Cell
 ) -> list[dict[str, Any]]:
-    """An object a method, with the setting that it was measured in and the memory that it holds by now."""
+    """Return one record per method, with its setting and the memory in use."""
     from foretoken.bench.memory import tensor_bytes
     from foretoken.bench.summary import summarise
 
@@ -380,7 +378,7 @@ def _print_suites(*, as_json: bool) -> None:
     for name, question in questions.items():
         emit(f"{name:<18}{question}")
     if not questions:
-        note(f"named suites come with foretoken-lab; {extensions.GET_LAB}")
+        note(f"named suites are part of foretoken-lab; {extensions.GET_LAB}")
 
 
 def _facts(
@@ -438,7 +436,7 @@ def _print_tables(
 
     emit_laid_out(terminal_page(results, in_words(facts), columns, sections))
     if facts["interrupted"]:
-        emit("interrupted: only what every method had finished is counted")
+        emit("interrupted: only repeats that every method completed are counted")
 
 
 def _write(

@@ -1,4 +1,4 @@
-"""``foretoken certify``: prove what a recipe promises."""
+"""``foretoken certify``: prove the guarantee of a recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foretoken.options.model import ModelOptions
 @with_flags
 def certify(
     *,
-    method: Annotated[str, typer.Option("--method", help="The drafter of the recipe to prove.", show_default=False)],
+    method: Annotated[str, typer.Option("--method", help="Drafting method of the recipe.", show_default=False)],
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the method, or verifier=NAME. Repeatable."),
@@ -29,16 +29,17 @@ def certify(
     draft_model: DraftModel = None,
     model: Model = DEFAULT_MODEL,
     loading: Annotated[ModelOptions, Flags("Model", defaults={"dtype": "float32"})],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and samples: sooner, with less power.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="The certificate as one JSON object on stdout.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer prompts and samples: faster, with less statistical power.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the certificate as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> int:
-    """Prove what a recipe promises about its output. The exit code is 1 if any part fails.
+    """Prove a recipe's guarantee about its output. The exit code is 1 if any part fails.
 
-    It computes the distribution of the output in closed form on a tiny vocabulary,
-    runs a sequential test on a real model, makes sure that deliberately
-    biased verifiers fail, and compares texts or streams where these are
-    promised to be equal. docs/certify.md says how much that proves.
+    It computes the distribution of the output in closed form on a tiny vocabulary, runs a sequential test on a real
+    model, checks that deliberately biased verifiers fail, and compares texts or streams that must be equal.
+    docs/certify.md explains how much that proves.
 
     [bold]Examples[/bold]
 

@@ -1,4 +1,4 @@
-"""From what was typed as ``--methods`` to the rows of a benchmark."""
+"""Convert ``--methods`` to the rows of a benchmark."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _KEY = re.compile(r"[A-Za-z_]\w*")
 
 
 def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: str | None = None) -> list[Method]:
-    """The methods of a benchmark, the baseline first.
+    """Return the methods of a benchmark, the baseline first.
 
-    ``ngram,draft_model+num_speculative_tokens=4`` names two methods, the second with an option of its own; ``sets``
-    holds ``METHOD.key=value`` for every entry of that method that does not say otherwise.
+    ``ngram,draft_model+num_speculative_tokens=4`` names two methods, the second with its own option; ``sets`` holds
+    ``METHOD.key=value`` as defaults for all entries of that method.
     """
     shared = _parse_method_sets(sets)
     pieces = [piece.strip() for piece in text.split(",")]
     if not all(pieces):
-        raise ConfigError(f"--methods '{text}': write names with commas between them, for example ngram,suffix")
+        raise ConfigError(f"--methods '{text}': write comma-separated names, for example ngram,suffix")
     parsed: list[tuple[str, str, dict[str, Any]]] = []
     for piece in pieces:
         name, *own = split_settings(piece)
@@ -34,10 +34,10 @@ def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: s
     methods = [Method(BASELINE, {"method": BASELINE})]
     for label, name, own_settings in parsed:
         if label == BASELINE:
-            continue  # always there, always first
+            continue  # the baseline is always present and first
         wants = find_method(name).load().declared.draft_model
         settings = {**shared.get(name, {}), **own_settings}
-        # a draft of the method's own wins over the one for all
+        # the method's own draft model overrides the common one
         draft = draft_model if wants and "model" not in settings else None
         config = speculative_config(name, settings, target=target, draft_model=draft)
         if any(config == other.config for other in methods):
@@ -47,9 +47,9 @@ def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: s
 
 
 def check_draft_is_used(draft_model: str | None, methods: Sequence[Method]) -> None:
-    """Refuse a draft model that was asked for and that no method takes."""
+    """Refuse ``--draft-model`` if no method uses it."""
     if draft_model is not None and not any(method.config.get("model") for method in methods):
-        raise ConfigError("--draft-model does not go with any of --methods: leave it out, or add draft_model")
+        raise ConfigError("--draft-model does not apply to any of --methods: leave it out, or add draft_model")
 
 
 def _parse_method_sets(sets: Sequence[str]) -> dict[str, dict[str, Any]]:

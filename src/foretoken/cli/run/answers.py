@@ -1,4 +1,4 @@
-"""Running prompts and writing what comes back: streamed text, JSON objects, statistics, and what Ctrl-C leaves."""
+"""Run prompts and write the results: streamed text, JSON objects, statistics, and partial results after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from foretoken.data.prompts import Prompt
 from foretoken.options.sampling import SamplingParams
 
 _INTERRUPTED = 130
-_WIDTH = 72  # of a prompt quoted in a header
-_PATIENCE = 2.0  # seconds that a prompt may be read without a word
+_WIDTH = 72  # characters of a prompt in a header
+_PATIENCE = 2.0  # seconds of prefill without a progress line
 
 
 def answer_one(llm: Any, record: Prompt, prompt_ids: Sequence[int], params: SamplingParams, *, json: bool) -> int:
-    """Stream one prompt to stdout; statistics to stderr. Returns the exit code."""
+    """Stream one prompt to stdout, and its statistics to stderr; return the exit code."""
     output, ended, interrupted = None, True, False
     reading = _Reading()
     try:
@@ -56,7 +56,7 @@ def answer_all(
     *,
     json: bool,
 ) -> int:
-    """Run many prompts together and write each answer, in the order of the prompts, as soon as it is its turn."""
+    """Run many prompts together and write the answers in the order of the prompts, each as early as possible."""
     writer = _InOrder(records, json=json)
     interrupted = False
     started = time.perf_counter()
@@ -83,14 +83,14 @@ def answer_all(
 
 
 class _Reading:
-    """A line on a terminal's stderr that says how far a long prompt is read; gone when the answer begins."""
+    """A progress line on a terminal's stderr during a long prefill; removed when the answer begins."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._shown = False
 
     def told(self, read: int, total: int) -> None:
-        """So many of the prompt's tokens are read."""
+        """Report the number of prompt tokens read."""
         seconds = time.perf_counter() - self._began
         if seconds < _PATIENCE or not sys.stderr.isatty():
             return
@@ -99,14 +99,14 @@ class _Reading:
         self._shown = True
 
     def clear(self) -> None:
-        """Take the line away, if there is one."""
+        """Remove the line, if there is one."""
         if self._shown:
             print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
         self._shown = False
 
 
 class _InOrder:
-    """Holds answers back until those before them are written; ``turn`` is the index of the next one to write."""
+    """Holds answers until all earlier ones are written; ``turn`` is the index of the next one to write."""
 
     def __init__(self, records: Sequence[Prompt], *, json: bool) -> None:
         self.records = records
@@ -121,7 +121,7 @@ class _InOrder:
             self.turn += 1
 
     def flush(self) -> None:
-        """Write what is left, skipping prompts without an answer (after an interruption)."""
+        """Write the remaining answers, skipping prompts without one (after an interruption)."""
         for index in sorted(self.outputs):
             if index >= self.turn:
                 self._write(index)
@@ -147,7 +147,7 @@ class _InOrder:
 
 
 class _Bar:
-    """A progress bar on stderr, if stderr is a terminal. It steps aside while answers are written."""
+    """A progress bar on stderr, if stderr is a terminal. It is hidden while answers are written."""
 
     def __init__(self, total: int) -> None:
         self._progress: Any = None
@@ -197,11 +197,12 @@ class _Pause:
 
 
 def answer_fields(record: Prompt, output: Any) -> dict[str, Any]:
-    """The JSON object of one prompt: its first completion, and under ``outputs`` all of them if there are several.
+    """Return the JSON object of one prompt: its first completion, and all of them under ``outputs`` if there are
+    several.
 
     Args:
-        record: the prompt as it was given.
-        output: the engine's RequestOutput; one that is not finished counts as cancelled.
+        record: the prompt.
+        output: the engine's RequestOutput; an unfinished one counts as cancelled.
     """
     fields = {"id": record.id, "prompt": record.text, **completion_fields(output)}
     if output.prompt_logprobs is not None:
@@ -212,7 +213,7 @@ def answer_fields(record: Prompt, output: Any) -> dict[str, Any]:
 
 
 def completion_fields(completion: Any) -> dict[str, Any]:
-    """The fields of one completion, under the names that every command uses."""
+    """Return the fields of one completion, under the same names in every command."""
     fields = {
         "text": completion.text,
         "token_ids": list(completion.token_ids),
@@ -227,10 +228,10 @@ def completion_fields(completion: Any) -> dict[str, Any]:
 
 
 def statistics(outputs: Sequence[Any], seconds: float, llm: Any = None) -> str:
-    """One line for a person: how much, how fast, how well the draft did, where the time went, what was promised.
+    """Return one line of statistics: tokens, speed, acceptance, phases of the time, and the guarantee.
 
     Args:
-        llm: what answered; it says why nothing was drafted.
+        llm: the engine; it gives the reason if nothing was drafted.
     """
     total = Metrics()
     for output in outputs:
@@ -247,9 +248,9 @@ def statistics(outputs: Sequence[Any], seconds: float, llm: Any = None) -> str:
     elif llm is not None and llm.why_undrafted:
         parts.append(f"nothing was drafted: {llm.why_undrafted}")
     if total.num_discarded_tokens:
-        parts.append(f"{total.num_discarded_tokens} more drafted ahead in vain")
+        parts.append(f"{total.num_discarded_tokens} prefetched draft tokens discarded")
     if total.num_moved_bytes:
-        parts.append(f"{total.num_moved_bytes / total.num_steps / 1e3:.2f} kB a step to the drafter and back")
+        parts.append(f"{total.num_moved_bytes / total.num_steps / 1e3:.2f} kB per step to the drafter and back")
     if total.num_accepted_tokens and total.accepted_by_source:
         shares = sorted(total.accepted_by_source.items(), key=lambda each: -each[1])
         parts.append("from " + ", ".join(f"{name} {n / total.num_accepted_tokens:.0%}" for name, n in shares))
@@ -260,7 +261,7 @@ def statistics(outputs: Sequence[Any], seconds: float, llm: Any = None) -> str:
     if total.prefix_read is not None and total.prefix_read < 1:
         parts.append(f"{total.prefix_read:.0%} of the prefix read")
     if total.experts_per_step is not None:
-        parts.append(f"{total.experts_per_step:.1f} experts a layer and step")
+        parts.append(f"{total.experts_per_step:.1f} experts per layer and step")
     if total.sparse:
         parts.append("distortion not known (sparse verification)")
     elif total.distortion:

@@ -1,4 +1,4 @@
-"""``foretoken batch``: a file of requests, answered offline."""
+"""``foretoken batch``: answer a file of requests offline."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _CLUSTER = "Cluster"
 @with_flags
 def batch(
     *,
-    file: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format, one JSON object a line.")],
+    file: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format, one JSON object per line.")],
     out: Annotated[
         Path | None,
-        out_option("File to write.", show_default="next to FILE, with .answers.jsonl"),
+        out_option("Output file.", show_default="FILE with the suffix .answers.jsonl"),
     ] = None,
     model: Model = DEFAULT_MODEL,
     method: Method = None,
@@ -47,21 +47,25 @@ def batch(
     name: Annotated[
         str | None,
         typer.Option(
-            "--served-model-name", metavar="NAME", help="What requests call the model.", show_default="as it is loaded"
+            "--served-model-name",
+            metavar="NAME",
+            help="Name of the model in the requests.",
+            show_default="the value of --model",
         ),
     ] = None,
-    on_ray: Annotated[bool, typer.Option("--ray", help="Answer on Ray's workers.", rich_help_panel=_CLUSTER)] = False,
+    on_ray: Annotated[bool, typer.Option("--ray", help="Use Ray workers.", rich_help_panel=_CLUSTER)] = False,
     workers: Annotated[
-        int, typer.Option("--workers", min=1, metavar="N", help="With --ray: how many.", rich_help_panel=_CLUSTER)
+        int,
+        typer.Option("--workers", min=1, metavar="N", help="Number of workers, with --ray.", rich_help_panel=_CLUSTER),
     ] = 1,
     loading: Loading,
     engine: Engine,
     verbose: Verbose = False,
 ) -> int:
-    """Answer a file of requests, one answer a line, each written as soon as it is done.
+    """Answer a file of requests, one answer per line, in the order of completion.
 
-    If the command is stopped or killed, or a request gets an error, the same command goes on with the requests that
-    have no answer yet. It exits with 1 while there are errors.
+    If the command is stopped or killed, or a request gets an error, the same command resumes with the requests that
+    have no answer yet. The exit code is 1 while there are errors.
 
     [bold]Examples[/bold]
 
@@ -73,7 +77,7 @@ def batch(
     check_model_name(model)
     if workers > 1 and not on_ray:
         raise ConfigError(f"--workers {workers} needs --ray")
-    if on_ray and importlib.util.find_spec("ray") is None:  # known before a file is made for the answers
+    if on_ray and importlib.util.find_spec("ray") is None:  # check before creating the file of answers
         raise ConfigError("--ray needs Ray: pip install 'foretoken[ray]'")
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
 
@@ -85,7 +89,7 @@ def batch(
     left = [line for line in lines if not known.get(line.custom_id)]
     strangers = {each for each, fine in known.items() if fine} - {line.custom_id for line in lines}
     if strangers:
-        raise InputError(f"{place} answers '{min(strangers)}', which {file} does not ask: give another --out")
+        raise InputError(f"{place} answers '{min(strangers)}', which is not in {file}: give another --out")
     options: dict[str, Any] = {
         **asdict(loading),
         "max_num_seqs": engine.max_num_seqs,
@@ -100,7 +104,7 @@ def batch(
         def write(answer: dict[str, Any]) -> None:
             line = (json.dumps(answer, ensure_ascii=False) + "\n").encode()
             try:
-                while line:  # a disk that fills up takes a part
+                while line:  # a full disk may write a part
                     line = line[answers.write(line) :]
             except OSError as error:
                 raise ForetokenError(f"{place}: cannot be written ({error.strerror or error})") from None

@@ -26,7 +26,7 @@ from foretoken.core.errors import ConfigError, InputError
 from foretoken.engine.text.reasoning import Thinking, knows_reasoning
 from foretoken.options.sampling import SamplingParams
 
-_HELP = "/new begins again, /quit (or Ctrl-D) ends; Ctrl-C stops an answer"
+_HELP = "/new starts a new conversation, /quit (or Ctrl-D) ends; Ctrl-C stops an answer"
 
 
 @with_flags
@@ -36,9 +36,9 @@ def chat(
     method: Method = None,
     sets: Settings = None,
     draft_model: DraftModel = None,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message.")] = None,
+    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
     no_thinking: Annotated[
-        bool, typer.Option("--no-thinking", help="Answer at once, if the model's chat template can ask for that.")
+        bool, typer.Option("--no-thinking", help="Answer without reasoning, if the model's chat template supports it.")
     ] = False,
     params: Annotated[
         SamplingParams, Flags("Sampling", ("max_tokens", "temperature", "seed"), defaults={"max_tokens": 1024})
@@ -46,11 +46,10 @@ def chat(
     loading: Loading,
     verbose: Verbose = False,
 ) -> int:
-    """Talk with a model in the terminal. It remembers the conversation as far as its context reaches.
+    """Chat with a model in the terminal. The conversation may be as long as the model's context.
 
-    Answers go to stdout. Everything else goes to stderr, reasoning between
-    <think> and </think> included. Piped input is one message a line; the exit
-    code is 1 if one of them got no answer.
+    Answers go to stdout. Everything else goes to stderr, including the reasoning between <think> and </think>. Piped
+    input has one message per line; the exit code is 1 if a message got no answer.
 
     [bold]Examples[/bold]
 
@@ -74,7 +73,7 @@ def chat(
 
 
 def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams, settings: dict[str, Any]) -> int:
-    """Talk until the input ends; 1 if a message that nobody could mend was not answered."""
+    """Chat until the input ends; return 1 if a piped message got no answer."""
     asked = sys.stdin.isatty()
     failed = False
     if asked:
@@ -99,7 +98,7 @@ def _converse(llm: Any, begin: list[dict[str, str]], params: SamplingParams, set
 
 
 def _read(asked: bool) -> str | None:
-    """The next message; None at the end."""
+    """Read the next message; None at the end."""
     try:
         if asked:
             print("> ", end="", file=sys.stderr, flush=True)
@@ -112,7 +111,7 @@ def _read(asked: bool) -> str | None:
 
 
 def _answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams, settings: dict[str, Any]) -> str | None:
-    """Stream one answer; None where there was none."""
+    """Stream one answer; return None if it failed."""
     output, answer = None, ""
     try:
         prompt = llm.chat_prompt(messages, chat_template_kwargs=settings)
@@ -125,11 +124,11 @@ def _answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams, se
                     thought, text = thinking.read(text, chunk.token_ids, final=chunk.finished)
                     print(thought, end="", file=sys.stderr, flush=True)
                     if text and not answer and thinking.num_tokens:
-                        note("")  # the line of what was thought ends
+                        note("")  # end the line of the reasoning
                 emit(text, end="")
                 answer += text
-    except InputError as error:  # longer than the context, or no Unicode: the conversation stays as it was
-        note(f"error: {error}; /new begins again")
+    except InputError as error:  # too long for the context, or invalid Unicode: the conversation is unchanged
+        note(f"error: {error}; /new starts a new conversation")
         return None
     except KeyboardInterrupt:
         pass

@@ -1,4 +1,4 @@
-"""``foretoken generate``: prompts in, text out."""
+"""``foretoken generate``: generate text from prompts."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def generate(
     *,
     prompt: Annotated[
         str | None,
-        typer.Argument(
-            help="What to say to the model. Without it (or with '-') standard input is read.", show_default=False
-        ),
+        typer.Argument(help="The prompt. Without it (or with '-') standard input is read.", show_default=False),
     ] = None,
     model: Model = DEFAULT_MODEL,
     method: Method = None,
@@ -59,28 +57,28 @@ def generate(
     ] = None,
     system: Annotated[
         str | None,
-        typer.Option("--system", metavar="TEXT", help="A system message before the prompt.", rich_help_panel=_FACE),
+        typer.Option("--system", metavar="TEXT", help="System message before the prompt.", rich_help_panel=_FACE),
     ] = None,
     raw: Annotated[
         bool,
         typer.Option(
-            "--raw", "--no-chat", help="No chat template: continue the prompt as it is.", rich_help_panel=_FACE
+            "--raw", "--no-chat", help="Do not apply the chat template: continue the prompt.", rich_help_panel=_FACE
         ),
     ] = False,
     json: Annotated[
         bool,
-        typer.Option("--json", help="One JSON object a prompt on stdout, and nothing else.", rich_help_panel=_FACE),
+        typer.Option(
+            "--json", help="Print one JSON object per prompt on stdout, and nothing else.", rich_help_panel=_FACE
+        ),
     ] = False,
     loading: Loading,
     engine: Engine,
     verbose: Verbose = False,
 ) -> int:
-    """Generate text, several tokens per model call.
+    """Generate text with several tokens per model call.
 
-    The text goes to stdout, one line of statistics to stderr. The chat
-    template is applied where the model has one (--raw leaves it out). Without
-    a prompt, standard input is read; with --prompts a whole file, many prompts
-    at a time.
+    The text goes to stdout, one line of statistics to stderr. The chat template is applied if the model has one (--raw
+    omits it). Without a prompt, standard input is read; with --prompts a whole file, many prompts at a time.
 
     [bold]Examples[/bold]
 
@@ -97,15 +95,15 @@ def generate(
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
     check_model_name(model)
     if params.logprobs is not None and not json:
-        raise ConfigError("--logprobs are shown in the JSON objects only: add --json")
+        raise ConfigError("--logprobs appear only in the JSON objects: add --json")
     if system is not None and raw:
         raise ConfigError("--system needs the chat template that --raw leaves out: keep one")
-    # everything that can be wrong with the input is found before the model is loaded
+    # check the whole input before loading the model
     records = _gather_prompts(prompt, prompts)
     for record in () if json else records:
         for name in ("logprobs", "prompt_logprobs"):
             if record.params.get(name) is not None:
-                raise InputError(f"{record.place}: {name} are shown in the JSON objects only: add --json")
+                raise InputError(f"{record.place}: {name} appear only in the JSON objects: add --json")
     _check_lengths(
         records,
         loading.max_model_len,
@@ -133,10 +131,10 @@ def generate(
 
 
 def _check_lengths(records: Sequence[Prompt], max_model_len: int | None, model: str, **placement: Any) -> None:
-    """Refuse a prompt that cannot fit before the weights are read.
+    """Refuse a prompt that is too long before the weights are read.
 
-    A token is a byte of text at least, so that only long prompts are tokenised for it, without what a chat template
-    adds: whatever is refused here would not fit either way.
+    A token has at least one byte of text, so only long prompts are tokenised. The tokens of the chat template are not
+    counted here; they only make a prompt longer.
     """
     texts = ["\n".join(str(each["content"]) for each in record.messages) or record.text for record in records]
     longest = max(len(text.encode()) for text in texts)
@@ -154,7 +152,7 @@ def _check_lengths(records: Sequence[Prompt], max_model_len: int | None, model: 
         count = len(tokenizer(text, add_special_tokens=False)["input_ids"]) if len(text.encode()) >= room else 0
         if count >= room:
             raise InputError(
-                f"{record.place} has {count} tokens; the context holds {room}, the output included: shorten it"
+                f"{record.place} has {count} tokens; the context is {room}, including the output: shorten it"
             )
 
 
@@ -171,13 +169,13 @@ def _gather_prompts(argument: str | None, path: Path | None) -> list[Prompt]:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"standard input is not UTF-8 text (byte {error.start + 1})") from None
-    # the line end that echo and editors add is not part of the prompt
+    # remove the line end that echo and editors add
     place = "the prompt on standard input"
     return [Prompt("0", check_text(text.removesuffix("\n").removesuffix("\r"), place), place=place)]
 
 
 def _params_of(record: Prompt, params: SamplingParams) -> SamplingParams:
-    """The command's params, but for what a record asks for itself."""
+    """Return the command's params, overridden by those of a record."""
     try:
         return dataclasses.replace(params, **record.params)
     except ConfigError as error:
@@ -185,9 +183,9 @@ def _params_of(record: Prompt, params: SamplingParams) -> SamplingParams:
 
 
 def _token_ids(llm: Any, record: Prompt, system: str | None, *, chat: bool) -> list[int]:
-    """What the model will see of a prompt; one that does not fit is refused under the name of its place."""
+    """Return a prompt as the engine's input; the error for one that is too long names its place."""
     if record.messages and not chat:
-        raise InputError(f"{record.place} is a conversation, which needs the chat template that is left out here")
+        raise InputError(f"{record.place} is a conversation, which needs the chat template: leave out --raw")
     if record.messages and system is not None and record.messages[0]["role"] == "system":
         raise InputError(f"{record.place} has a system message, and --system gives another: keep one")
     if chat:
@@ -202,6 +200,6 @@ def _token_ids(llm: Any, record: Prompt, system: str | None, *, chat: bool) -> l
     room = llm.target.max_length
     if len(ids) >= room:
         raise InputError(
-            f"{record.place} has {len(ids)} tokens; the context holds {room}, the output included: shorten it"
+            f"{record.place} has {len(ids)} tokens; the context is {room}, including the output: shorten it"
         )
     return ids

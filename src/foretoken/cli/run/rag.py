@@ -1,4 +1,4 @@
-"""``foretoken rag``: answers with passages that are retrieved while they are written."""
+"""``foretoken rag``: answer questions with passages that are retrieved during generation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rag(
         typer.Option(
             "--passages",
             metavar="FILE",
-            help="What can be found: JSON Lines with 'text', perhaps 'id' and 'title'; .gz and .xz are read through.",
+            help="Passages: JSON Lines with 'text', optionally 'id' and 'title'; .gz and .xz work too.",
             rich_help_panel=_RETRIEVAL,
         ),
     ],
@@ -48,7 +48,7 @@ def rag(
         typer.Option(
             "--questions",
             metavar="FILE",
-            help="JSON Lines with 'prompt' or 'turns' (the first turn).",
+            help="Questions: JSON Lines with 'prompt' or 'turns' (the first turn).",
             rich_help_panel=_FACE,
         ),
     ],
@@ -82,8 +82,8 @@ def rag(
         typer.Option(
             "--encoder",
             metavar="FOLDER",
-            help="A sentence-transformers or transformers encoder, for flat and hnsw.",
-            show_default="the mean of the model's own last states",
+            help="Sentence-transformers or transformers encoder, for flat and hnsw.",
+            show_default="the mean of the model's last hidden states",
             rich_help_panel=_RETRIEVAL,
         ),
     ] = None,
@@ -92,25 +92,26 @@ def rag(
         typer.Option(
             "--index",
             metavar="DIR",
-            help="Keep the passages' vectors here, for the next time.",
+            help="Folder that stores the passages' vectors for later runs.",
             rich_help_panel=_RETRIEVAL,
         ),
     ] = None,
     params: Annotated[SamplingParams, Flags(_FACE, ("max_tokens", "ignore_eos"))],
-    limit: Annotated[int | None, limit_option(_FACE, "Questions per category at most, not in all.")] = None,
+    limit: Annotated[int | None, limit_option(_FACE, "Maximum questions per category.")] = None,
     json: Annotated[
         bool,
-        typer.Option("--json", help="One JSON object a question on stdout, and nothing else.", rich_help_panel=_FACE),
+        typer.Option(
+            "--json", help="Print one JSON object per question on stdout, and nothing else.", rich_help_panel=_FACE
+        ),
     ] = False,
     loading: Loading,
     verbose: Verbose = False,
 ) -> int:
-    """Answer questions with passages that are retrieved again every few tokens.
+    """Answer questions with passages that are retrieved anew every few tokens.
 
-    --method sequential searches, writes four tokens with the best passage in
-    front, and searches again. --method ralmspec guesses the passage from what
-    earlier searches of the question have found, writes on, and verifies many
-    guesses with one search meanwhile: the same text, token for token.
+    --method sequential searches, generates four tokens with the best passage in front, and searches again. --method
+    ralmspec guesses the passage from the results of earlier searches, continues to generate, and verifies many guesses
+    with one concurrent search: the same text, token for token.
 
     [bold]Examples[/bold]
 
@@ -129,12 +130,12 @@ def rag(
         if key not in known:
             raise ConfigError(f"unknown option '{key}': {nearest(key, known)}")
         if key in KNN and retriever != "knn":
-            raise ConfigError(f"--set {key}=… does nothing with --retriever {retriever}: leave it out, or use knn")
+            raise ConfigError(f"--set {key}=… has no effect with --retriever {retriever}: leave it out, or use knn")
     config = RagConfig(**settings)
     check_names(retriever, method)
     for name, value in (("--encoder", encoder), ("--index", index)):
         if value is not None and retriever not in ("flat", "hnsw"):
-            raise ConfigError(f"{name} does nothing with --retriever {retriever}: leave it out, or use flat or hnsw")
+            raise ConfigError(f"{name} has no effect with --retriever {retriever}: leave it out, or use flat or hnsw")
     check_model_name(model)
     records = limit_per_category(read_prompts(questions), limit)
     found = read_passages(passages)
@@ -178,7 +179,7 @@ def _answer(system: Rag, records: Sequence[Prompt], params: SamplingParams, *, j
         if answer.completion.error:
             note(f"error: question {record.id}: {answer.completion.error}")
         elif answer.counts.failed:
-            note(f"question {record.id} went on without searches: {answer.counts.failed}")
+            note(f"question {record.id} continued without searches: {answer.counts.failed}")
     if not json:
         note(_statistics(answers))
     return int(any(answer.completion.error for answer in answers))

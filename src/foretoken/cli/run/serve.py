@@ -39,18 +39,18 @@ def serve(
     sets: Settings = None,
     draft_model: DraftModel = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen at; 0.0.0.0: every one.", rich_help_panel=_SERVER)
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0: all interfaces.", rich_help_panel=_SERVER)
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="0: one that is free.", rich_help_panel=_SERVER)
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0: a free one.", rich_help_panel=_SERVER)
     ] = 8000,
     name: Annotated[
         str | None,
         typer.Option(
             "--served-model-name",
             metavar="NAME",
-            help="What clients call the model.",
-            show_default="as it is loaded",
+            help="Name of the model for clients.",
+            show_default="the value of --model",
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -60,7 +60,7 @@ def serve(
             "--api-key",
             metavar="KEY",
             envvar="FORETOKEN_API_KEY",
-            help="What clients must send under /v1.",
+            help="API key that clients must send under /v1.",
             rich_help_panel=_SERVER,
         ),
     ] = None,
@@ -69,7 +69,7 @@ def serve(
         typer.Option(
             "--allow-origin",
             metavar="URL",
-            help="A web page's origin that may use it from a browser, several times; *: any.",
+            help="Origin of web pages that may call the server from a browser; *: any. Repeatable.",
             show_default="none",
             rich_help_panel=_SERVER,
         ),
@@ -80,18 +80,22 @@ def serve(
             "--drain-seconds",
             min=0,
             metavar="S",
-            help="Time that running requests get to finish after SIGTERM.",
+            help="Time for running requests to finish after SIGTERM.",
             rich_help_panel=_SERVER,
         ),
     ] = 60.0,
     engine: Annotated[
         EngineOptions,
-        Flags(_LIMITS, ("max_num_seqs",), helps={"max_num_seqs": "Requests that run at the same time."}),
+        Flags(_LIMITS, ("max_num_seqs",), helps={"max_num_seqs": "Maximum concurrent requests."}),
     ],
     max_queue: Annotated[
         int,
         typer.Option(
-            "--max-queue", min=0, metavar="N", help="Requests that may wait; more get 429.", rich_help_panel=_LIMITS
+            "--max-queue",
+            min=0,
+            metavar="N",
+            help="Maximum waiting requests; more get status 429.",
+            rich_help_panel=_LIMITS,
         ),
     ] = 256,
     max_seconds: Annotated[
@@ -100,19 +104,19 @@ def serve(
             "--max-seconds",
             min=0.1,
             metavar="S",
-            help="Longest time of a request; default: no limit.",
+            help="Maximum time of a request; default: no limit.",
             rich_help_panel=_LIMITS,
         ),
     ] = None,
     max_body: Annotated[
         int,
-        typer.Option("--max-body", min=1, metavar="BYTES", help="Of a request, at most.", rich_help_panel=_LIMITS),
+        typer.Option("--max-body", min=1, metavar="BYTES", help="Maximum size of a request.", rich_help_panel=_LIMITS),
     ] = 8 * 2**20,
     no_prefix_caching: Annotated[
         bool,
         typer.Option(
             "--no-prefix-caching",
-            help="Read every prompt from its start, also one that begins like another.",
+            help="Do not reuse the KV cache of an earlier prompt with the same beginning.",
             rich_help_panel=_LIMITS,
         ),
     ] = False,
@@ -121,7 +125,7 @@ def serve(
         typer.Option(
             "--reasoning",
             metavar="auto|on|off",
-            help="Tell <think>…</think> in answers apart; auto: if the chat template knows it.",
+            help="Separate <think>…</think> from the answer; auto: if the chat template uses it.",
             rich_help_panel=_SERVER,
         ),
     ] = "auto",
@@ -131,17 +135,17 @@ def serve(
         typer.Option(
             "--replicas",
             metavar="N|MIN:MAX",
-            help="With --ray: how many; a range goes by load.",
+            help="Number of replicas, with --ray; a range scales with the load.",
             rich_help_panel=_CLUSTER,
         ),
     ] = "1",
     loading: Loading,
     verbose: Verbose = False,
 ) -> None:
-    """Serve a model to any OpenAI client: chat, completions, responses; streams, log-probabilities, tools.
+    """Serve a model to OpenAI clients: chat, completions, responses; streams, log-probabilities, tools.
 
-    Also /health, /metrics (Prometheus, vLLM's names) and /docs. SIGTERM lets running requests end and answers new
-    ones with 503. Needs the extra 'serve': pip install "foretoken\\[serve]".
+    Also /health, /metrics (Prometheus, vLLM's names) and /docs. After SIGTERM, running requests finish and new ones get
+    status 503. Needs the extra 'serve': pip install "foretoken\\[serve]".
 
     [bold]Examples[/bold]
 
@@ -156,12 +160,12 @@ def serve(
     check_installed()
     check_model_name(model)
     if api_key is not None and not api_key.strip():
-        raise ConfigError("--api-key is empty: leave it out, or give one")
+        raise ConfigError("--api-key is empty: set a key, or leave it out")
     if reasoning not in _REASONING:
         raise ConfigError(f"--reasoning {reasoning}: {nearest(reasoning, _REASONING)}")
     for origin in origins or ():
         if not _ORIGIN.fullmatch(origin):
-            raise ConfigError(f"--allow-origin {origin}: write http://HOST:PORT or https://HOST as browsers do, or *")
+            raise ConfigError(f"--allow-origin {origin}: write http://HOST:PORT, https://HOST or *")
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
 
     least, most = _parse_replicas(replicas)
@@ -176,7 +180,7 @@ def serve(
     from foretoken.serve import server
 
     if api_key is None and not server.is_loopback(host):
-        note("anybody who can reach this address may use it: --api-key asks for a key")
+        note("every host that can reach this address has access: --api-key requires a key")
     if on_ray:
         from foretoken.serve import cluster
 
@@ -212,13 +216,13 @@ def serve(
         place = f"[{host}]" if ":" in host else host
         at = f"http://{place}:{listening.getsockname()[1]}"
         if llm.engine.prefixes is None and not no_prefix_caching:
-            note("prompts that begin alike are read again: this model or recipe cannot reuse what was read")
+            note("no prefix cache: this model or recipe cannot reuse the KV cache of earlier prompts")
         note(f"serving {service.name} with {config['method']} at {at} (Ctrl-C to stop)")
         try:
             app = create_app(service, api_key=api_key, origins=origins or ())
             server.serve(app, loop, listening, drain_seconds=drain_seconds)
         finally:
-            llm.close()  # an executor may have threads, or a helper process
+            llm.close()  # an executor may own threads or a helper process
 
 
 def _parse_replicas(text: str) -> tuple[int, int]:
@@ -233,10 +237,10 @@ def _parse_replicas(text: str) -> tuple[int, int]:
 
 
 def check_installed() -> None:
-    """Refuse with the remedy where the extra 'serve' is not installed.
+    """Refuse to run without the extra 'serve', and name the remedy.
 
     Raises:
-        ConfigError: names the package.
+        ConfigError: a package is missing; the message names it.
     """
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:

@@ -1,4 +1,4 @@
-"""Groups of commands to which other distributions add (core/extensions.py); a command is imported when it is used."""
+"""Groups of commands that other distributions extend (core/extensions.py); commands are imported on use."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _OF_THE_LAB = ("analyze", "eval", "bench.serve", "bench.verify", "train.base")
 
 
 class ExtendedGroup(TyperGroup):
-    """A group with the commands of its own, and those that are declared below its name.
+    """A group with its own commands and those that entry points declare for it.
 
     Attributes:
-        path: what stands before the name of a command in an entry point: nothing, or the group's name and a dot.
+        path: prefix of a command's name in an entry point: empty, or the group's name and a dot.
     """
 
     path = ""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Its own commands, then those of other distributions."""
+        """List the group's own commands, then those of other distributions."""
         for name in self._declared():
             self.get_command(ctx, name)
         return super().list_commands(ctx)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A command by its name; None: there is none.
+        """Return a command by its name; None: there is none.
 
         Raises:
-            ConfigError: it comes with foretoken-lab, which is not installed.
+            ConfigError: it is part of foretoken-lab, which is not installed.
         """
         found = super().get_command(ctx, cmd_name)
         if found is not None:
@@ -41,7 +41,7 @@ class ExtendedGroup(TyperGroup):
         if cmd_name not in self._declared():
             if self.path + cmd_name in _OF_THE_LAB:
                 command = self.path.replace(".", " ") + cmd_name
-                raise ConfigError(f"'foretoken {command}' comes with foretoken-lab; {extensions.GET_LAB}")
+                raise ConfigError(f"'foretoken {command}' is part of foretoken-lab; {extensions.GET_LAB}")
             return None
         made = self.command_of(cmd_name, extensions.loaded(extensions.COMMANDS, self.path + cmd_name))
         name_values(made)
@@ -49,7 +49,7 @@ class ExtendedGroup(TyperGroup):
         return made
 
     def command_of(self, name: str, declared: Any) -> Any:
-        """The command that an entry point's application or function describes."""
+        """Return the command of an entry point's application or function."""
         if isinstance(declared, typer.Typer):
             made: Any = typer.main.get_command(declared)
             made.name = name
@@ -57,18 +57,18 @@ class ExtendedGroup(TyperGroup):
         return command_of_function(name, declared)
 
     def _declared(self) -> list[str]:
-        """Names of the commands of other distributions, of this group alone."""
+        """List the commands of other distributions in this group."""
         names = [name for name in extensions.declared(extensions.COMMANDS) if name.startswith(self.path)]
         return [name for each in names if "." not in (name := each.removeprefix(self.path))]
 
 
 def command_of_function(name: str, function: Any, **described: Any) -> Any:
-    """The command that typer makes of a function.
+    """Return typer's command for a function.
 
     Args:
-        described: its help and epilog, where they are not the docstring's.
+        described: help and epilog that replace the docstring's.
     """
     made = typer.Typer()
-    made.callback()(lambda: None)  # a group even with one command in it
+    made.callback()(lambda: None)  # a callback makes it a group even with one command
     made.command(name, **described)(function)
     return typer.main.get_group(made).commands[name]

@@ -5,7 +5,7 @@ A command takes a whole set of options as one argument::
     @with_flags
     def generate(prompt: ..., *, params: Annotated[SamplingParams, Flags("Sampling")], ...)
 
-On the command line its place is taken by a flag for each option, and the command is called with the set.
+The command line has one flag per option in its place; the command receives the whole set.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from foretoken.options.option import Declared, declared
 
 @dataclass(frozen=True)
 class Flags:
-    """Which options of a set are flags of a command, and how they are shown.
+    """The options of a set that are flags of a command, and their help.
 
     Attributes:
-        panel: of the help.
-        only: their names; empty: all that may be on a command line.
-        but: names of those that are not.
-        defaults: of this command, where they are not the set's own.
-        helps: the same for the help.
+        panel: the panel of the help.
+        only: names to include; empty: all options that the command line allows.
+        but: names to exclude.
+        defaults: this command's defaults, where they differ from the set's.
+        helps: this command's help texts, likewise.
     """
 
     panel: str | None = None
@@ -42,7 +42,7 @@ class Flags:
 
 
 def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Spell a command's sets of options out as flags; typer makes the command from the signature that results."""
+    """Replace a command's sets of options by flags; typer builds the command from the resulting signature."""
     hints = get_type_hints(command, include_extras=True)
     sets: dict[str, tuple[Any, list[Declared]]] = {}
     parameters: list[inspect.Parameter] = []
@@ -73,7 +73,7 @@ def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parameter_of(each: Declared, flags: Flags | None = None) -> inspect.Parameter:
-    """The parameter from which typer makes a flag."""
+    """Return the parameter from which typer creates a flag."""
     flags = flags or Flags()
     kind = _repeated(each) or each.type
     default = flags.defaults.get(each.name, each.default)
@@ -89,10 +89,10 @@ def parameter_of(each: Declared, flags: Flags | None = None) -> inspect.Paramete
 
 
 def flag_of(each: Declared, panel: str | None = None, words: str | None = None) -> Any:
-    """What typer needs to know of a flag. A wrong value is refused in the words of the declaration.
+    """Return typer's description of a flag. The declaration checks the value and writes the error.
 
     Args:
-        words: in place of the declaration's own for the help.
+        words: replaces the declaration's help text.
     """
     option = each.option
     flag = option.flag(each.name)
@@ -111,7 +111,7 @@ def flag_of(each: Declared, panel: str | None = None, words: str | None = None) 
 
 
 def _repeated(each: Declared) -> Any:
-    """The type of a flag that may be given several times, in place of a sequence or a mapping; None: given once."""
+    """Return the list type of a repeatable flag, in place of a sequence or a mapping; None: not repeatable."""
     for kind in each.kinds:
         if get_origin(kind) is Mapping:
             return list[str] | None
@@ -121,7 +121,7 @@ def _repeated(each: Declared) -> Any:
 
 
 def _value(each: Declared, typed: Any) -> Any:
-    """What was typed as the option takes it."""
+    """Convert the parser's value to the option's type."""
     if _repeated(each) is None:
         return typed
     if not typed:

@@ -1,4 +1,4 @@
-"""What was typed, before it becomes values: what the parser would drop in silence, and files that would be lost."""
+"""Checks of the raw command line: options that the parser would ignore silently, and files that would be lost."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_name
 
 _MAY_BE_EMPTY = (
-    "--system",  # no words are a system message, too: templates with words of their own leave them out
-    "--depths",  # none: logits only
+    "--system",  # an empty system message is meaningful: it turns off a template's default one
+    "--depths",  # empty: logits only
 )
 _MADE = ("--out", "--csv", "--markdown", "--report", "--picture", "--save-outputs")
 
 
 def check_given(command: Any, arguments: Sequence[str]) -> None:
-    """Refuse a command line of which a part would be ignored, or that writes over what it reads.
+    """Refuse a command line with an ignored part, or with an output that overwrites an input.
 
     Args:
-        command: of typer; its own options come first, then a command in it with the rest.
-        arguments: after the command's name. What cannot be parsed is passed over: the parser says so itself.
+        command: typer's command; its own options precede a subcommand with the rest.
+        arguments: the arguments after the command's name. Invalid ones are skipped: the parser reports them.
     Raises:
-        ConfigError: an option of one value is there twice, a value is empty or twice in a list, or a file that is
-            to be written is named as one to read, too, or with characters that no file's name has.
+        ConfigError: an option with one value is repeated, a value is empty or repeated in a list, an output file is
+            also an input, or its name has invalid characters.
     """
     context = typer.Context(command, help_option_names=HELP_NAMES)
     parser = command.make_parser(context)
     try:
         values, rest, order = parser.parse_args(args=list(arguments))
-    except Exception:  # a usage error; its class is of click or of typer, by typer's version
+    except Exception:  # a usage error; its class belongs to click or to typer, depending on typer's version
         return
     given: dict[str, list[str]] = {}
     for param in order:
@@ -58,7 +58,7 @@ def check_given(command: Any, arguments: Sequence[str]) -> None:
 
 
 def typed(context: typer.Context) -> set[str]:
-    """The parameters that stand on the command line, by their names in Python."""
+    """Return the parameters on the command line, by their names in Python."""
     return {
         name
         for name in context.params
@@ -67,17 +67,17 @@ def typed(context: typer.Context) -> set[str]:
 
 
 def check_alone(context: typer.Context, listing: str, *, but: Iterable[str]) -> None:
-    """Refuse what stands next to an option that only lists something, and would be ignored.
+    """Refuse other options together with an option that only lists names.
 
     Args:
-        listing: that option, as it was typed.
-        but: parameters that may be there, by their names in Python; ``verbose`` may, too.
+        listing: the listing option.
+        but: permitted parameters, by their names in Python; ``verbose`` is always permitted.
     Raises:
-        ConfigError: another one is there.
+        ConfigError: there is another option.
     """
     for name in sorted(typed(context) - {*but, "verbose"}):
         option = next(param.opts[0] for param in context.command.params if param.name == name)
-        raise ConfigError(f"{listing} lists names, and does nothing else: leave {option} out")
+        raise ConfigError(f"{listing} only lists names: leave {option} out")
 
 
 def _check_kept(given: Mapping[str, Iterable[str]]) -> None:

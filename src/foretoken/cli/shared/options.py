@@ -1,4 +1,4 @@
-"""Options that several commands share, declared once: the same name, the same meaning, the same help."""
+"""Options that several commands share: one name, one meaning, one help text."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ Method = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help="A drafter; 'foretoken methods' lists them.",
-        show_default="suffix; with --draft-model draft_model",
+        help="Drafting method; 'foretoken methods' lists them.",
+        show_default="suffix; draft_model with --draft-model",
         rich_help_panel=_METHOD,
     ),
 ]
@@ -50,7 +50,7 @@ DraftModel = Annotated[
     typer.Option(
         "--draft-model",
         metavar="MODEL",
-        help="The draft checkpoint, of the model's vocabulary; zoo:base brings zoo:draft.",
+        help="Draft checkpoint with the model's vocabulary; the default for zoo:base is zoo:draft.",
         rich_help_panel=_METHOD,
     ),
 ]
@@ -66,51 +66,51 @@ Settings = Annotated[
     ),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Show what the libraries print, and tracebacks of internal errors.")
+    bool, typer.Option("--verbose", help="Show the output of the libraries, and tracebacks of internal errors.")
 ]
 
 # The same option in another panel of the help: Annotated[float, temperature_option("Sampling")]
 
 
 def temperature_option(panel: str) -> Any:
-    """``--temperature`` of one number."""
-    return typer.Option("--temperature", help="0 is greedy decoding.", rich_help_panel=panel)
+    """``--temperature`` with a single value."""
+    return typer.Option("--temperature", help="Sampling temperature; 0 is greedy decoding.", rich_help_panel=panel)
 
 
 def seed_option(panel: str) -> Any:
-    """``--seed`` of commands that always have one."""
-    return typer.Option("--seed", help="Seeds the sampling.", rich_help_panel=panel)
+    """``--seed`` with a default."""
+    return typer.Option("--seed", help="Seed of the sampling.", rich_help_panel=panel)
 
 
 def repeats_option(words: str, panel: str | None = None) -> Any:
-    """``--repeats`` of what is timed."""
+    """``--repeats`` of a timed measurement."""
     return typer.Option("--repeats", min=1, max=_MOST_REPEATS, help=words, rich_help_panel=panel)
 
 
 def json_option(words: str, panel: str | None = None) -> Any:
-    """``--json``, a switch: what a command has to say, as JSON on stdout and nothing else there."""
+    """``--json``, a switch: print the results as JSON on stdout, and nothing else there."""
     return typer.Option("--json", help=words, rich_help_panel=panel)
 
 
 def out_option(words: str, panel: str | None = None, **more: Any) -> Any:
-    """``--out``, the file or the folder that a command makes."""
+    """``--out``, the file or the folder of the results."""
     return typer.Option("--out", "-o", metavar="PATH", help=words, rich_help_panel=panel, **more)
 
 
 def suite_option(panel: str | None = None, note: str = "") -> Any:
-    """``--suite``, the prompts that something is measured on."""
+    """``--suite``, the prompts of a measurement."""
     return typer.Option(
         "--suite",
         metavar="NAME|FILE",
-        help="Prompts to measure on: a named suite's, or a file in Spec-Bench format (turns, the first is used, and "
-        f"category; .gz and .xz are read too). {note}".rstrip(),
-        show_default="a bundled file of 30",
+        help="Prompts of the measurement: a named suite, or a file in Spec-Bench format (first of turns, and "
+        f"category; .gz and .xz work too). {note}".rstrip(),
+        show_default="a bundled file of 30 prompts",
         rich_help_panel=panel,
     )
 
 
 def corpus_option(panel: str | None = None) -> Any:
-    """``--corpus``, text of the user's own."""
+    """``--corpus``, the user's own text."""
     return typer.Option(
         "--corpus",
         metavar="FILE",
@@ -120,43 +120,43 @@ def corpus_option(panel: str | None = None) -> Any:
 
 
 def limit_option(panel: str | None, words: str, *, least: int | None = 1, **more: Any) -> Any:
-    """``--limit``: so many of every category or task at most; ``least`` None: the tasks check it themselves."""
+    """``--limit``: maximum number per category or task; ``least`` None: the tasks check it themselves."""
     return typer.Option("--limit", metavar="N", min=least, help=words, rich_help_panel=panel, **more)
 
 
 def answer_length_option(panel: str) -> Any:
-    """``--max-tokens`` where a task has a length of its own."""
+    """``--max-tokens`` for tasks with a default length."""
     return typer.Option(
-        "--max-tokens", help="Tokens of an answer at most.", show_default="the task's", rich_help_panel=panel
+        "--max-tokens", help="Maximum tokens of an answer.", show_default="the task's", rich_help_panel=panel
     )
 
 
 def data_option(panel: str | None = None) -> Any:
     """``--data``, the folder of the corpora."""
     return typer.Option(
-        "--data", metavar="DIR", help="The folder of the corpora; short for FORETOKEN_DATA.", rich_help_panel=panel
+        "--data", metavar="DIR", help="Folder of the corpora; sets FORETOKEN_DATA.", rich_help_panel=panel
     )
 
 
 def prompt_length_option(panel: str) -> Any:
-    """``--prompt-tokens``, for tasks whose prompts are cut to a length."""
+    """``--prompt-tokens``, for tasks that cut their prompts to a length."""
     return typer.Option(
         "--prompt-tokens",
         min=1,
         metavar="N",
-        help="Tokens of a prompt, for keys and qmsum.",
+        help="Tokens per prompt, for keys and qmsum.",
         show_default="the task's",
         rich_help_panel=panel,
     )
 
 
 def name_values(command: Any) -> None:
-    """Give every option of a kind the same word for its value in the help, and switches none: they take no value.
+    """Use the same metavar for all options of a type in the help, and none for switches.
 
-    Paragraphs are one line each, which the terminal breaks where it ends.
+    Each paragraph becomes one line, and the terminal wraps it.
 
     Args:
-        command: of typer; the commands in it are looked through, too.
+        command: typer's command; includes its subcommands.
     """
     if command.help:
         command.help = "\n\n".join(map(_one_line, command.help.split("\n\n")))
@@ -182,7 +182,7 @@ def _shown(word: str | None, ctx: typer.Context) -> str | None:
 
 
 def _word(option: Any) -> str | None:
-    """By the type: its choices, or what stands for a number, a path, a text."""
+    """Return the metavar of a type: its choices, or a word for a number, a path, a text."""
     if option.type_descriptor.is_choice:
         return "|".join(each.value for each in option.type_descriptor.choices)
     kind = option.type_descriptor.annotation
@@ -195,14 +195,14 @@ def _word(option: Any) -> str | None:
 def load_model(
     model: str, config: dict[str, Any], *, verbose: bool, loading: ModelOptions | None = None, **options: Any
 ) -> Any:
-    """Import the engine, keep the libraries quiet, and load a model.
+    """Import the engine, silence the libraries, and load a model.
 
-    A path that looks like a folder but is not there is refused here, in plain words, before the import.
+    A path that looks like a folder but does not exist is refused before the import.
     """
     check_model_name(model)
     from foretoken import LLM
 
-    # seconds of importing; a large model, or a download, takes minutes
+    # imports take seconds; a large model, or a download, takes minutes
     with passing_note(f"loading {model}"), gc_paused():
         quiet_transformers(verbose)
         llm = LLM(model, speculative_config=config, **({} if loading is None else asdict(loading)), **options)
@@ -211,14 +211,14 @@ def load_model(
 
 
 def check_vocabulary(model: str, draft: str, **placement: Any) -> None:
-    """Refuse a draft model with other tokens before the weights of either are read."""
+    """Refuse a draft model with another vocabulary before reading the weights of either model."""
     from foretoken.engine import before_weights
 
     before_weights.check_vocabulary(model, draft, **placement)
 
 
 def check_methods(model: str, configs: Iterable[Mapping[str, Any]], **placement: Any) -> None:
-    """Refuse what several recipes lack before the weights of their target are read."""
+    """Refuse missing parts of several recipes before reading their target's weights."""
     from foretoken.engine import before_weights
 
     for config in configs:
@@ -226,7 +226,7 @@ def check_methods(model: str, configs: Iterable[Mapping[str, Any]], **placement:
 
 
 def explain(llm: Any) -> None:
-    """Say what the method has measured and chosen by itself, if it has."""
+    """Report the method's own measurements and choices, if it has any."""
     recipe = llm.recipe
     for part, name in ((recipe.drafter, recipe.method), (recipe.plan, recipe.plan.settings_key)):
         if part.explanation:

@@ -1,4 +1,4 @@
-"""Files that a command writes: refused before the work, written whole after it."""
+"""Output files: checked before the work, written atomically after it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MEASURE = (("bench",), ("analyze", "acceptance"), ("analyze", "tradeoff"))
 
 
 def json_in_a_file(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command that measures, with ``--json FILE`` written as ``--out FILE``.
+    """Return a benchmark's arguments with ``--json FILE`` replaced by ``--out FILE``.
 
-    ``--json`` alone prints, there as everywhere; options whose value may be left out are unknown to the parser.
+    ``--json`` alone prints to stdout, as in all commands; the parser does not support options with an optional value.
 
     Args:
         arguments: everything after the program's name.
@@ -33,12 +33,12 @@ def json_in_a_file(arguments: Sequence[str]) -> list[str]:
 
 
 def check_outputs(files: Mapping[str, Path | None]) -> None:
-    """Find out before an hour of work, not after, that results cannot be written.
+    """Check before a long computation that its results can be written.
 
     Args:
-        files: what each option names, if anything.
+        files: the path of each option, if it has one.
     Raises:
-        ConfigError: a place cannot be written to, or two options name the same.
+        ConfigError: a path is not writable, or two options name the same path.
     """
     taken: dict[Path, str] = {}
     for option, path in files.items():
@@ -51,7 +51,7 @@ def check_outputs(files: Mapping[str, Path | None]) -> None:
 
 
 def check_pictures(option: str) -> None:
-    """Refuse an option that draws where nothing can be drawn.
+    """Refuse an option that needs matplotlib if it is not installed.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -65,11 +65,11 @@ def check_pictures(option: str) -> None:
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Write a record, numbers that JSON lacks as null, and say so."""
+    """Write a record as JSON, with null for non-finite numbers, and report the file."""
     write_text(path, json.dumps(finite(record), indent=1) + "\n")
 
 
 def write_text(path: Path, content: str | bytes) -> None:
-    """Write a file whole, where a link leads to, and say so."""
+    """Replace a file atomically, at the target of a link, and report it."""
     write_whole(path.resolve(), content)
     note(f"wrote {path}")

@@ -1,4 +1,4 @@
-"""From what was typed to a ``speculative_config``: ``--set`` values and draft models."""
+"""Convert ``--method``, ``--set`` and ``--draft-model`` to a ``speculative_config``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: j
 
 
 def split_settings(text: str) -> list[str]:
-    """A name and the ``key=value`` that are written after it: ``ngram+max_ngram=4``."""
+    """Split a name and the ``key=value`` pairs after it: ``ngram+max_ngram=4``."""
     return _NEXT_SETTING.split(text)
 
 
 def parse_setting(text: str, option: str = "--set") -> tuple[str, Any]:
-    """``key=value`` with the value read as JSON where it is JSON (4, 0.5, true, null), else as a string."""
+    """Parse ``key=value``; the value is JSON (4, 0.5, true, null) if it parses, else a string."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not key:
@@ -36,7 +36,7 @@ def parse_setting(text: str, option: str = "--set") -> tuple[str, Any]:
 
 
 def parse_settings(texts: Sequence[str], option: str = "--set") -> dict[str, Any]:
-    """Several ``key=value``; a key given twice is an error."""
+    """Parse several ``key=value``; a repeated key is an error."""
     settings: dict[str, Any] = {}
     for text in texts:
         key, value = parse_setting(text, option)
@@ -49,18 +49,18 @@ def parse_settings(texts: Sequence[str], option: str = "--set") -> dict[str, Any
 def speculative_config(
     method: str, settings: Mapping[str, Any], *, target: str, draft_model: str | None = None
 ) -> dict[str, Any]:
-    """The ``speculative_config`` of one method, with its draft model filled in.
+    """Return the ``speculative_config`` of one method, with its draft model.
 
-    Keys and values are checked by the method's own Config when the engine is built; here only what can be said
-    without importing it.
+    The method's own Config checks keys and values when the engine is built; this function checks only what needs no
+    import of the method.
 
     Args:
         method: a drafter of the catalogue.
-        settings: what ``--set`` gave.
-        target: the model, as typed.
-        draft_model: what ``--draft-model`` gave.
+        settings: the values of ``--set``.
+        target: the name of the model.
+        draft_model: the value of ``--draft-model``.
     Raises:
-        ConfigError: unknown method, contradictory options, or a draft model that is missing or not wanted.
+        ConfigError: unknown method, contradictory options, or a missing or superfluous draft model.
     """
     entry = find_method(method)
     config: dict[str, Any] = {"method": method, **settings}
@@ -69,7 +69,7 @@ def speculative_config(
     wants_draft = entry.load().declared.draft_model
     if draft_model is not None:
         if not wants_draft:
-            raise ConfigError(f"--draft-model does not go with method '{method}', which needs {entry.needs}")
+            raise ConfigError(f"--draft-model does not apply to method '{method}', which needs {entry.needs}")
         if config.setdefault("model", draft_model) != draft_model:
             raise ConfigError(f"--draft-model {draft_model} contradicts --set model={config['model']}: keep one")
     if wants_draft and not config.get("model"):
@@ -85,18 +85,18 @@ def speculative_config(
 def chosen_recipe(
     method: str | None, sets: Sequence[str] | None, *, target: str, draft_model: str | None
 ) -> dict[str, Any]:
-    """The ``speculative_config`` of a command with ``--method``, ``--set`` and ``--draft-model``.
+    """Return the ``speculative_config`` of a command with ``--method``, ``--set`` and ``--draft-model``.
 
-    Without a method, a draft model drafts if there is one, else the text's own suffixes do.
+    The default method is draft_model with a draft model, else suffix.
     """
     if method is not None and not method.strip():
-        raise ConfigError("--method is empty: name one of 'foretoken methods', or leave it out")
+        raise ConfigError("--method is empty: use a name from 'foretoken methods', or leave it out")
     name = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
     return speculative_config(name, parse_settings(sets or []), target=target, draft_model=draft_model)
 
 
 def parse_numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:
-    """``A,B,…`` as numbers, none twice."""
+    """Parse ``A,B,…`` as numbers; duplicates are an error."""
     values = []
     for piece in text.split(","):
         try:
@@ -111,15 +111,17 @@ def parse_numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[An
 
 
 def find_method(name: str) -> catalog.Entry:
-    """The drafter of this name.
+    """Return the drafter of this name.
 
     Raises:
-        ConfigError: there is none, or it is a verifier or a plan; the message says how those are given.
+        ConfigError: there is none, or it is a verifier or a plan; the message has the option for it.
     """
-    kinds = {entry.kind for entry in catalog.entries() if entry.name == name}  # one name may be both
+    kinds = {
+        entry.kind for entry in catalog.entries() if entry.name == name
+    }  # a drafter and a verifier may have the same name
     if kinds == {"verifier"}:
         raise ConfigError(f"'{name}' is a verifier, not a method: write --method NAME --set verifier={name}")
     if kinds == {"plan"}:
-        how = catalog.find(name, "plan").needs.removesuffix(", next to any method")
-        raise ConfigError(f"'{name}' goes next to a method: write {how}")
+        how = catalog.find(name, "plan").needs.removesuffix(", with any method")
+        raise ConfigError(f"'{name}' is not a method: write {how}")
     return catalog.find(name, "drafter")

@@ -35,7 +35,7 @@ def test_the_draft_model_of_a_method():
     for target in ("./m", "zoo:moe", "grown:./base:100m", "base"):
         with pytest.raises(ConfigError, match="add --draft-model"):
             speculative_config("draft_model", {}, target=target)
-    with pytest.raises(ConfigError, match="does not go with method 'ngram'"):
+    with pytest.raises(ConfigError, match="does not apply to method 'ngram'"):
         speculative_config("ngram", {}, target="./m", draft_model="./d")
     with pytest.raises(ConfigError, match="contradicts"):
         speculative_config("draft_model", {"model": "a"}, target="./m", draft_model="b")
