@@ -216,7 +216,7 @@ def test_a_head_with_rows_of_its_own_takes_none(bench: Bench) -> None:
     own.draw(torch.Generator().manual_seed(0))
     own.save(bench.place / "own")
     kept = bench.folder(bench.plain, range(10))
-    with pytest.raises(ConfigError, match=r"'eagle' drafts with has a head of its own \(lm_head\)"):
+    with pytest.raises(ConfigError, match=r"'eagle' has a head of its own \(lm_head\)"):
         with_config({"method": "eagle", "head": str(bench.place / "own"), "draft_vocab": kept}, target=bench.plain)
 
 

@@ -136,7 +136,7 @@ FAULTS: list[tuple[str, str, Change]] = [
     (
         "opt",
         "positions that are one further",
-        lambda layout: replace(layout, places_ND=layout.places_ND.roll(1, dims=0)),
+        lambda layout: replace(layout, position_embedding_ND=layout.position_embedding_ND.roll(1, dims=0)),
     ),
     ("starcoder2", "another activation", lambda layout: replace(layout, activation="silu")),
     ("cohere", "halves, not neighbours", lambda layout: replace(layout, interleaved=False)),

@@ -139,7 +139,7 @@ REFUSED: dict[str, tuple[Family, str]] = {
                 "num_local_experts": 4,
             },
         ),
-        "layer 0, KimiLinearDeltaAttention: its states decay by what its KimiLinearForgetGate makes of each row",
+        "layer 0, KimiLinearDeltaAttention: its states decay by the output of its KimiLinearForgetGate",
     ),
 }
 

@@ -132,7 +132,7 @@ static void build(Decoder *d, Kind kind) {
     }
     if (kind.parallel) { /* a parallel block without a gate; a gated MLP beside experts */
         m->centred = 1, m->activation = GELU;
-        m->places = own(d, filled(CAPACITY * WIDTH, bf16, 0.5f, 0));
+        m->position_embedding = own(d, filled(CAPACITY * WIDTH, bf16, 0.5f, 0));
         m->final_shift = own(d, filled(WIDTH, 0, 0.2f, 0)), m->head_bias = own(d, filled(VOCAB, 0, 0.2f, 0));
         Layer *x = d->layers;
         x->parallel = 1, x->gated = 0;

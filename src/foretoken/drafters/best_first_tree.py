@@ -31,7 +31,7 @@ def grow(
         root: the drafter's state at the root.
         continuations: of a node, given its number, its depth and the drafter's state there: (confidence, token, state)
             of each, most probable first.
-        min_score: nodes whose path is less probable are left out.
+        min_score: least probability of a node's path.
     Returns:
         point masses, with the confidence of each node.
     """

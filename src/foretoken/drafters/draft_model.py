@@ -55,7 +55,7 @@ _RANKED = ("topk", "reranked")
 # where a rule takes several kinds: those with the higher optimum first
 _PREFERRED = ("sampled_without_replacement", "sampled", "top_then_sampled", "hub", "topk")
 _DTYPES = (*DTYPES, *SCHEMES)
-_NUM_DRAFTS = 3  # children per node of a tree, unless told
+_NUM_DRAFTS = 3  # children per node of a tree, by default
 
 
 class ModelDrafter(DraftRunner):
@@ -68,7 +68,7 @@ class ModelDrafter(DraftRunner):
              proposals are deterministic (point mass). Lossless under any lossless verifier that knows the kind.
              `coupled` draws with the noise that `match` uses (the Gumbel coupling of arXiv:2408.07978).
     Differs: the chain's length may be decided while drafting (adaptive). For drawn tokens that decision never looks
-             at the token it would drop, else the distribution of what is proposed would no longer be q.
+             at the token it would drop, else the distribution of the proposal would no longer be q.
     """
 
     name = "draft_model"
@@ -125,7 +125,7 @@ class ModelDrafter(DraftRunner):
                 raise ConfigError(f"num_drafts={count} with tree='hub': SpecHub draws pairs; use 2 or leave it out")
 
         def suited_to(self, verifier: Verifier | None) -> ModelDrafter.Config:
-            """What the user left open, chosen so that the verifier knows the distribution.
+            """Choose the options that the user left open so that the verifier knows the distribution.
 
             Raises:
                 ConfigError: several drafts per position for a rule of chains.
@@ -272,7 +272,7 @@ class ModelDrafter(DraftRunner):
         draft.extend_tree(rows.output, rows.start, width=self._count, name=self.config.model, pays=pays)
 
     def _expand_reranked(self, draft: RunnerBuilder, rows: Rows) -> None:
-        """Record a level; what of it can have descendants among the best nodes is read, while there is room."""
+        """Record a level; read its nodes that can have descendants among the best, while the cache has free rows."""
         draft.record_level(rows.output, rows.start, width=self._count, name=self.config.model)
         context, read = draft.context, len(draft.state.row_of) + len(draft.frontier)
         if len(context.tokens) + read > self.model.max_length:
@@ -289,7 +289,7 @@ class ModelDrafter(DraftRunner):
 
 
 def _shares(kind: type[Tabulated], q_V: Tensor, count: int) -> list[float]:
-    """How probably each sibling is the one that stands, if p is q; nothing here depends on what was drawn."""
+    """The probability that each sibling is the accepted one, if p is q; independent of the drawn tokens."""
     if kind is not TopThenSampled or count == 1:
         return [1.0] * count
     top = q_V.topk(count - 1).values.tolist()

@@ -1,4 +1,4 @@
-"""Prompt lookup: copy what followed the last n tokens when they occurred before.
+"""Prompt lookup: copy the continuation of the last n tokens at their previous occurrence.
 
 Tokens as words, the end of the text as a bar:
 
@@ -21,7 +21,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.drafters.agreement import AgreementRates
 from foretoken.options.option import Checked, Option
 
-_LONGEST_AGREEMENT = 32  # looking further back would not tell more
+_LONGEST_AGREEMENT = 32  # longer agreement would not add information
 _LONGEST = 256  # tokens of an n-gram
 
 
@@ -43,7 +43,7 @@ class _Index:
 
 
 class NgramDrafter(Drafter):
-    """Finds the longest n-gram that ends the text and occurred before, and copies what followed it last time.
+    """Finds the longest n-gram that ends the text and occurred before, and copies its last continuation.
 
     Paper:   Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding; option names as in vLLM.
     Exact:   a proposal is a function of past tokens only (point mass): lossless under any lossless verifier.
@@ -103,7 +103,7 @@ class NgramDrafter(Drafter):
         """Learn from the nodes that the verifier decided: the accepted ones, and the first that was refused."""
         for outcome in outcomes:
             index = self._indexes.get(outcome.request_id)
-            if index is None or not index.agreement:  # told again, after a neighbour's fault
+            if index is None or not index.agreement:  # observed again, after a neighbour's fault
                 continue
             num_accepted = len(outcome.verdict.path)
             for i in range(min(num_accepted + 1, len(outcome.draft))):

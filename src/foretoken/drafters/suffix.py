@@ -40,7 +40,7 @@ class SuffixDrafter(Drafter):
              requests. The confidence is a calibrated frequency: count(context + token) divided by the sum over the
              context's continuations, times the rate at which a context of this length continues in a way seen
              before. The rate is measured on all emitted tokens, drafted or not, so drafts do not bias it; a seeded
-             request whose tokens depend on the draft has rates of its own. A draft that reaches the end of the text
+             request with tokens that depend on the draft has rates of its own. A draft that reaches the end of the text
              continues from the longest suffix of its context that occurs earlier, so a periodic text is extended
              beyond its end.
     """

@@ -202,7 +202,7 @@ class DraftBuilder:
     def candidates(
         self, output: Output, first: int, name: str, expands: Callable[[int, float], bool] = lambda parent, best: True
     ) -> list[tuple[float, int, int, float]]:
-        """What the frontier may be continued with: probability of the path, parent, token and its own probability.
+        """Candidates to extend the frontier: probability of the path, parent, token and its own probability.
 
         Args:
             output, first, name, expands: as :meth:`extend_tree`.
@@ -263,5 +263,5 @@ def check_numbers(logits_MV: Tensor, name: str) -> None:
 
 
 def no_numbers(name: str) -> str:
-    """What is said of logits that are NaN."""
+    """The error message for logits that are NaN."""
     return f"draft model '{name}' has nothing to propose: its logits are NaN"

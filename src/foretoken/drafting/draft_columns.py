@@ -68,17 +68,17 @@ class DraftColumns:
              emits most.
     Exact:   a draft carries the distribution of its own columns, 0 at every other token; the whole head verifies.
     Differs: context rows, and the fall-back to the whole head (ours). A request falls back when, over its last steps,
-             more than a fifth of what would have been accepted had no column: a refused draft whose correction has
-             none counts as far as the others are accepted. It returns when less than a tenth of what is accepted has
-             none.
+             more than a fifth of the tokens that would have been accepted had no column: a rejected draft with a
+             correction outside of the columns counts up to its accepted length. It returns when less than a tenth of
+             the accepted tokens has none.
 
     Args:
-        model: whose head drafts: a draft model, or the target.
+        model: the owner of the drafting head: a draft model, or the target.
         vocabulary: None: always the whole head.
         vocab_size: V, of the target; a draft model's table may be padded otherwise.
     Attributes:
         head: the kept rows and this step's context rows; None without a vocabulary.
-        rows: what the forwards of this step are to score: ``head``, or None for the whole head.
+        rows: the rows that the forwards of this step score: ``head``, or None for the whole head.
     """
 
     def __init__(self, model: LanguageModel, vocabulary: DraftVocabulary | None, vocab_size: int) -> None:
@@ -99,7 +99,7 @@ class DraftColumns:
         return self._vocab_size if self._base is None else len(self._base)
 
     def begin(self, contexts: Sequence[Context]) -> None:
-        """Settle what the forwards of a step score, given the requests that are drafted for."""
+        """Choose the columns that the forwards of a step score, for the requests with a draft."""
         if self.head is None:
             return
         states = [self._read(context) for context in contexts]
@@ -125,7 +125,7 @@ class DraftColumns:
     def view(
         self, output: Output, start: int, stop: int, context: Context, *, top: int, own: bool
     ) -> tuple[Output, int]:
-        """What a request sees of rows of a forward's output, and the first of these rows in it.
+        """A request's view of rows of a forward's output, and the first of these rows in it.
 
         Args:
             top: tokens of each row to rank.
@@ -145,7 +145,7 @@ class DraftColumns:
         return Output.of(logits_MC, top=top, hidden=output.hidden, columns=state.columns), 0
 
     def score(self, hidden_MD: Tensor, request_id: int) -> Output:
-        """What the kept tokens say to hidden states of any depth, the best one ranked; without context rows.
+        """Logits of the kept tokens for hidden states of any depth, with the best one; without context rows.
 
         Args:
             hidden_MD: before the final norm.
@@ -157,7 +157,7 @@ class DraftColumns:
         return Output.of(logits_MC, top=1, columns=self._base)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn what was missed."""
+        """Record accepted tokens without a column."""
         for outcome in outcomes:
             state = self._states.get(outcome.request_id)
             if state is not None and len(outcome.draft):

@@ -2,9 +2,9 @@
 
     hidden [M, D] ── score ── logits [M, K]    columns: the tokens that they stand for; none: all tokens
 
-What a drafter proposes are always ids of the target, and q is a distribution over the whole vocabulary that is 0
-outside of the columns (core/columns.py). Every rule stays what it is: a token with q = 0 can still be emitted, by a
-residual or as the extra token. Rows of a model's own head are another thing (models/head_rows.py).
+A drafter always proposes ids of the target, and q is a distribution over the whole vocabulary that is 0 outside of the
+columns (core/columns.py). The acceptance rules do not change: a token with q = 0 can still be emitted, by a residual or
+as the extra token. Rows of a model's own head are another thing (models/head_rows.py).
 
 Letters: M rows, D width, K tokens that are scored, V vocabulary.
 """
@@ -23,7 +23,7 @@ class DraftHead(Protocol):
     """Scores hidden states for a drafter.
 
     Attributes:
-        vocab_size: V, of the model whose tokens are drafted.
+        vocab_size: V of the target.
         columns: the tokens that the logits stand for, increasing; None: column i is token i.
     """
 

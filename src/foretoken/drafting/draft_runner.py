@@ -1,12 +1,12 @@
-"""A second checkpoint, run over drafts while they grow: what the drafters with a model of their own share.
+"""A second checkpoint, run over drafts while they grow: the base of the drafters with a model of their own.
 
-The draft model has its own K/V cache, and remembers which tokens its rows were read from. Asked for the next draft, it
-keeps the rows that the tokens have in common with what was read, drafted rows included, and reads the rest:
+The draft model has its own K/V cache, and remembers the tokens of its rows. For the next draft it
+keeps the rows of the common prefix with the new tokens, drafted rows included, and reads the rest:
 
     tokens          x x x x x x a b c      c is the root of the next draft
     rows            x x x x x x a d        d was drafted and refused; b and c are read first
 
-So nothing but the tokens says what holds: that a draft was judged, dropped or asked for twice changes no proposal.
+So the tokens alone decide which rows are valid: judging, dropping or repeating a draft changes no proposal.
 
 One level of the tree is one packed forward over all requests.
 
@@ -66,14 +66,14 @@ class Rows:
 
 @dataclass(slots=True)
 class State:
-    """One request: its slot in the draft's cache, and what its rows were read from.
+    """One request: its slot in the draft's cache, and the tokens of its rows.
 
     Attributes:
         slot: in the draft's cache.
         tokens: of the committed rows.
         tail: token of each row after them, and the tail row of its parent; ROOT for children of the root.
         row_of: node of the last draft -> row of the tail.
-        laws: node -> the output and the row in it that its children's distribution is read from, where they are kept.
+        laws: node -> the output and the row in it with its children's distribution, if they are kept.
     """
 
     slot: int
@@ -111,7 +111,7 @@ class DraftRunner(Drafter, ABC):
 
     Args:
         model: the draft checkpoint, in the target's dtype and on its device; or a draft that is loaded already.
-        target: whose tokens are drafted.
+        target: the model to draft for.
         top: how many tokens of each row are ranked.
         draft_vocab: a folder with the tokens that are drafted; None: all.
         dtype: of the draft checkpoint, as for ``load``; None: the target's.
@@ -123,8 +123,8 @@ class DraftRunner(Drafter, ABC):
 
     declared = Declared(draft_model=True)
     offers = Offers(evidence=(GreedyLaws,))
-    span: Span | None = None  # all layers, and what is kept of the wanted rows; None: nothing
-    keeps_laws = False  # set by whoever will call :meth:`score`
+    span: Span | None = None  # all layers, and the taps of the wanted rows; None: no taps
+    keeps_laws = False  # set before :meth:`score` is used
 
     def __init__(
         self,
@@ -192,23 +192,22 @@ class DraftRunner(Drafter, ABC):
         return [done.get(context.request_id, NO_DRAFT) for context in contexts]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn what was missed; which rows hold is seen from the tokens, when the next draft is asked for."""
+        """Record missed columns; the tokens of the next draft decide which rows are valid."""
         self.columns.observe(outcomes)
 
     def score(
         self, contexts: Sequence[Context], budgets: Sequence[Budget], trees: Sequence[TokenTree]
     ) -> list[list[float] | None]:
-        """What the model gives the tokens of larger trees, each given its parent, at temperature 1.
+        """Probabilities of the tokens of larger trees, each given its parent, at temperature 1.
 
-        One forward reads what has children and was not read for the draft, whoever proposed it; its rows stay in the
-        tail.
+        One forward reads the nodes with children that were not read for the draft, including nodes of other drafters;
+        their rows stay in the tail.
 
         Args:
-            contexts: as :meth:`propose` was just asked, with ``keeps_laws`` set.
-            budgets: theirs.
+            contexts, budgets: as in the last call of :meth:`propose`, with ``keeps_laws`` set.
             trees: one each; their first nodes are the draft's.
         Returns:
-            a probability for each node of a tree; None where the model was not run for the request, or has no room.
+            a probability for each node of a tree; None if the model was not run for the request, or its cache is full.
         """
         found: list[list[float] | None] = []
         with torch.inference_mode():
@@ -220,7 +219,7 @@ class DraftRunner(Drafter, ABC):
         return found
 
     def _read_inner(self, contexts: Sequence[Context], budgets: Sequence[Budget], trees: Sequence[TokenTree]) -> None:
-        """Read the nodes that have children, of every tree whose root was read, after what lies in the tail."""
+        """Read the nodes that have children, of every tree with a read root, after the tail."""
         batch = PackedBatch()
         reading = []
         for context, budget, tree in zip(contexts, budgets, trees, strict=True):
@@ -275,7 +274,7 @@ class DraftRunner(Drafter, ABC):
         return state
 
     def _keep(self, state: State, tokens: Sequence[int]) -> None:
-        """Commit what was read of these tokens, all but the last (the root's row gives the first distribution), and no
+        """Commit the rows of these tokens, all but the last (the root's row gives the first distribution), and no
         more.
         """
         slot, last = state.slot, len(tokens) - 1
@@ -366,7 +365,7 @@ class DraftRunner(Drafter, ABC):
         return self._forward(batch)
 
     def _forward(self, batch: PackedBatch, plan: Plan | None = None) -> Output:
-        """One forward, dense unless told; the draft's table may be padded to another size than the target's."""
+        """One forward, dense by default; the draft's table may be padded to another size than the target's."""
         span = None if self.span is None else replace(self.span, tap_rows=batch.wanted)
         rows = self.columns.rows
         plan = plan or DensePlan(self.cache, batch)
@@ -394,7 +393,7 @@ class DraftRunner(Drafter, ABC):
 
     @abstractmethod
     def _finish(self, draft: RunnerBuilder) -> Draft:
-        """What is proposed; drafters add the distribution."""
+        """The proposal; drafters add the distribution."""
 
 
 def _probabilities(laws: Mapping[int, tuple[Output, int]], tree: TokenTree) -> list[float]:

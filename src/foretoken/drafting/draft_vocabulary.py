@@ -45,10 +45,10 @@ class DraftVocabulary:
     Attributes:
         ids: the tokens kept, increasing.
         vocab_size: V.
-        tokenizer: fingerprint of the tokenizer whose ids these are; "": unknown.
-        target: what the model was called for which they were counted.
+        tokenizer: fingerprint of the tokenizer of these ids; "": unknown.
+        target: name of the model for which they were counted.
         context_rows: tokens of a request's own prompt and output that it scores next to them, at most.
-        counted: what was counted and how much of it they cover; for people, nothing is computed from it.
+        counted: the counted texts and the coverage; for people, no code reads it.
     Raises:
         ValueError: ids that are no increasing tokens of the vocabulary; the message names the field.
     """
@@ -159,7 +159,7 @@ class DraftVocabulary:
         return found
 
     def check_model(self, model: LanguageModel) -> None:
-        """Refuse a vocabulary whose ids are not a model's.
+        """Refuse a vocabulary with ids of another model.
 
         Raises:
             MismatchError: they were counted with another tokenizer, or there are more than the model's head has.

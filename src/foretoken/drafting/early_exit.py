@@ -1,4 +1,4 @@
-"""The target's first layers, run over drafts while they grow: what self-speculation drafts with.
+"""The target's first layers, run over drafts while they grow: the drafter of self-speculation.
 
 A draft's rows go into the target's own cache after the committed prefix, the root first and then the nodes in order.
 Verification goes on from there (``Draft.resume``), so no layer runs twice over a row; a rejected row is
@@ -35,7 +35,7 @@ from foretoken.models.language_model import LanguageModel, Output
 
 @dataclass(slots=True)
 class EarlyExitBuilder(DraftBuilder):
-    """A draft, and what the target's first layers have made of it.
+    """A draft, with the states and taps of the target's first layers.
 
     Attributes:
         num_read: rows read: 0, or the root and the nodes up to ``num_read - 2``.
@@ -56,7 +56,7 @@ class EarlyExitBuilder(DraftBuilder):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def resume_point(self, depth: int) -> ResumePoint:
-        """What verification goes on from."""
+        """The states from which verification continues."""
         return ResumePoint(depth, self.hidden(depth))
 
 
@@ -87,7 +87,7 @@ class EarlyExit:
         scored: bool,
         head: HeadRows | None = None,
     ) -> Output:
-        """Read what is unread of every draft through layers [0, depth), in one forward; taps are kept in the drafts.
+        """Read the unread rows of every draft through layers [0, depth), in one forward; taps are kept in the drafts.
 
         Args:
             scored: whether the rows also go through the final norm and the head, and are ranked.
@@ -135,7 +135,7 @@ class EarlyExit:
 
 
 def check_spans(target: LanguageModel) -> None:
-    """Refuse a model whose forward cannot be cut between two layers and gone on with.
+    """Refuse a model with a forward that cannot stop between two layers and continue later.
 
     Raises:
         UnsupportedArchitecture: a forward in two spans differs from the whole one, or hidden states have no place.

@@ -1,6 +1,6 @@
-"""What a step with drafts from an exit costs: in layers loaded, as published, or in plain steps, as measured.
+"""The cost of a step with drafts from an exit: in layers loaded, as published, or in plain steps, as measured.
 
-Layers loaded are what time is made of where a model is large and every pass waits for its weights. On a small one the
+On a large model, where every pass waits for its weights, time is proportional to the layers loaded. On a small one the
 first layers may stay in the processor's cache from token to token, rows cost something, and so does every call; so
 whole steps are measured as they are run.
 """
@@ -27,7 +27,7 @@ _REPEATS = 5
 
 
 class ExitHead(Protocol):
-    """What a method may put between an exit and the target's head, with a cache of its own."""
+    """A module that a method may put between an exit and the target's head, with a cache of its own."""
 
     def forward(self, batch: PackedBatch, cache: KVCache, hidden_TD: Tensor, *, top: int) -> Output:
         """Logits of the wanted rows from the hidden states of all rows at the exit, ``hidden_TD`` [T, D]."""
@@ -89,7 +89,7 @@ class Costs:
 
 
 def head_in_layers(target: LanguageModel) -> float:
-    """The head in units of one layer, by parameters: what is read from memory for a token."""
+    """The head in units of one layer, by the parameters read from memory for a token."""
     text = target.config.get_text_config(decoder=True)
     head = target.vocab_size * text.hidden_size
     outside = head if getattr(text, "tie_word_embeddings", False) else 2 * head
@@ -117,7 +117,7 @@ def measured_step(
 
     Args:
         length: drafted tokens.
-        adapter: what draws them at the exit; None: the target's own head.
+        adapter: the module that scores them at the exit; None: the target's own head.
         head: without an adapter, the rows of it that score them; None: all.
     """
     plain, step = _Step(target, target.num_layers, 0), _Step(target, exit_layer, length, adapter, head)

@@ -1,11 +1,11 @@
 """Messages between an engine and its helper over torch.distributed: gloo, in the place of a pipe (process.py).
 
-    header    8 bytes of length, 32 of HMAC-SHA256     a message is unpickled: only who was given the key may write one
+    header    8 bytes of length, 32 of HMAC-SHA256     messages are unpickled, so the HMAC key authenticates the sender
     payload   bytes
 
-Between two processes of one machine a pipe is faster and needs none of this; torch.distributed is what PEARL's released
-code talks over, and the way to other machines. Both ends meet in a file that one of them owns, at addresses of this
-machine; a group whose peer is gone stays dead, so every helper gets one of its own.
+Between two processes of one machine a pipe is faster and needs none of this; PEARL's released code
+uses torch.distributed, which also reaches other machines. Both ends meet in a file that one of them owns, at addresses
+of this machine; a group stays dead once a peer is gone, so every helper gets its own.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def available() -> bool:
 
 
 class GlooChannel:
-    """One end of a channel of two; it has what a helper's channel needs of ``multiprocessing``'s ``Connection``.
+    """One end of a channel of two; it has the methods of ``multiprocessing``'s ``Connection`` that a helper uses.
 
-    Gloo cannot say whether something has come, so a thread receives, and what it got is waited for here.
+    Gloo cannot poll, so a thread receives the messages, and :meth:`poll` waits for the thread.
 
     Args:
         rank: 0 or 1.
@@ -116,7 +116,7 @@ class GlooChannel:
                 with self._changed:
                     self._inbox.append(payload)
                     self._changed.notify_all()
-        except RuntimeError:  # what torch says when a peer has gone
+        except RuntimeError:  # torch's error when a peer has gone
             return
         finally:
             with self._changed:

@@ -1,4 +1,4 @@
-"""Learned parts: what was trained for one model, found, checked and saved by one mechanism for all methods.
+"""Learned parts: modules trained for one model, found, checked and saved by one mechanism for all methods.
 
 A folder of one part lies anywhere, or next to the weights of the model that it was trained for, under the name of its
 algorithm. It has the layout of the speculators format:
@@ -39,10 +39,10 @@ Part = TypeVar("Part", bound="LearnedPart")
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedConfig:
-    """Whose a learned part is; subclasses add what it is.
+    """The target of a learned part; subclasses add its description.
 
     Attributes:
-        target: what the target was called when the part was trained.
+        target: name of the target when the part was trained.
         target_fingerprint: of that target's weights; the part is of no use to others.
         draft, draft_fingerprint: the same of the draft model, for a part that belongs to a pair.
     """
@@ -53,7 +53,7 @@ class LearnedConfig:
     draft_fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a file says what no part can be."""
+        """Raise ValueError for a description that no part can have."""
         for name in ("target", "target_fingerprint"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(f"{name}={getattr(self, name)!r}")
@@ -69,16 +69,16 @@ _OWNERS = frozenset(each.name for each in fields(LearnedConfig))
 
 
 class LearnedPart(ABC):
-    """What a method learned from a model; a subclass says what it consists of.
+    """A module that a method trained for a model; a subclass defines its tensors.
 
     Attributes:
-        algorithm: what it is for; also the name of its folder next to a model's weights.
-        model_types: what ``speculators_model_type`` may say; empty: the algorithm.
-        title: what messages call it, as in "no TITLE for 'zoo:base'".
+        algorithm: name of the method; also the name of its folder next to a model's weights.
+        model_types: allowed values of ``speculators_model_type``; empty: the algorithm.
+        title: its name in messages, as in "no TITLE for 'zoo:base'".
         option: the option of its method that names its folder.
-        Config: a frozen dataclass of what its ``config.json`` says.
+        Config: a frozen dataclass of the fields of its ``config.json``.
         shelf: a pattern of folder names, where a folder may hold several parts in folders of their own.
-        grows: whether the part of a model also serves what was grown from that model, see :meth:`grown`.
+        grows: whether the part of a model also serves models grown from that model, see :meth:`grown`.
         old_files: config and weights in the layout before the speculators one, which held the config's fields flat.
         config: of this part.
     """
@@ -223,7 +223,7 @@ class LearnedPart(ABC):
             raise ConfigError(f"--out {folder}: another model lies there; name a folder to make")
 
     def _settings(self) -> dict[str, Any]:
-        """What ``config.json`` holds."""
+        """The content of ``config.json``."""
         config = self.config
         owners = {"verifier": {"name_or_path": config.target, "fingerprint": config.target_fingerprint}}
         if config.draft is not None:
@@ -237,7 +237,7 @@ class LearnedPart(ABC):
 
     @classmethod
     def _fields(cls, settings: Any) -> dict[str, Any]:
-        """The config's fields from what ``config.json`` holds."""
+        """The config's fields from the content of ``config.json``."""
         if not isinstance(settings, dict) or settings.get("speculators_model_type") != cls.algorithm:
             raise ValueError(f"{CONFIG} is not of a {cls.title}: it has no speculators_model_type '{cls.algorithm}'")
         owners = settings["speculators_config"]
@@ -303,11 +303,11 @@ def _weights(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def find(kind: type[Part], given: str | Path | None, target: LanguageModel, draft: LanguageModel | None = None) -> Part:
-    """The learned part that is asked for, or the one next to a model's weights, known to fit.
+    """Load the requested learned part, or the one next to a model's weights; check that it fits.
 
     Args:
         kind: which part.
-        given: what the user says: a folder; None or empty: ``kind.algorithm`` next to the weights.
+        given: a folder, from the user; None or empty: ``kind.algorithm`` next to the weights.
         target: the model that the part was trained for.
         draft: the draft model, for a part that belongs to a pair; the part lies next to the draft's weights then.
     Raises:
@@ -336,7 +336,7 @@ def check_present(kind: type[LearnedPart], given: str | Path | None, target: Any
     """Refuse a part that :func:`find` would not find, or that says itself that it is another target's.
 
     Args:
-        target: whose ``name``, ``source`` and ``config`` are known; its weights need not be loaded.
+        target: with ``name``, ``source`` and ``config``; its weights need not be loaded.
     Raises:
         ConfigError, ModelError, MismatchError: as :func:`find`.
         OSError, ValueError, TypeError, KeyError: a part's config cannot be read.
@@ -355,7 +355,7 @@ def check_present(kind: type[LearnedPart], given: str | Path | None, target: Any
 def _located(
     kind: type[LearnedPart], given: str | Path | None, target: Any, draft: Any
 ) -> tuple[list[Path], Origin | None]:
-    """The folders of the parts that are asked for, and what the target was grown from, if it was and they may grow."""
+    """The folders of the requested parts, and the original of the target if it was grown and the parts may grow."""
     owner = target if draft is None else draft
     try:
         place = home_expanded(given) if given else Path(owner.source) / kind.algorithm
@@ -389,7 +389,7 @@ def _any_in(place: Path, kind: type[LearnedPart]) -> list[Path]:
 
 
 def check_fingerprint(made: str, name: str | None, fingerprint: str | None, model: LanguageModel, remedy: str) -> None:
-    """Refuse what was made for other weights than a model has now.
+    """Refuse a part that was made for other weights than the model's.
 
     Args:
         made: the beginning of the message, as in "the judge was trained for the target".

@@ -97,7 +97,7 @@ class LogisticHead(LearnedPart):
         return cls(config, Logistic(weight_D, float(bias)))
 
     def check_shape(self, model: LanguageModel) -> None:
-        """Refuse a model whose states have another width.
+        """Refuse a model with states of another width.
 
         Raises:
             MismatchError: the widths differ.

@@ -1,10 +1,10 @@
-"""A drafter around another one: how the inner one is configured, and what it is shown of drafts that are not its own.
+"""A drafter around another one: how the inner one is configured, and how it observes drafts that are not its own.
 
-    outer      proposes tokens of its own, or what the inner drafter proposes     suffix_first, rasd
+    outer      proposes tokens of its own, or passes on the inner drafter's       suffix_first, rasd
     inner      a draft model, an EAGLE head, n-grams, …
 
-The outer drafter's own tokens are point masses, or coupled to the noise of `match` where the inner drafter's are. What
-the inner one proposes may be of another kind only if a draft never mixes the two: a draft has one distribution.
+The outer drafter's own tokens are point masses, or coupled to the noise of `match` where the inner drafter's are. The
+inner drafter's proposals may be of another kind only if a draft never mixes the two: a draft has one distribution.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OuterOptions(Checked):
     ] = None
 
     def check_drafter(self, *refused: str) -> None:
-        """Refuse what cannot be inside, by name.
+        """Refuse drafters that cannot be the inner one, by name.
 
         Raises:
             ConfigError: it is one of them, or no name.
@@ -55,10 +55,10 @@ class OuterOptions(Checked):
 
 
 class Outer(Drafter):
-    """What concerns the inner drafter alone is passed on to it.
+    """Base of drafters around another one; passes the calls that only concern the inner drafter on to it.
 
     Args:
-        options: what was asked for, settled.
+        options: the resolved options.
         inner: the class of ``options.drafter``.
         kinds: of q that it may propose by, the best first: it is set to the first that it has.
         target: the model that is drafted for.
@@ -136,7 +136,7 @@ def _settings(options: OuterOptions, inner: type[Drafter], kinds: Sequence[type[
 
 
 def standing(features: Features, path: Sequence[int]) -> Features:
-    """The target's states of the root and the accepted nodes of somebody else's draft, as rows that nobody drafted."""
+    """The target's states of the root and the accepted nodes of another drafter's draft, as undrafted rows."""
     rows = [0, *(1 + node for node in path)]
     hidden = {depth: states[rows] for depth, states in features.hidden.items()}
     return Features(features.context, features.begin, NO_DRAFT, hidden, [features.best[row] for row in rows])

@@ -1,14 +1,14 @@
-"""A helper process: started, asked, timed, and replaced once when it is lost.
+"""A helper process: started, given orders, timed, and replaced once when it is lost.
 
-    engine          ◄──── helper            HERE: it reads now, and is told what to make
+    engine          ◄──── helper            HERE: it reads now; the engine sends its work
                     ◄────                   LOADED
               ORDER ────►                   anything with a number
-              STOP  ────►                   give what is there
+              STOP  ────►                   return the partial result
                     ◄──── REPLY             with the order's number; some orders have none
 
 One pipe, one order with a reply at a time; from LOADED on orders and replies may go over gloo instead (gloo.py). The
 helper ends when the channel does, so that no engine leaves one after. An interrupt from the keyboard does not reach
-it: it has a session of its own, and the engine decides what that means.
+it: it has a session of its own, and the engine handles the interrupt.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HERE, LOADED = "here", "loaded"
 STARTING = 300.0  # seconds until a helper must have loaded
 _LEAST, _MEDIANS = 1.0, 20.0  # seconds, and multiples of the usual answer, after which a helper counts as hung
 _MESSAGE = 2  # whole seconds that a message may take on its way
-_LOOK = 0.0005  # seconds between two looks whether the engine wants what is there
+_LOOK = 0.0005  # seconds between two polls whether the engine wants the partial result
 _RESTARTS = 1
 
 
@@ -54,7 +54,7 @@ class Numbered(Protocol):
 
 
 class Channel(Protocol):
-    """What orders and replies go over; ``multiprocessing``'s ``Connection`` is one."""
+    """The transport of orders and replies; ``multiprocessing``'s ``Connection`` is one."""
 
     def poll(self, timeout: float = 0.0) -> bool: ...
 
@@ -64,7 +64,7 @@ class Channel(Protocol):
 
 
 class Answers(Protocol):
-    """What a helper makes for itself, and answers with."""
+    """The object in the helper process that answers orders."""
 
     def answer(self, order: Any) -> Any:
         """The reply; None: there is none."""
@@ -76,8 +76,8 @@ class HelperProcess:
 
     Args:
         make: a function that can be pickled, called in the helper as ``make(*arguments, stopped=...)``.
-        purpose: what messages say of it, as in "which drafts for method 'x'".
-        without: what they say that happens when no helper is left.
+        purpose: its description in messages, as in "which drafts for method 'x'".
+        without: the consequence in messages when no helper is left.
         forget: called when a helper is lost: a new one knows nothing.
         threads: of the helper.
         gloo: whether orders and replies go over torch.distributed.
@@ -109,7 +109,7 @@ class HelperProcess:
         self._folder = ""  # where the two meet
         self._process: subprocess.Popen[bytes] | None = None
         self._started, self._since = False, 0.0
-        self._restarts = 0  # who cannot start once is not started again
+        self._restarts = 0  # a helper that failed to start is not started again
         self._begin()
 
     def started(self, seconds: float) -> bool:
@@ -162,8 +162,8 @@ class HelperProcess:
         """The reply to an order; None: the helper was lost.
 
         Args:
-            more_seconds: that it may take beyond what is usual.
-            stopped: whether the engine wants what is there.
+            more_seconds: allowed in addition to the usual time.
+            stopped: whether the engine wants the partial result.
         """
         channel = self._channel
         deadline = max(_LEAST, _MEDIANS * statistics.median(self._answers)) + more_seconds
@@ -212,7 +212,7 @@ class HelperProcess:
         self._finalizer = finalize(self, _kill, process, ours, None, "")
 
     def _meeting(self) -> tuple[str, bytes] | None:
-        """Where the helper finds us over gloo, and the key of what is said there; None: over the pipe."""
+        """The rendezvous file for gloo, and the key that authenticates messages; None: use the pipe."""
         if not self._over_gloo:
             return None
         assert self._process is not None
@@ -236,7 +236,7 @@ class HelperProcess:
         self.bytes_sent += len(payload)
 
     def _lost(self, why: str) -> None:
-        """End what is left of the helper, say so, and start another one if that has not been tried."""
+        """End the rest of the helper, log a warning, and start another one if that has not been tried."""
         log.warning(
             "the helper process %s, %s, %s: %s",
             self.pid,
@@ -257,7 +257,7 @@ class HelperProcess:
 
 
 def main(descriptor: int) -> None:
-    """What the helper's process does, until the pipe with this file descriptor ends."""
+    """Run the helper's process, until the pipe with this file descriptor ends."""
     pipe = Connection(descriptor)
     try:
         pipe.send(HERE)

@@ -4,8 +4,8 @@
     proposed    of all that was recorded, the best nodes by the probability of their path
 
 Paper: EAGLE-2, arXiv:2406.16858, sections 4.1 (expansion) and 4.2 (reranking). A node's path is never more probable
-than its parent's, and of equal ones the elder is taken, so that what is proposed hangs together. Differs: a frontier
-node that can have no descendant among the best is not expanded, which changes nothing of what is proposed.
+than its parent's, and of equal ones the elder is taken, so that the proposal is connected. Differs: a frontier
+node that can have no descendant among the best is not expanded, which does not change the proposal.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RerankedBuilder(DraftBuilder):
     def record_beam(self, output: Output, first: int, *, width: int, name: str) -> None:
         """Record the best continuations of the whole frontier together; all of them become the frontier.
 
-        A node that gets none stays as it is. As :meth:`record_level`, but for what is recorded.
+        A node without candidates stays as it is. Otherwise as :meth:`record_level`.
         """
         self.expanded = self.frontier
         fresh = [self.add(token, parent, q, 0) for _, parent, token, q in self.candidates(output, first, name)[:width]]
@@ -104,6 +104,6 @@ class RerankedBuilder(DraftBuilder):
         self.rerank(pays)
 
     def _least(self) -> float:
-        """What a path has to exceed in order to be proposed."""
+        """The probability that a path must exceed in order to be proposed."""
         most, least = self.budget.max_nodes, self.budget.least_reach
         return max(least, nlargest(most, self.reach)[-1]) if len(self.reach) >= most else least

@@ -34,7 +34,7 @@ class Ring:
         kv_heads, head_dim: G and d.
         dtype, device: of keys and values.
     Attributes:
-        cache: the memory, a cache of one layer whose lengths are not used.
+        cache: the memory, a cache of one layer; its lengths are not used.
     """
 
     def __init__(

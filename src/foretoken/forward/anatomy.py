@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
 
-# What the library's decoders call the norm after the last layer. A body may hold other norms (of the embedding, say),
+# Names of the norm after the last layer in the library's decoders. A body may hold other norms (of the embedding, say),
 # so the names are listed rather than guessed.
 _FINAL_NORMS = (
     "norm",
@@ -40,7 +40,7 @@ class Anatomy:
         body: embedding to final norm; called with ``input_ids`` it computes everything but the head.
         embedding: token ids to vectors, before any scaling, position or projection that the body adds.
         layers: L of them; each maps the residual stream [B, T, D] to the next.
-        final_norm: its output is what the head reads, unless the model projects or scales in between.
+        final_norm: its output is the input of the head, unless the model projects or scales in between.
         head: maps [B, T, D] to logits, before any scaling or capping that the model adds.
     """
 
@@ -55,7 +55,7 @@ def find(model: Any) -> Anatomy:
     """Find the parts of a causal language model of transformers.
 
     Raises:
-        UnsupportedArchitecture: a part was not found; the message says which, and what was there instead.
+        UnsupportedArchitecture: a part was not found; the message names it and the module found instead.
     """
     kind = type(model).__name__
     count = model.config.get_text_config(decoder=True).num_hidden_layers

@@ -85,7 +85,7 @@ def attend(
     Args:
         module: the calling layer; ``layer_idx`` says which cache it owns.
         query, key, value: [1, H, T, D], [1, G, T, D], [1, G, T, Dv].
-        attention_mask: None but while a model is probed: the plan knows who sees whom.
+        attention_mask: None except while a model is probed: the plan defines which rows a row attends to.
     Returns:
         [1, T, H, Dv] and None (attention weights are never materialised).
     Raises:

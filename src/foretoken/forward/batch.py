@@ -50,7 +50,7 @@ class PackedBatch:
     Attributes:
         tokens, positions: T integers each.
         segments: one per request.
-        wanted: packed rows whose logits are needed, in order.
+        wanted: packed rows that need logits, in order.
     """
 
     __slots__ = ("positions", "segments", "tokens", "wanted")
@@ -115,7 +115,7 @@ class PackedBatch:
         tail_depths: Sequence[int],
         ancestors: Sequence[Sequence[int]],
     ) -> None:
-        """Append one level of a tree whose upper levels already lie in the tail; logits of all rows.
+        """Append one level of a tree to its upper levels, which are in the tail; logits of all rows.
 
         Args:
             slot, prefix: the request's slot and its committed rows.

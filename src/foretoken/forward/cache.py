@@ -38,7 +38,7 @@ class Mover(Protocol):
     """Moves rows of all buffers faster than a copy of each can."""
 
     def move(self, cache: KVCache, slot: int, to: int, rows: Sequence[int]) -> bool:
-        """Rows of a slot, increasing, to ``to`` and the places after it; False if it cannot, and nothing was moved."""
+        """Rows of a slot, increasing, to ``to`` and the rows after it; False if it cannot, and nothing was moved."""
         ...
 
 
@@ -46,7 +46,7 @@ class KVCache:
     """Keys and values of every layer, per layer ``[S, G, C, D]``.
 
     Buffers are allocated at the first write from the shapes seen (value width may differ from key width, layers may
-    differ from each other) and grow by doubling, up to what requests need: nobody has to guess a size.
+    differ from each other) and grow by doubling, as requests need them: no size has to be configured.
 
     Args:
         num_layers: layers that will write.
@@ -65,8 +65,8 @@ class KVCache:
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
         self.lengths: list[int] = [0] * max_slots
-        self.serial = next(_serials)  # of its own, which an address is not once a cache is gone
-        self.generation = 0  # counts reallocations: who keeps addresses must look again
+        self.serial = next(_serials)  # unique, unlike an address, which can be reused after a cache is freed
+        self.generation = 0  # counts reallocations: stored addresses are invalid when it changes
         self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()  # they may end before the cache does
         self.can_branch = True
         self.can_roll_back = True
@@ -112,7 +112,7 @@ class KVCache:
         self._free.sort(reverse=True)
 
     def reserve(self, slot: int, num_rows: int) -> None:
-        """Make room for ``num_rows`` rows after the committed prefix.
+        """Reserve ``num_rows`` rows after the committed prefix.
 
         Raises:
             ValueError: the slot would exceed ``max_length``.

@@ -1,6 +1,6 @@
 """Dense attention over the committed prefix and the tree after it: the exact plan.
 
-Each segment of a packed batch attends to its own slot. What a row may see, for a prefix of 4 and the draft
+Each segment of a packed batch attends to its own slot. The columns visible to each row, for a prefix of 4 and the draft
 root -> (a -> c, b):
 
               prefix      root a b c
@@ -34,7 +34,7 @@ _FOLD_ROWS = 64  # up to so many rows, the query heads of a group are folded int
 
 
 class Scoring(NamedTuple):
-    """What a layer says of its scores; see :meth:`DensePlan.attend`."""
+    """A layer's options for attention scores; see :meth:`DensePlan.attend`."""
 
     scaling: float
     window: int | None = None
@@ -141,7 +141,7 @@ class DensePlan(Plan):
     def _plain(
         self, index: int, segment: Segment, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor, scoring: Scoring
     ) -> Tensor:
-        """Attention written out, for what the library kernel has no argument for: [R, H, Dv]."""
+        """Attention written out, for options that the library kernel lacks: [R, H, Dv]."""
         scaling, window, softcap, sinks_H = scoring
         H, R, D = q_HRD.shape
         G, L, _ = k_GLD.shape
@@ -176,7 +176,7 @@ class DensePlan(Plan):
 
 
 def _allowed(segment: Segment, window: int | None, device: torch.device) -> Tensor | None:
-    """bool [R, L]: what each row may see; None if all of it."""
+    """bool [R, L]: the columns visible to each row; None if all are."""
     prefix, num_rows = segment.prefix, segment.num_rows
     length = prefix + segment.tail + num_rows
     if num_rows == 1 and segment.seen is None and (window is None or length <= window):

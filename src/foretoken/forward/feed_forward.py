@@ -1,4 +1,4 @@
-"""What a layer computes after attention: a gated MLP, or a router and its experts. Found by walking the layer.
+"""The part of a layer after attention: a gated MLP, or a router and its experts. Found by walking the layer.
 
     gated MLP       y = down(act(gate(x)) * up(x))
     routed experts  y = sum over the k chosen experts e of  w_e down_e(act(gate_e(x)) * up_e(x))
@@ -6,7 +6,7 @@
 The library's families share these two forms under few names: ``gate_proj``, ``up_proj``, ``down_proj`` of a gated MLP
 (or ``gate_up_proj`` for the first two in one), and of routed experts one module that holds the weights of all of them,
 ``gate_up_proj [E, 2 F, D]`` and ``down_proj [E, D, F]``, and is called with the rows, the chosen experts and their
-weights. Names can lie, so what is found is tried: on random rows our reading must give what the module gives.
+weights. Names can mislead, so each reading is tried: on random rows it must give the module's results.
 
 Letters: R rows, D width, F channels of an MLP or of one expert, E experts, k chosen per row.
 """
@@ -39,7 +39,7 @@ class GatedMLP:
 
     Attributes:
         layer: index.
-        module: whose forward maps [..., D] to [..., D].
+        module: its forward maps [..., D] to [..., D].
         gate_up: [..., D] to the gate's and the other projection, [..., F] each, biases included.
         down: [..., F] to [..., D].
         act: the activation of the gate.
@@ -79,7 +79,7 @@ class RoutedExperts:
 
     Attributes:
         layer: index.
-        module: whose forward maps (rows [R, D], chosen [R, k], weights [R, k]) to [R, D].
+        module: its forward maps (rows [R, D], chosen [R, k], weights [R, k]) to [R, D].
         num_experts: E.
         num_chosen: k.
         renormalised: whether the model scales the k weights of a row to a fixed sum.
@@ -110,7 +110,7 @@ class RoutedExperts:
 
 @contextmanager
 def swapped(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
-    """While inside, these modules compute something else; afterwards, also after an error, what they did before."""
+    """Replace the forwards of these modules while inside; restore them afterwards, also after an error."""
     before = {module: vars(module).get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
@@ -233,7 +233,7 @@ def _as_experts(layer: int, block: nn.Module, module: nn.Module, model: Any) -> 
 
 
 def stacked(gate_up_EFD: Tensor, down_EDF: Tensor) -> Callable[[int], tuple[Forward, Forward]]:
-    """The projections of experts whose weights lie plain in memory."""
+    """The projections of experts with dense weights."""
 
     def linears(expert: int) -> tuple[Forward, Forward]:
         return (lambda x: F.linear(x, gate_up_EFD[expert])), (lambda x: F.linear(x, down_EDF[expert]))
@@ -245,7 +245,7 @@ _Laid = tuple[Callable[[int], tuple[Forward, Forward]], tuple[Tensor, Tensor] | 
 
 
 def _plain(layer: int, module: nn.Module) -> _Laid:
-    """Of experts as the library holds them: their projections, their weights, how many there are, and of what size."""
+    """Of experts as the library holds them: projections, weights, number and width."""
     gate_up, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
     if not isinstance(gate_up, nn.Parameter) or not isinstance(down, nn.Parameter):
         raise _odd(layer, module, "its experts are not one gate_up_proj and one down_proj with an activation")
@@ -263,7 +263,7 @@ def _packed(module: ByExpert) -> _Laid:
 
 
 def _renormalised(block: nn.Module, weights_Rk: Tensor) -> bool:
-    """Whether weights of a row are scaled to a fixed sum: what the router says of itself, else what its sums say."""
+    """Whether weights of a row are scaled to a fixed sum: by the router's attribute, else by their sums."""
     for router in block.children():
         said = getattr(router, "norm_topk_prob", None)
         if isinstance(said, bool):

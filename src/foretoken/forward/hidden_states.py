@@ -3,7 +3,7 @@
     embedding ── layers[0] ─ … ─ layers[L-1] ── final norm ── head
               0              1               L              "final"      depths
 
-Depth e is the residual stream after e layers. A depth that nobody asked for is never kept.
+Depth e is the residual stream after e layers. Only requested depths are kept.
 
 Letters: B sequences, T positions, D width.
 """
@@ -25,12 +25,12 @@ Depth = int | Literal["final"]
 
 @contextmanager
 def watching(parts: Anatomy, depths: Iterable[Depth], take: Callable[[Depth, Any], None]) -> Iterator[None]:
-    """While inside, a forward hands over what passes some depths.
+    """While inside, pass the hidden states at some depths to a callback.
 
     Args:
-        depths: 0 is what the first layer reads, e what layer e gives, "final" what the final norm gives.
-        take: is called with the depth and what the module gives. Who keeps it makes a copy, because the next layer may
-            add to it in place; :func:`state_of` makes sure that it is one state a token.
+        depths: 0 is the first layer's input, e the output of layer e, "final" the output of the final norm.
+        take: called with the depth and the module's output. Copy it to keep it, because the next layer may add to it in
+            place; :func:`state_of` checks that it is one state a token.
     """
     handles: list[Any] = []
     for depth in depths:
@@ -47,7 +47,7 @@ def watching(parts: Anatomy, depths: Iterable[Depth], take: Callable[[Depth, Any
 
 
 def reads(module: nn.Module, take: Callable[[Tensor], None]) -> Any:
-    """Hand over what a module reads, its first argument by place or by name, until the handle is removed."""
+    """Pass a module's input, its first argument by position or by name, to ``take`` until the handle is removed."""
     return module.register_forward_pre_hook(
         lambda module, args, kwargs: take(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
     )
@@ -58,7 +58,7 @@ def _gives(depth: Depth, take: Callable[[Depth, Any], None]) -> Callable[..., No
 
 
 def state_of(values: Any, shape: tuple[int, ...], kind: str, depth: Depth) -> Tensor:
-    """The hidden states in what a layer gives, [B, T, D], not copied.
+    """The hidden states in a layer's output, [B, T, D], not copied.
 
     Args:
         shape: B and T.

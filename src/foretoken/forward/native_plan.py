@@ -1,8 +1,8 @@
-"""What a native decoder needs to know of a plan in order to compute it in one piece.
+"""The description of a plan that a native decoder needs to compute it in one call.
 
 A plan that can be described like this is computed by ``native/``, where that fits the model; every other plan is
-called layer by layer through ``attend``. Both ways give the same result up to rounding. What is sparse is described
-part by part, and a part that is absent is dense.
+called layer by layer through ``attend``. Both ways give the same result up to rounding. Sparse parts are
+described one by one; a part without a description is dense.
 
 Letters: S slots, G key/value heads, N blocks, D key width, W numbers that sum up a block.
 """
@@ -30,12 +30,12 @@ class Blocks:
         sets: "per_head", "global" (among the blocks of all key/value heads together) or "per_layer" (the same blocks
             for all of them).
         keep: for each segment, blocks to keep in a layer, over all heads; 0: dense attention.
-        score: by what the root row orders blocks: "exact", "bounds" or "mean".
-        selects: whether a layer selects; if not, it takes what the layer before it took. The first layer of a forward
-            that can select does in any case.
-        summaries: for "bounds" (W = 2 D) and "mean" (W = D): what is known of a layer's whole committed blocks, float32
-            [S, G, N, W]; valid for the segments to be attended sparsely. Asked for the layers that select, before they
-            are run. None for "exact".
+        score: the score of the root row that orders blocks: "exact", "bounds" or "mean".
+        selects: whether a layer selects; if not, it uses the previous layer's selection. The first layer of a forward
+            that can select always does.
+        summaries: for "bounds" (W = 2 D) and "mean" (W = D): summaries of a layer's whole committed blocks, float32
+            [S, G, N, W]; valid for the segments with sparse attention. Called for the layers that select, before they
+            run. None for "exact".
     """
 
     size: int
@@ -61,9 +61,9 @@ class NativePlan:
     Attributes:
         cache: where keys and values are written and read.
         blocks: None: attention over all columns.
-        thresholds: for each row, below what an MLP's activated gate is shut (methods/sparse/feed_forward.py); None:
-            dense MLPs.
-        clock: is told the time that attention took; None: nobody asks.
+        thresholds: for each row, the least value of an MLP's activated gate (methods/sparse/feed_forward.py); smaller
+            ones are skipped. None: dense MLPs.
+        clock: accumulates the time of attention; None: not measured.
     """
 
     cache: KVCache

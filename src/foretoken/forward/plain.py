@@ -1,4 +1,4 @@
-"""Whether a projection is its weight: only then may anybody compute with the weight instead of calling the module.
+"""Whether a projection is just its weight: only then may code compute with the weight instead of calling the module.
 
 LoRA, quantised formats and hooks all leave a module that looks like ``nn.Linear`` and computes something else: a
 subclass, a ``forward`` on the instance, a parameter of another type, another parameter next to the weight. Whatever is
@@ -19,10 +19,10 @@ _LIBRARY = ("transformers.models.", "transformers.activations", "transformers.py
 
 
 def why_not_plain(module: nn.Module | None, dtype: torch.dtype | None = None) -> str | None:
-    """What this module is next to the product with a dense float32 or bfloat16 weight on the CPU; None if nothing.
+    """The reason why a module is not a product with a dense float32 or bfloat16 weight on the CPU; None if it is.
 
     Args:
-        module: what stands where a linear layer is expected, perhaps nothing.
+        module: found in the place of a linear layer; may be None.
         dtype: of the model, which weight and bias must have, too; None: either of the two.
     """
     if type(module) is not nn.Linear:
@@ -50,7 +50,7 @@ def why_not_its_weights(model: Any, known: Collection[nn.Module] = ()) -> str | 
     """Which part of a model keeps it from being computed from its weights alone, and why; None if nothing does.
 
     Args:
-        known: modules whose forward we have replaced ourselves.
+        known: modules with a forward that this library replaced.
     """
     dtype = next(model.parameters()).dtype
     for name, module in model.named_modules():
@@ -68,7 +68,7 @@ def why_not_its_weights(model: Any, known: Collection[nn.Module] = ()) -> str | 
 
 
 def own_ways(module: nn.Module) -> str | None:
-    """What makes this very module compute something else than others of its class."""
+    """The reason why this instance computes something else than its class; None if it does not."""
     if "forward" in vars(module):
         return "has a forward of its own"
     if module._forward_hooks or module._forward_pre_hooks:

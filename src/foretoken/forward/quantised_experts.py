@@ -22,7 +22,7 @@ Pair = tuple[QuantisedWeight, QuantisedWeight]  # of one expert: [2 F, D], the g
 
 
 class ByExpert(nn.Module):
-    """Routed experts whose weights are not what the library expects; computed one expert after the other.
+    """Routed experts with weights in another form than the library expects; computed one expert after the other.
 
     Attributes:
         num_experts, width, channels: E, D and F.

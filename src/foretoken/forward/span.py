@@ -3,8 +3,8 @@
     tokens ── embedding ── layers[0] ─ … ─ layers[a] ═ … ═ layers[b-1] ─ … ─ layers[L-1] ── final norm ── head
               depth 0                      └── Span(first=a, last=b) ──┘                    └ of the wanted rows ┘
 
-Depth e is the residual stream after e layers. What a forward of layers [0, e) gives, a forward of [e, L) can go on
-from: together they are the whole forward, and every layer has been run once for every row.
+Depth e is the residual stream after e layers. A forward of [e, L) can continue from the
+output of a forward of [0, e): together they are the whole forward, and every layer has been run once for every row.
 
 Letters: T packed rows, R tapped rows, D width.
 """
@@ -25,12 +25,12 @@ from foretoken.forward.hidden_states import Depth, watching
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Which layers a forward runs, where it begins, and what it keeps on the way.
+    """The layers that a forward runs, its input, and the depths that it keeps.
 
     Attributes:
         first, last: layers to run, ``first <= layer < last``; the wanted rows go from there through the final norm
             and the head (an early exit where ``last`` is below the number of layers).
-        entering_TD: what layer ``first`` reads, as a forward gave it; None: the embeddings.
+        entering_TD: input of layer ``first``, the output of an earlier forward; None: the embeddings.
         taps: depths to keep, increasing, ``first < depth <= last``.
         tap_rows: packed rows to keep of them; None: all.
         final_norm: False if the head is to read the rows as they are.
@@ -48,8 +48,8 @@ class Span:
 def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
     """While inside, a forward of the library's model runs the span only; tapped depths appear in the dictionary.
 
-    A layer outside of the span gives what it reads. The library's own loop, with whatever it hands to its layers
-    (rotary tables, masks, embeddings by layer), stays as it is.
+    A layer outside of the span returns its input. The library's own loop, with the arguments of its layers (rotary
+    tables, masks, embeddings by layer), stays as it is.
     """
     hidden: dict[int, Tensor] = {}
     skipped = [layer for number, layer in enumerate(parts.layers) if not span.first <= number < span.last]
@@ -90,7 +90,7 @@ def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
 
 @contextmanager
 def passed_by(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """While inside, these layers give what they read."""
+    """While inside, these layers return their input."""
     found = list(modules)
     for module in found:
         module.forward = _same

@@ -22,5 +22,5 @@ def native_wanted() -> bool:
 
 
 def variant_wanted() -> str | None:
-    """The kind of processor (native/variants.py) whose decoder is asked for; None: the best for this one."""
+    """The requested variant of the decoder (native/variants.py); None: the best for this processor."""
     return os.environ.get("FORETOKEN_VARIANT") or None

@@ -17,14 +17,14 @@ from torch import Tensor
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.forward import anatomy
 
-# Families whose layers all rotate keys by one table, element i paired with i + half of the table's width.
+# Families that rotate the keys of all layers by one table, element i paired with i + half of the table's width.
 FAMILIES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
 _TABLES = frozenset({"default", "linear", "llama3", "yarn"})  # tables that do not depend on the sequence
 
 
 @dataclass(frozen=True, slots=True)
 class TargetKV:
-    """The layer that caches keys and values of the whole context, and what a query against them needs.
+    """The layer that caches keys and values of the whole context, and the parameters of a query against them.
 
     Attributes:
         layer: index in the target, from 0.

@@ -1,6 +1,6 @@
 """The files of a checkpoint: config, tokenizer and weights, of a folder, a hub id or a GGUF file, whole or refused.
 
-What the library would only warn about (weights that are missing and hence random) is an error here.
+Missing weights, which the library would fill at random with only a warning, are an error here.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from foretoken.models.gguf.magic import is_gguf
 from foretoken.models.quantised import folder as quantised_folder
 
 _NO_FOLDER = "no adapters"  # where the library finds none: they are merged here, so that no two ways apply them
-_PATIENCE = 10.0  # seconds that the hub may take to say whether it has a model
-_OF_CODES = ("weight_scale", "weight_scale_inv", "weight_zero_point", "SCB")  # what stands next to them
+_PATIENCE = 10.0  # seconds to wait for the hub's answer whether it has a model
+_OF_CODES = ("weight_scale", "weight_scale_inv", "weight_zero_point", "SCB")  # tensors next to quantised weights
 _NOT_READ = ("*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pth", "original/*")  # of a hub id's files
 
 
@@ -63,12 +63,12 @@ class CheckpointFiles:
     """Where a checkpoint's parts are read from.
 
     Attributes:
-        name: what the user called it, for messages.
+        name: the user's name for it, for messages.
         source: the folder or hub id of config and weights.
         config: as transformers reads it.
-        correction: what is merged into the weights; None: they are whole.
+        correction: an adapter to merge into the weights; None: there is none.
         trusted: whether the checkpoint's own code may run.
-        gguf: what holds all of it, where the source is a GGUF file.
+        gguf: the file that holds config and weights, if the source is a GGUF file.
     """
 
     name: str | Path
@@ -83,12 +83,12 @@ class CheckpointFiles:
         """Find them, and read the config.
 
         Args:
-            name: what the user called it.
+            name: the user's name for it.
             source: the folder, file or hub id that it stands for.
             trusted: whether the checkpoint's own code may run.
             revision: of a hub id.
         Raises:
-            ConfigError: a revision of what has none.
+            ConfigError: a revision is given for a source without revisions.
             ModelError: there is no such model, its config cannot be read, or its kind of quantisation is not known.
         """
         if is_gguf(Path(source)):
@@ -111,7 +111,7 @@ class CheckpointFiles:
             quantised_folder.format_of(settings, str(name))  # refused before anything is read
             if correction is not None:
                 raise ModelError(
-                    f"model '{name}' is a LoRA adapter of '{source}', whose weights are quantised: it cannot be merged "
+                    f"model '{name}' is a LoRA adapter of '{source}', which has quantised weights: it cannot be merged "
                     "into them; give a base model that is not"
                 )
         return cls(name, source, config, correction, trusted)
@@ -130,7 +130,7 @@ class CheckpointFiles:
             return tokenizer
 
     def weights(self, dtype: torch.dtype, **options: Any) -> Any:
-        """A model of transformers, all of whose weights were found."""
+        """Load a model of transformers; every weight must be in the checkpoint."""
         name, model_type = self.name, self.config.model_type
         if self.gguf is not None:
             return self.gguf.weights(auto_class(self.config), dtype, str(name), **options)
@@ -205,7 +205,7 @@ def _check_generation_config(source: str, name: str | Path) -> None:
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    """Name the setting that the library cannot take; where it loads the model it says what failed in its own code."""
+    """Name the setting that the library cannot take; loading would report a failure in the library's code instead."""
     try:
         GenerationConfig.from_dict(dict(settings))
     except Exception as error:  # a value of a wrong type fails anywhere in it
@@ -232,11 +232,11 @@ def _check_whole(report: Any, name: str | Path) -> None:
             f"model '{name}': its tensor '{scales[0]}' ({len(scales)} such in all) belongs to a quantised layer, and "
             "its config.json has no quantization_config: fetch the checkpoint again"
         )
-    odd = sorted(report["mismatched_keys"], key=str)
-    if odd:
-        key, found, expected = odd[0]
+    mismatched = sorted(report["mismatched_keys"], key=str)
+    if mismatched:
+        key, found, expected = mismatched[0]
         raise ModelError(
-            f"model '{name}': weights do not fit its config ('{key}', {len(odd)} in all: "
+            f"model '{name}': weights do not fit its config ('{key}', {len(mismatched)} in all: "
             f"{list(found)} in the checkpoint, {list(expected)} in the model)"
         )
     missing = sorted(report["missing_keys"])
@@ -264,7 +264,7 @@ def reported(problem: str, name: str | Path) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> str:
-    """What the library says, on one line."""
+    """The library's error message, on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 

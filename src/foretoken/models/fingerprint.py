@@ -1,4 +1,4 @@
-"""A checkpoint's fingerprint: what was learned from one target must not be used with another.
+"""A checkpoint's fingerprint: a part trained for one target must not be used with another.
 
 The fingerprint is the SHA-256 over
 
@@ -7,10 +7,10 @@ The fingerprint is the SHA-256 over
    ``PIECE`` bytes spread evenly from its first byte to its last (the whole file where that is less).
 
 So it takes a moment for a model of any size, and a file saved again with the same content keeps it. A change of the
-weights is seen if it touches a piece: training any layer does, editing a handful of bytes may not. It tells models
-apart; it is no protection against forgery. The tokenizer is not part of it. A LoRA folder's fingerprint begins with the
-whole of its own files and goes on with the base model's. Of a GGUF file, which holds everything, (2) alone is taken,
-without its name.
+weights is seen if it touches a piece: training any layer does, editing a handful of bytes may not. It distinguishes
+models; it does not protect against forgery. The tokenizer is not part of it. A LoRA folder's fingerprint begins with
+the whole of its own files and goes on with the base model's. Of a GGUF file, which holds everything, only (2) is
+used, without its name.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def fingerprint_of(source: str) -> str:
 
 
 def vocabulary_fingerprint(tokenizer: Any) -> str:
-    """Of what a tokenizer's ids stand for: equal for all models whose tokens mean the same."""
+    """Fingerprint of a tokenizer's vocabulary: equal for all models with the same tokens and ids."""
     entries = sorted((index, token) for token, index in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 

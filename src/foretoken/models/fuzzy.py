@@ -4,8 +4,8 @@
     fuzzy    for each layer j:  a_j = attention_j(norm_j(h))             the same h: they can run at the same time
              for each layer j:  h += a_j;                      h += mlp_j(norm'_j(h))
 
-Neighbouring layers change the stream little, so a_j is nearly what it would be. The MLPs stay in order and exact in
-what they read. The keys and values that such attentions write are fuzzy, too.
+Neighbouring layers change the stream little, so a_j is nearly exact. The MLPs stay in order, with exact
+inputs. The keys and values that such attentions write are fuzzy, too.
 
 Letters: B batch, T rows, D width, V vocabulary.
 """
@@ -51,10 +51,10 @@ def fuzzy(parts: Anatomy, groups: Groups) -> Iterator[None]:
 
 
 def check(model: LanguageModel) -> None:
-    """Refuse a model whose layers are more than the four parts that a group is made of, or not alike.
+    """Refuse a model with layers of other than the four parts of a group, or of different kinds.
 
     Raises:
-        UnsupportedArchitecture: by what they have, or because their parts do not add up to what the model computes.
+        UnsupportedArchitecture: they have other parts, or their parts do not add up to the model's results.
     """
     parts = find(model.model)
     kinds = {(type(layer), getattr(layer.self_attn, "sliding_window", None)) for layer in parts.layers if _plain(layer)}
@@ -69,7 +69,7 @@ def check(model: LanguageModel) -> None:
     expected_MV, found_MV = _logits(model, None), _logits(model, parts)
     if float((expected_MV - found_MV).abs().max()) > _TOLERANCE * float(expected_MV.abs().max()) * _coarse(model.dtype):
         raise UnsupportedArchitecture(
-            f"model '{model.name}': its layers do more than to add attention and MLP to what they read"
+            f"model '{model.name}': its layers do more than add attention and MLP to their input"
         )
 
 
@@ -97,7 +97,7 @@ def _logits(model: LanguageModel, parts: Anatomy | None) -> Tensor:
 
 
 def _group(parts: Anatomy, numbers: Sequence[int]) -> Callable[..., Tensor]:
-    """What the first layer of a group computes in place of its own forward: the whole group, [B, T, D] to [B, T, D]."""
+    """The replacement for the forward of a group's first layer: the whole group, [B, T, D] to [B, T, D]."""
     layers: list[Any] = [parts.layers[number] for number in numbers]
 
     def forward(hidden_states: Tensor, **kwargs: Any) -> Tensor:

@@ -1,28 +1,28 @@
 """``grown:NAME:100m``: the very function of a small model at the cost of a larger one.
 
-What a small model's drafts gain is known from its texts, what they cost is not: its steps are bound by other things
-than a large model's. A grown model has the texts of the one and the steps of the other. It is made by growth that
+A small model's texts show the gain of its drafts, but not their cost: other things bound its steps than those of a
+large model. A grown model has the texts of the one and the steps of the other. It is made by growth that
 preserves the function, after Net2Net (Chen et al., 2016):
 
 * Width. The residual stream holds c copies of the original's. A matrix computes every output c times, and reads the
-  copies in shares that sum to one; so do the heads, whose number grows, and whose size stays. Mean and root mean square
-  of a vector are those of its copies, so norms are copied. The shares are powers of two (c = 3: 1/2, 1/4, 1/4), hence
-  no weight is rounded, in any dtype. An embedding that is also the head cannot carry shares: the final norm does.
+  copies in shares that sum to one; likewise the heads: their number grows, their size stays. Mean and root mean
+  square of a vector are those of its copies, so norms are copied. The shares are powers of two (c = 3: 1/2, 1/4, 1/4),
+  hence no weight is rounded, in any dtype. An embedding that is also the head cannot carry shares: the final norm does.
 * A final norm of gain 1 + w (Gemma, Nemotron) cannot carry shares without rounding w. There the first copies have the
   gain in full, and the others w = -1, which is none. Gemma scales its embedding by the root of the width, hence by
   sqrt(c) more: the embedding is divided by that, which is exact for c = 4 and 16 only, and so its head; sqrt(c) copies
   of the final norm have the gain.
-* Experts grow each for itself, and their number stays; a router reads shares, and its outputs are those it was.
-* Depth. New layers are copies of the layer before them whose output matrices are zero. They are spread evenly, so that
+* Experts grow each for itself, and their number stays; a router reads shares, and its outputs stay the same.
+* Depth. New layers are copies of the layer before them, with zero output matrices. They are spread evenly, so that
   a share of the depth stays about the same share of the computation.
-* Mixers of states grow as attentions do: heads and groups by copies, heads and states of the same size. What their in
-  projection and their convolution have of each kind (z, x, B, C, dt) is copied kind by kind; so is what other matrices
-  hold side by side (queries, keys and values; gates and what they gate).
+* Mixers of states grow as attentions do: heads and groups by copies, heads and states of the same size. Their in
+  projection and their convolution are copied kind by kind (z, x, B, C, dt); so are other matrices that hold several
+  kinds side by side (queries, keys and values; gates and gated factors).
 
-Which sides of a parameter grow is read off a wider model of the same class, not said here: it has no memory.
+The axes of a parameter that grow are read off a wider model of the same class, without memory for its weights.
 
-The grown weights are dense matrices like any others: reading and multiplying them costs what it costs in a model that
-was trained at this size. They lie in the user's cache folder, made once in seconds, and can be deleted at any time.
+The grown weights are dense matrices like any others: reading and multiplying them costs the same as in a model
+trained at this size. They lie in the user's cache folder, made once in seconds, and can be deleted at any time.
 
 Letters: O outputs, I inputs of a matrix; c copies; of a mixer N states, P width of a head, H heads, G groups.
 """
@@ -64,7 +64,7 @@ Read = Callable[[str], tuple[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a grown model was grown from.
+    """The original of a grown model.
 
     Attributes:
         folder: of the original.
@@ -83,7 +83,7 @@ class Origin:
 
     @property
     def first_share(self) -> float:
-        """Of the first copy in what the final norm of the grown model gives, to the original's."""
+        """The first copy in the grown model's normed output, relative to the original's output."""
         return 0.5 if self.copies > 1 and self.shared else 1.0
 
     def check_shared(self, title: str, target: str) -> None:
@@ -94,7 +94,7 @@ class Origin:
         """
         if not self.shared:
             raise MismatchError(
-                f"the {title} of '{self.folder.name}' does not serve '{target}': models whose final norm has the gain "
+                f"the {title} of '{self.folder.name}' does not serve '{target}': models with a final norm of gain "
                 "1 + w do not grow with their parts; train one for it"
             )
 
@@ -126,7 +126,7 @@ def folder(name: str, read: Read) -> Path:
     Raises:
         ConfigError: the name is not of this form, or the size is less than the model's.
         ModelError: the original cannot be loaded.
-        UnsupportedArchitecture: it is of a family whose growth is not known to preserve the function.
+        UnsupportedArchitecture: growth is not known to preserve the function of its family.
     """
     original, size = _parse(name)
     mark = fingerprint(original)
@@ -142,7 +142,7 @@ def folder(name: str, read: Read) -> Path:
 
 
 def origin_of(name: str, config: Any) -> Origin | None:
-    """What the model of this name was grown from; None: its name is no grown one.
+    """The original of the model of this name; None: it is not the name of a grown model.
 
     Args:
         config: of the grown model.
@@ -195,7 +195,7 @@ def _check_family(model: Any, name: str) -> None:
 
 
 def growth_for(model: Any, size: float, name: str) -> Growth:
-    """The growth whose parameters are nearly ``size``; of these, the one whose shape is nearest to common ones.
+    """The growth to nearly ``size`` parameters; of several, the one with the most common shape.
 
     Raises:
         ConfigError: the size is hardly more than the model's own.
@@ -331,7 +331,7 @@ def _wide(weight: Tensor, grows: Sequence[bool], copies: int, reads: int | None,
     Args:
         grows: of every side, whether it does.
         reads: the side of a matrix that is read in shares, counted from the last.
-        proportions: of what it computes side by side; empty: it is one.
+        proportions: of the outputs that it computes side by side; empty: they are of one kind.
     """
     for axis, growing in enumerate(grows):
         if not growing:

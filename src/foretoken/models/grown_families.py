@@ -1,4 +1,4 @@
-"""Which models grow, and what shapes do not say of them (grown.py): families described by data.
+"""The models that can grow (grown.py), with the facts that shapes do not show: families described by data.
 
 Letters: E experts, I inputs of a matrix, O outputs; c copies.
 """
@@ -32,14 +32,14 @@ class Family:
     """Models that grow alike.
 
     Attributes:
-        body: what holds everything but the head.
+        body: the module with everything but the head.
         layers: of the body.
         embeddings, final_norm: of the body.
-        parts: what a layer may have, a regular expression.
-        outputs: whatever a layer adds to the stream goes through these.
-        widened: of the configuration, what has a factor of c, where it is there.
+        parts: parameters that a layer may have, a regular expression.
+        outputs: the projections through which a layer adds to the stream.
+        widened: settings of the configuration that grow by a factor of c, if present.
         mixer: of a layer, where it has one.
-        packed: what holds several matrices side by side -> their proportions; (): queries, keys, values.
+        packed: parameters that hold several matrices side by side -> their proportions; (): queries, keys, values.
         inputs_first: whether matrices are [I, O]; of experts only: their names.
         offset: whether the gain of the final norm is 1 + w.
         scaled: whether the embedding is multiplied by the root of the width.
@@ -88,7 +88,7 @@ class Family:
         return None if found is None else (int(found[1]), found[2])
 
     def knows(self, part: str) -> bool:
-        """Whether it is known what becomes of a parameter."""
+        """Whether the growth of a parameter is defined."""
         layer = self.layer_of(part)
         if layer is not None:
             return re.fullmatch(self.parts, layer[1]) is not None
@@ -107,7 +107,7 @@ class Family:
         return tuple(count for count in range(1, _MOST_COPIES + 1) if not self.scaled or count in (1, 4, 16))
 
     def input_axis(self, part: str) -> int | None:
-        """The side of a matrix that reads the stream, or what was read from it; None: a bias (of experts, [E, O])."""
+        """The axis of a matrix that reads the stream or values computed from it; None: a bias (of experts, [E, O])."""
         if part.endswith("bias"):
             return None
         return -2 if self.inputs_first is not None and re.fullmatch(self.inputs_first, part) else -1
@@ -141,7 +141,7 @@ FAMILIES = {
         _LLAMA,
     ),
     **dict.fromkeys(("granite", "cohere", "cohere2", "stablelm", "phi3", "glm", "glm4"), _LLAMA),
-    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _LLAMA),  # norms after what a layer adds: zeros stay zeros
+    **dict.fromkeys(("olmo2", "olmo3", "exaone4"), _LLAMA),  # norms of a layer's outputs: zeros stay zeros
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "granitemoeshared"), _LLAMA),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), replace(_LLAMA, parts=f"{_LLAMA.parts}|{_LATENT}")),
     "gpt_oss": replace(
@@ -194,7 +194,7 @@ REASONS = {  # why not
     "gemma3": "its language model is one part of several",
     "gemma3n_text": "its streams are mixed by numbers that are clipped and normed across them",
     "gemma4_text": "every layer adds an embedding of its own that is scaled by the root of another width",
-    "gpt_bigcode": "all its heads share one of keys and values, whose number cannot grow",
+    "gpt_bigcode": "all its heads share one head of keys and values, and their number cannot grow",
     "olmo": "its final norm has no gain to carry shares",
     "zamba2": "its layers share attention blocks in turns, and a layer more would shift the turns",
 }

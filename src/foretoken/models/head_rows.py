@@ -37,9 +37,9 @@ class HeadRows:
     """Rows of a model's head, copied; nothing is trained.
 
     Args:
-        model: whose head it is.
+        model: the owner of the head.
         ids: tokens of the base rows, each once.
-        vocab_size: V of the columns, where that is a target's whose table is padded otherwise; None: the model's.
+        vocab_size: V of the columns, if they are those of a target with another padding; None: the model's.
     Attributes:
         columns: the tokens that its columns stand for.
         packed: for the native decoder; None where the model has none.
@@ -74,7 +74,7 @@ class HeadRows:
         return self._pack.score(normed_MD, len(self))
 
     def set_tail(self, ids: Sequence[int]) -> None:
-        """Replace the tail. What stands there already and stays first is not copied again.
+        """Replace the tail. A common beginning with the present tail is not copied again.
 
         Args:
             ids: tokens that are no base rows, each once.
@@ -165,7 +165,7 @@ class _Plain(_Pack):
             if type(head) is nn.Linear and own_ways(head) is None:
                 self._whole_VD: Tensor = head.weight.detach()
             else:
-                # what the module makes of the unit vectors are its weights, in whatever order they lie in memory
+                # the module's outputs for the unit vectors are its weights, in any memory layout
                 unit_DD = torch.eye(width, dtype=model.dtype, device=model.device)
                 self._whole_VD = (head(unit_DD) - self._bias_V).T
         self._weight_CD = self._whole_VD[:0].clone()

@@ -70,13 +70,13 @@ class SomeOfHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a forward returns, for its M wanted rows.
+    """Results of a forward, for its M wanted rows.
 
     Attributes:
         logits_MV: float32 or the model's dtype; [M, C] with ``columns``.
         best: the most probable token of each row.
         peaks: its logit; NaN if any logit of the row is.
-        top_ids: the k most probable tokens of each row, most probable first, M * k of them; empty if not asked for.
+        top_ids: the k most probable tokens of each row, most probable first, M * k of them; empty if not requested.
         top_shares: their probabilities at temperature 1; NaN if any logit of the row is.
         hidden: the span's taps by depth, [rows, D]: float32 from the native decoder, else the model's dtype.
         columns: of the logits, where some rows of the head were scored; None: column i is token i.
@@ -118,7 +118,7 @@ class Output:
 
     @classmethod
     def ranked(cls, found: Ranked, columns: Columns | None = None) -> Output:
-        """What the native forward has found already, with the tokens that its columns stand for."""
+        """The native forward's results, with tokens in place of columns."""
         if columns is None:
             return cls(found.logits_MV, found.best, found.peaks, found.top_ids, found.top_shares, found.hidden)
         best, ids = columns.tokens_of(found.best), columns.tokens_of(found.top_ids)
@@ -126,7 +126,7 @@ class Output:
 
 
 class Mispacked(ModelError):
-    """Packed weights do not compute what the model computes; it has to be loaded again, to run unpacked."""
+    """Packed weights give other results than the model; it has to be loaded again, to run unpacked."""
 
 
 class LanguageModel:
@@ -135,7 +135,7 @@ class LanguageModel:
     Args:
         model: a causal LM of transformers, loaded with our attention implementation, in eval mode on its device.
         tokenizer: its tokenizer.
-        name: what the user called it, for messages.
+        name: the user's name for it, for messages.
         max_length: longest sequence to serve; None takes the model's limit.
         trusted: whether code that comes with a checkpoint may run; a draft's, too, that is loaded for this target.
         packed: lay the weights out for the CPU, where they are; False leaves every layer as it is.
@@ -205,7 +205,7 @@ class LanguageModel:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are not text: what ends a generation, and what the tokenizer holds next to its vocabulary.
+        """Tokens that are not text: those that end a generation, and the tokenizer's additions to its vocabulary.
 
         The latter marks roles, tools or thoughts; a few tokenizers keep runs of spaces there, too.
         """
@@ -324,7 +324,7 @@ class LanguageModel:
             raise Mispacked(f"{what} and the model's own layers do not agree: {difference}")
 
     def _probe(self) -> int | None:
-        """Refuse here, and not mid-run, what a packed batch would compute wrongly; the smallest window of a layer."""
+        """Refuse a model that computes packed batches wrongly, before a run; return the smallest window of a layer."""
         kind = type(self.model).__name__
         PHASES.info("checking %s", self.name)
         try:
@@ -344,12 +344,12 @@ class LanguageModel:
 
 
 def _counting(model: Any) -> str:
-    """What lies after the failure of a model that cannot be told its positions; empty if it can be."""
+    """The explanation for a model with a forward that takes no positions; empty if it takes them."""
     if "position_ids" in inspect.signature(model.forward).parameters:
         return ""
     return (
         "; its forward takes no 'position_ids': it counts positions by itself, as the decoders of encoder-decoder "
-        "models do, and rows of several requests or of a tree cannot be told theirs"
+        "models do, and the positions of several requests or of a tree cannot be given"
     )
 
 
@@ -365,7 +365,7 @@ class _NoAttention(Plan):
 _NO_ATTENTION = _NoAttention()
 
 
-# Layer types (config.layer_types) whose masks reach us as keywords. Others shape their mask in a way we cannot see.
+# Layer types (config.layer_types) that pass their mask as keywords. Others build a mask that we cannot inspect.
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _SILENT_LAYERS = frozenset({"mlp", "moe"})  # they keep nothing of their rows
 

@@ -50,7 +50,7 @@ class LastStates:
             )
 
     def of(self, output: Output, rows: Sequence[int]) -> Tensor:
-        """float32 [M, D]: the states of these rows of what a forward kept."""
+        """float32 [M, D]: the tapped states of these rows."""
         return self._state(output.hidden[self._depth][list(rows)], normed=self._normed)
 
     @torch.inference_mode()

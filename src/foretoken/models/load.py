@@ -1,6 +1,6 @@
-"""Loading a checkpoint: one function, every way it can fail said clearly.
+"""Load a checkpoint: one function, with a clear message for every failure.
 
-A name is a bundled model (``zoo:base``), one that is made when it is asked for (``grown:base:100m``, ``shape:100m``), a
+A name is a bundled model (``zoo:base``), one that is made on demand (``grown:base:100m``, ``shape:100m``), a
 local folder, a GGUF file, or a hub id. Weights may be quantised (models/quantised/, models/gguf/). Reading the files is
 checkpoint_files.py.
 """
@@ -68,11 +68,11 @@ def load(
         device: "auto" (cuda if there is one), "cpu", "cuda" or "cuda:N".
         max_length: longest sequence to serve; None takes the model's own limit.
         revision: of a hub id: a branch, a tag or a commit.
-        trust_remote_code: run Python code that comes with the checkpoint; nobody is asked.
+        trust_remote_code: run Python code that comes with the checkpoint, without a prompt.
         kv_cache_dtype: "auto" (the model's) or "int8": keys and values in codes of 8 bits, on the native decoder.
     Raises:
-        ConfigError: unknown dtype or device, a length beyond the model's, a revision of what has none, or a model that
-            cannot have its keys in codes.
+        ConfigError: unknown dtype or device, a length beyond the model's, a revision of a source without any, or a
+            model that cannot have its keys in codes.
         ModelError: the folder is missing, incomplete or damaged, or the model cannot run here.
         UnsupportedArchitecture: attention does not go through the library's attention interface.
     """
@@ -123,7 +123,7 @@ class Checkpoint:
     """A model as the library computes it, for learning from.
 
     Attributes:
-        name: what the user called it.
+        name: the user's name for it.
         source: the folder or hub id that it was loaded from.
         model: of transformers, in eval mode.
         tokenizer: its own.
@@ -141,7 +141,7 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells it from other checkpoints."""
+        """Fingerprint of the weights, see fingerprint.py."""
         return fingerprint(self.folder)
 
 
@@ -212,7 +212,7 @@ def place_of(device: str) -> torch.device:
 
 
 def _dtype(dtype: Any, config: Any) -> torch.dtype:
-    """What is not quantised is loaded in; next to quantised weights, float16 becomes bfloat16."""
+    """The dtype of unquantised weights; next to quantised ones, float16 becomes bfloat16."""
     dtype = named(ModelOptions, "dtype").check(dtype)
     if dtype in SCHEMES:
         own = _dtype("auto", config)
@@ -272,7 +272,7 @@ def _original(name: str) -> tuple[Any, Any]:
 
 
 def _check_purpose(config: Any, name: str | Path) -> None:
-    """Refuse what is no causal language model before any weight is read."""
+    """Refuse any model but a causal language model, before any weight is read."""
     kind = config.model_type
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
     if isinstance(layers, int) and layers > _MOST_LAYERS:  # making so many modules takes minutes, and gigabytes

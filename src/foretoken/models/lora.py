@@ -1,8 +1,8 @@
 """LoRA folders: a checkpoint that is a correction of another one, merged into it when it is loaded.
 
 Merged, the layers are plain again and every fast path is open; in bfloat16 the sum is rounded once more than with the
-correction next to the layer. ``peft`` reads and merges; without it such a folder is refused, because what is left then
-is the base model, and its text is another one.
+correction next to the layer. ``peft`` reads and merges; without it such a folder is refused, because the base
+model alone generates other text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONFIG = "adapter_config.json"
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What a LoRA folder or hub id is a correction of.
+    """A LoRA folder or hub id, and its base model.
 
     Attributes:
         source: the folder or hub id.
@@ -41,7 +41,7 @@ def correction_of(source: str, name: str | Path) -> Correction | None:
 
     Args:
         source: a folder or a hub id.
-        name: what the user called it, for messages.
+        name: the user's name for it, for messages.
     Raises:
         ModelError: its config cannot be read or names no base model, or ``peft`` is not installed.
     """
@@ -95,8 +95,8 @@ def merge(model: Any, correction: Correction, name: str | Path) -> Any:
 
 
 def _unshare(adapted: Any) -> None:
-    """Give what is corrected weights of its own: a head tied to its embedding, or a layer that stands in two places,
-    would take the other's correction over with the merge."""
+    """Give every corrected layer weights of its own: the merge into a head tied to its embedding, or into a layer used
+    twice, would also correct the other one."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     places = Counter(id(weight) for _, weight in adapted.named_parameters(remove_duplicate=False))

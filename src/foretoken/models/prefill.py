@@ -23,7 +23,7 @@ def chunks(
     rows: int = CHUNK_ROWS,
     wanted: Callable[[int, int], int] = lambda begin, end: 1,
 ) -> Iterator[tuple[int, int, PackedBatch]]:
-    """The batches that read tokens after what a slot holds; each is committed when the next is asked for.
+    """Batches that read tokens after a slot's rows; requesting the next batch commits the one before.
 
     Args:
         rows: of a batch at most.
@@ -41,6 +41,6 @@ def chunks(
 
 
 def prefill(model: LanguageModel, cache: KVCache, slot: int, tokens: Sequence[int]) -> None:
-    """Read tokens densely after what the slot holds, and commit them."""
+    """Read tokens densely after the slot's rows, and commit them."""
     for _, _, batch in chunks(cache, slot, tokens):
         model.forward(batch, DensePlan(cache, batch))

@@ -20,7 +20,7 @@ SHAPES = {
     "16m": (384, 8, 1024, 6, 2, 8192),
     "100m": (768, 12, 2048, 12, 4, 32000),
     "500m": (1280, 24, 3840, 20, 4, 32000),
-    # draft models of large vocabularies, whose heads are most of what a draft token reads
+    # draft models with large vocabularies: the head is most of the memory read for a draft token
     "draft32k": (768, 4, 2048, 12, 4, 32000),
     "draft152k": (1024, 4, 2816, 16, 4, 151936),
 }

@@ -46,7 +46,7 @@ def text_part(model: Any) -> Any:
 
 
 def _same(model: Any, alone: Any) -> bool:
-    """Whether both give the same logits; whatever the wrapper raises for such a batch is told by the probes."""
+    """Whether both give the same logits; the probes report an error that the wrapper raises for such a batch."""
     try:
         return torch.equal(_logits(model), _logits(alone))
     except Exception:

@@ -4,8 +4,8 @@
     a row that is scored               2 x the parameters of the head
 
 Left out: attention's products with keys and values (they grow with the context), norms and activations, the embedding
-(a look-up), and what a sparse plan saves. So the count says how many rows went through how much model, whatever the
-machine made of it.
+(a look-up), and the savings of a sparse plan. So the count depends on rows and model size only, and not on the
+machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Sizes:
 
 
 def sizes(model: Any) -> Sizes:
-    """The sizes of a causal language model of transformers whose weights are as the library made them."""
+    """The sizes of a causal language model of transformers with unmodified weights."""
     text = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
     apart = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
@@ -69,7 +69,7 @@ def num_parameters(model: Any) -> int:
 
 
 def weight_bytes(model: Any) -> int:
-    """What a forward reads of a model's weights: all but a table of embeddings that is no head, too."""
+    """Bytes of weights that a forward reads: all but an embedding table that is not also the head."""
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     looked_up = isinstance(head, QuantisedLinear) or head is None or head.weight is not table
     plain = sum(each.nbytes for each in model.parameters() if each is not table or not looked_up)

@@ -1,6 +1,6 @@
 /* Which columns a group of heads looks at: all of them, those of a window, or selected blocks of the prefix.
  *
- * The definition of the selection is methods/sparse/blocks.py; what is here must choose the same blocks.
+ * methods/sparse/blocks.py defines the selection; this file must choose the same blocks.
  */
 
 typedef struct {
@@ -61,7 +61,7 @@ static void score_summaries(const Blocks *b, const float *q, const float *summar
     }
 }
 
-/* What one head's line of attention weights gives to each block, added to the scores. */
+/* Add one head's attention weights over each block to the block's score. */
 static void add_weights(const float *line, float inverse, long size, long num_blocks, float *scores) {
     for (long n = 0; n < num_blocks; n++) {
         vf sum = {0};
@@ -70,7 +70,7 @@ static void add_weights(const float *line, float inverse, long size, long num_bl
     }
 }
 
-/* Infinity for the blocks of a head that are always kept; what is no number comes last. */
+/* Infinity for the blocks of a head that are always kept; NaN ranks last. */
 static void fix_scores(const Blocks *b, long num_blocks, float *scores) {
     for (long n = 0; n < num_blocks; n++) {
         if (scores[n] != scores[n]) scores[n] = -INFINITY; /* a broken model */
@@ -87,7 +87,7 @@ static void add_scores(const float *from, long num_blocks, float *scores) {
 }
 
 /* The blocks of one head that are among the `keep` best of all n scores, ascending; of equal ones the earlier.
- * chosen: their number, then they. `copy` has room for n floats. */
+ * chosen: the number of blocks, then their indices. `copy` is workspace of n floats. */
 static void choose_blocks(const float *scores, float *copy, long n, long keep, long head, long num_blocks, int32_t *chosen) {
     memcpy(copy, scores, n * sizeof(float));
     const float lowest = kth_largest(copy, n, keep);

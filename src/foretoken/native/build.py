@@ -1,12 +1,12 @@
-"""The compiled decoder of this machine: what the wheel brought, else what its own C compiler makes, else none.
+"""The compiled decoder of this machine: the wheel's library, else one compiled here, else none.
 
 A wheel's library (variants.py) is used if it was made of the very sources next to this file, is whole, and has passed
 its self-test on this machine. Else decoder.c is compiled and kept in the user's cache folder under a name made of
 the source, the compiler, its flags and the processor: it is rebuilt exactly when one of them changes. Building takes
 some seconds and happens at the first load of a model that can use it: one process builds, the others wait for it. A
-library of the cache is loaded only if nobody but its owner, who runs this, can have written it. ``FORETOKEN_NATIVE=0``
-switches the native decoder off; ``FORETOKEN_VARIANT=avx512-bf16`` takes that kind's instead of the best for this
-processor, compiled if the wheel has not brought it.
+cached library is loaded only if the current user owns it and no other user can write it. ``FORETOKEN_NATIVE=0``
+switches the native decoder off; ``FORETOKEN_VARIANT=avx512-bf16`` selects that variant instead of the best one for this
+processor, and compiles it if the wheel does not contain it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Unfit(Exception):
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """The compiled decoder, or None where it cannot be had (the reason is said once, in a warning).
+    """The compiled decoder, or None if there is none (one warning gives the reason).
 
     Raises:
         ConfigError: ``FORETOKEN_NATIVE`` is neither 0 nor 1, or ``FORETOKEN_VARIANT`` names nothing that this processor
@@ -121,17 +121,17 @@ def _built(compiler: list[str], options: Sequence[str], target: Path) -> ctypes.
         found = _own(unfinished)
         reason = selftest.failure(found)
         if reason is not None:
-            raise _Unfit(f"what {compiler[0]} makes of it fails its self-test ({reason})")
+            raise _Unfit(f"the library that {compiler[0]} compiled fails its self-test ({reason})")
         variants.seal(unfinished)
         os.replace(unfinished, target)
         return found
 
 
 def _kept(path: Path) -> ctypes.CDLL:
-    """A library that was built before. After its content lies its digest: loading half a file ends the process.
+    """Load a library of the cache. A digest follows its content, because loading a truncated file crashes the process.
 
     Raises:
-        OSError, _Unfit: see :func:`_own`; or it is not what was built.
+        OSError, _Unfit: see :func:`_own`; or its digest does not match.
     """
     if variants.sealed_digest(path) is None:
         raise _Unfit(f"{path} is damaged")
@@ -139,15 +139,15 @@ def _kept(path: Path) -> ctypes.CDLL:
 
 
 def _own(path: Path) -> ctypes.CDLL:
-    """A library that nobody else can have written.
+    """Load a library that no other user can have written.
 
     Raises:
         OSError: it is not there, or no library.
-        _Unfit: somebody else can have written it, or it is another version's.
+        _Unfit: another user can have written it, or it is another version's.
     """
     mine = path.lstat()
     if not stat.S_ISREG(mine.st_mode) or not _ours(mine):
-        raise _Unfit(f"{path} is not a file that only its owner, who runs this, can write")
+        raise _Unfit(f"{path} is not a file of the current user that no other user can write")
     return _loaded(path)
 
 
@@ -171,9 +171,9 @@ def _loaded(path: Path) -> ctypes.CDLL:
 
 
 def _ready_made(able: Sequence[variants.Variant]) -> ctypes.CDLL | None:
-    """The best of these libraries that came with the wheel; None if there is none of these sources, or it is unfit.
+    """The wheel's best library for this machine; None if it has none of these sources, or the library is unfit.
 
-    It is trusted as the code next to it is. That it works here is tried once; a mark in the cache folder says so.
+    It is as trustworthy as the code next to it. Its self-test runs once; a mark in the cache folder records success.
     """
     variant = next((each for each in able if each.library.is_file()), None)  # an old compiler leaves the newest out
     if variant is None:
@@ -204,7 +204,7 @@ def _key(compiler: list[str], options: Sequence[str] = variants.NATIVE) -> str:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """The cache folder, which nobody else can look into; a temporary one, gone afterwards, where it cannot be had."""
+    """The cache folder, private to the user; without one, a temporary folder that is removed afterwards."""
     folder = own_cache_folder()
     if folder is not None:
         yield folder
@@ -219,7 +219,7 @@ def _ours(found: os.stat_result) -> bool:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """While inside, no other process builds in this folder; a process that ends gives the lock back."""
+    """Hold the folder's build lock; the system releases it when a process ends."""
     try:
         import fcntl
     except ImportError:  # not on this system: two processes may build the same library, either is right

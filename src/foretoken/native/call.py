@@ -1,4 +1,4 @@
-"""One native forward: what it reads and writes, described for native code, and the memory that all of this lies in.
+"""One native forward: the description of its inputs and outputs for native code, and their memory.
 
 Letters: M wanted rows, V vocabulary, D width.
 """
@@ -17,13 +17,13 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.span import Span
 from foretoken.native import structs
-from foretoken.native.room import Room
+from foretoken.native.cache_addresses import CacheAddresses
 from foretoken.native.rotary import Tables
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """What the native forward gives; see models/language_model.py, Output."""
+    """Results of a native forward; see models/language_model.py, Output."""
 
     logits_MV: Tensor
     best: array[int]
@@ -34,21 +34,21 @@ class Ranked:
 
 
 class Angles(NamedTuple):
-    """What native code rotates by, and the memory that it points to."""
+    """Rotary angles for native code, and the tables that they point to."""
 
     native: ctypes.Array[structs.Angles]
     tables: list[Tables]
 
 
 class OpenCall:
-    """A forward that is ready, but for what only some forwards have; everything was checked before (checks.py).
+    """A forward that is ready but for its optional parts; its inputs were checked before (checks.py).
 
     Args:
-        batch, cache, span: what is computed.
-        room: of the cache; None: no layer is run.
+        batch, cache, span: of the forward.
+        addresses: the cache's buffers; None: no layer is run.
         angles: as many positions as the rows have.
-        logits_MV: room for the rows' logits, padded as the head is. With more rows than are wanted, there is room for
-            as many further forwards of the wanted rows after this one.
+        logits_MV: memory for the wanted rows' logits, padded as the head is. A multiple of these rows holds the logits
+            of further forwards of the same rows.
         width: D.
         top: how many tokens of each wanted row to rank.
         threads: that compute it.
@@ -65,7 +65,7 @@ class OpenCall:
         cache: KVCache,
         span: Span,
         *,
-        room: Room | None,
+        addresses: CacheAddresses | None,
         angles: Angles,
         logits_MV: Tensor,
         width: int,
@@ -77,7 +77,7 @@ class OpenCall:
         for native, segment in zip(self.segments, batch.segments, strict=True):
             native.slot, native.prefix, native.tail = segment.slot, segment.prefix, segment.tail
             native.start, native.rows = segment.start, segment.num_rows
-            native.committed = 0 if room is None else min(segment.prefix, cache.lengths[segment.slot])
+            native.committed = 0 if addresses is None else min(segment.prefix, cache.lengths[segment.slot])
             if segment.seen is not None:
                 native.seen = segment.seen.data_ptr()
         tokens, positions, wanted = array("i", batch.tokens), array("i", batch.positions), array("i", batch.wanted)
@@ -89,7 +89,7 @@ class OpenCall:
         self._logits_MV, self._top = logits_MV, top
         self._best, self._peaks = array("i", bytes(4 * results)), array("f", bytes(4 * results))
         self._ids, self._shares = array("i", bytes(4 * results * top)), array("f", bytes(4 * results * top))
-        self._held = (batch, tokens, positions, wanted, room, angles, taps, tap_rows, entering_TD)
+        self._held = (batch, tokens, positions, wanted, addresses, angles, taps, tap_rows, entering_TD)
         self.native = structs.Call(
             num_rows=num_rows,
             num_segments=len(self.segments),
@@ -118,21 +118,21 @@ class OpenCall:
             tap_rows=tap_rows.buffer_info()[0],
             tapped=self.tapped.data_ptr(),
         )
-        if room is not None:
-            self.native.keys, self.native.values = ctypes.addressof(room.keys), ctypes.addressof(room.values)
-            self.native.tiled, self.native.known = ctypes.addressof(room.tiled), ctypes.addressof(room.known)
+        if addresses is not None:
+            self.native.keys, self.native.values = ctypes.addressof(addresses.keys), ctypes.addressof(addresses.values)
+            self.native.tiled, self.native.known = ctypes.addressof(addresses.tiled), ctypes.addressof(addresses.known)
 
     def ranked(self, vocab_size: int, hidden: dict[int, Tensor]) -> Ranked:
-        """What it gave of all rows.
+        """Results of all wanted rows.
 
         Args:
             vocab_size: V, without the head's padding.
-            hidden: what was tapped, by depth.
+            hidden: tapped hidden states, by depth.
         """
         return Ranked(self._logits_MV[:, :vocab_size], self._best, self._peaks, self._ids, self._shares, hidden)
 
     def ranked_between(self, begin: int, end: int, vocab_size: int) -> Ranked:
-        """What it gave of some rows, one of several forwards."""
+        """Results of the wanted rows begin to end - 1: those of one of several forwards."""
         ranked = slice(begin * self._top, end * self._top)
         return Ranked(
             self._logits_MV[begin:end, :vocab_size],

@@ -25,7 +25,7 @@ from foretoken.native.structs import SCORES, SETS
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the packed weights were packed for.
+    """Sizes that the weights were packed for.
 
     Attributes:
         num_layers, width, kv_heads, head_dim, vocab_size: as in the layout.
@@ -47,7 +47,7 @@ class Sizes:
 
 
 def check_layout(layout: Layout) -> None:
-    """What native code takes for granted of a layout next to its blocks.
+    """Check a layout, except its blocks, for native code.
 
     Raises:
         ValueError: embedding, last gain or head have other sizes.
@@ -56,10 +56,11 @@ def check_layout(layout: Layout) -> None:
         values_D = getattr(layout, name)
         if values_D is not None and values_D.shape != (layout.width,):
             raise ValueError(f"layout.{name} is {list(values_D.shape)}: [{layout.width}]")
-    places = layout.places_ND
+    table_ND = layout.position_embedding_ND
     expected = (layout.max_length, layout.width)
-    if places is not None and (places.shape != expected or places.dtype != layout.dtype):
-        raise ValueError(f"layout.places_ND is {list(places.shape)} of {places.dtype}: {expected} of {layout.dtype}")
+    if table_ND is not None and (table_ND.shape != expected or table_ND.dtype != layout.dtype):
+        found = f"{list(table_ND.shape)} of {table_ND.dtype}"
+        raise ValueError(f"layout.position_embedding_ND is {found}: {expected} of {layout.dtype}")
     embedding = layout.embedding_VD
     if embedding is not None and (embedding.shape[1:] != (layout.width,) or embedding.dtype != layout.dtype):
         raise ValueError(
@@ -71,7 +72,7 @@ def check_layout(layout: Layout) -> None:
 
 
 def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Sequence[int]) -> None:
-    """What native code takes for granted of a block, once, when it is packed.
+    """Check a block for native code, once, when it is packed.
 
     Args:
         halves: half the elements that each of the layout's rotaries rotates.
@@ -93,9 +94,9 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         _check_projection("block.project", block.project, projected, width, scaled=True)
         _check_projection("block.out", block.out, width, inner)
         return
-    if block.beside is not None:
-        check_block(layout, block.beside, halves)
-        if block.parallel or block.beside.up is not None or block.beside.experts is not None:
+    if block.parallel_mixer is not None:
+        check_block(layout, block.parallel_mixer, halves)
+        if block.parallel or block.parallel_mixer.up is not None or block.parallel_mixer.experts is not None:
             raise ValueError("block.next to: a mixer without an MLP or experts, next to attention that is not parallel")
     queries, keys = layout.heads * layout.head_dim, layout.kv_heads * layout.head_dim
     own = {"q": (queries, block.q), "k": (keys, block.k), "v": (keys, block.v)}
@@ -176,11 +177,11 @@ def _check_gain(name: str, gain_D: Tensor | None, width: int) -> None:
 
 
 def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> None:
-    """Everything that the native forward takes for granted but the head and the cache's buffers, which see below.
+    """Check the inputs of a forward, except the head and the cache's buffers (check_head, check_buffers).
 
     Raises:
         InputError: a token is not in the embedding.
-        ValueError: anything else; the message names the field, its value and what is allowed.
+        ValueError: anything else; the message names the field, its value and the allowed values.
     """
     num_rows = len(batch.tokens)
     if not num_rows or len(batch.positions) != num_rows:
@@ -197,7 +198,7 @@ def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> Non
         if len(plan.thresholds) != num_rows:
             raise ValueError(f"plan.thresholds has {len(plan.thresholds)} entries: one for each of {num_rows} rows")
         if not sizes.gated:
-            raise ValueError("plan.thresholds is given to a decoder whose layers have no gated MLP, or experts")
+            raise ValueError("plan.thresholds needs a gated MLP in every layer, and no experts")
     if span.first < span.last:
         _check_range("batch.positions", batch.positions, sizes.max_length)
         _check_segments(batch, plan.cache)
@@ -208,11 +209,11 @@ def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> Non
 
 
 def check_head(own: Tiles, packed: Tiles, count: int, top: int) -> None:
-    """The head that is read, which need not be the decoder's own.
+    """Check the head of a forward, which may be another decoder's.
 
     Args:
-        own, packed: the decoder's, and that which is read.
-        count: its rows.
+        own, packed: the decoder's own head, and the head of this forward.
+        count: rows of the latter.
         top: tokens of each row to rank.
     """
     values = packed.data if isinstance(packed, CodedTiles) else packed
@@ -222,18 +223,18 @@ def check_head(own: Tiles, packed: Tiles, count: int, top: int) -> None:
     check_within("top", top, 0, count)
 
 
-def check_beside(beside_TQ: Tensor, num_rows: int, width: int) -> None:
-    """What is added next to the residual stream.
+def check_qkv_addend(addend_TQ: Tensor, num_rows: int, width: int) -> None:
+    """Check an addend of the projected queries, keys and values.
 
     Raises:
-        ValueError: it has not a row for each row of the batch.
+        ValueError: its shape or dtype differs from that of the projections.
     """
-    if beside_TQ.shape != (num_rows, width) or beside_TQ.dtype != torch.float32 or not is_plain(beside_TQ):
-        raise ValueError(f"beside_TQ is {list(beside_TQ.shape)} of {beside_TQ.dtype}: float32 [{num_rows}, {width}]")
+    if addend_TQ.shape != (num_rows, width) or addend_TQ.dtype != torch.float32 or not is_plain(addend_TQ):
+        raise ValueError(f"addend_TQ is {list(addend_TQ.shape)} of {addend_TQ.dtype}: float32 [{num_rows}, {width}]")
 
 
 def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
-    """The cache's keys and values of each layer that attends, as far as native code addresses them."""
+    """Check the cache's keys and values of each layer with attention."""
     width, dtype = (4 + sizes.head_dim, torch.uint8) if cache.coded else (sizes.head_dim, sizes.dtype)
     expected = (cache.num_slots, sizes.kv_heads, cache.capacity, width)
     for layer, pair in enumerate(pairs):
@@ -246,7 +247,7 @@ def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Te
 
 
 def check_summaries(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks, summaries: Mapping[int, Tensor]) -> None:
-    """Means or bounds of blocks, for the layers that select by them."""
+    """Check the means or bounds of blocks, for the layers that select by them."""
     slots = 1 + max(segment.slot for segment in segments)
     count = max(segment.prefix // blocks.size for segment in segments)
     width = sizes.head_dim * (2 if blocks.score == "bounds" else 1)
@@ -267,8 +268,8 @@ def _check_entry(sizes: Sizes, batch: PackedBatch, span: Span) -> None:
         if not sizes.embedded:
             raise ValueError("span.entering_TD is missing: this decoder has no embedding")
         if min(batch.tokens) < 0 or max(batch.tokens) >= sizes.embedded:
-            odd = next(each for each in batch.tokens if not 0 <= each < sizes.embedded)
-            raise InputError(f"token {odd} is not in the model's embedding, which has {sizes.embedded} entries")
+            token = next(each for each in batch.tokens if not 0 <= each < sizes.embedded)
+            raise InputError(f"token {token} is not in the model's embedding, which has {sizes.embedded} entries")
         return
     expected = (len(batch.tokens), sizes.width)
     if entering.shape != expected or not entering.is_floating_point() or entering.device.type != "cpu":
@@ -290,7 +291,7 @@ def _check_segments(batch: PackedBatch, cache: KVCache) -> None:
             )
         if prefix + tail + rows > cache.capacity:
             raise ValueError(
-                f"slot {slot} is to hold {prefix + tail + rows} rows, and the cache has room for {cache.capacity}: "
+                f"slot {slot} needs {prefix + tail + rows} rows, but the capacity of the cache is {cache.capacity}: "
                 "reserve them before the forward"
             )
         seen = segment.seen
@@ -327,8 +328,8 @@ def _check_blocks(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks) -> 
 
 def _check_range(name: str, values: Sequence[int], end: int) -> None:
     if values and (min(values) < 0 or max(values) >= end):
-        odd = next(each for each in values if not 0 <= each < end)
-        raise ValueError(f"{name} holds {odd}: at least 0 and below {end}")
+        value = next(each for each in values if not 0 <= each < end)
+        raise ValueError(f"{name} holds {value}: at least 0 and below {end}")
 
 
 def check_within(name: str, value: int, least: int, most: int | None) -> None:

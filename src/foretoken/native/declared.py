@@ -27,7 +27,7 @@ _KIND = re.compile(r"(?:const\s+)?(?:struct\s+)?(\w+)\s*(.*)", re.DOTALL)
 
 
 class Header:
-    """What a header declares.
+    """Structures and enumerations that a header declares.
 
     Args:
         path: of the header.

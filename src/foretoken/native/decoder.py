@@ -2,7 +2,7 @@
 
 For models of a few hundred million parameters most of a small step is the cost of calling hundreds of small kernels.
 This path does the same arithmetic (decoder.c) for every decoder that a layout (layout.py) can describe: models of
-transformers (families.py, fit.py), and what drafting methods put next to them.
+transformers (families.py, fit.py), and the draft layers of methods.
 
 Letters: T packed rows, V vocabulary, D width, Q queries, keys and values of a row together.
 """
@@ -24,10 +24,10 @@ from foretoken.forward.native_plan import Blocks, NativePlan
 from foretoken.forward.span import Span
 from foretoken.forward.ssm.layout import Mixer
 from foretoken.native import checks, structs, team
+from foretoken.native.cache_addresses import CacheAddresses
 from foretoken.native.call import Angles, OpenCall, Ranked
 from foretoken.native.layout import Block, Experts, Head, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.native.packing import Tiles, alternating, described, packed_of
-from foretoken.native.room import Room
 from foretoken.native.rotary import RotaryTables
 from foretoken.native.shelf import Shelf
 from foretoken.native.states import NativeStates, described_mixer
@@ -41,14 +41,14 @@ class _NativeBlocks(NamedTuple):
 
 
 class NativeDecoder:
-    """A decoder whose forward is one native call; several threads may use it at once (team.py).
+    """A decoder that computes its forward in one native call; several threads may use it at once (team.py).
 
     Args:
-        layout: what to compute; its blocks are read and packed one after the other.
-        library: compiled decoder.c; build.py has the machine's one.
-        taken: told each block's index and packed weights as soon as they are packed.
+        layout: the decoder's description; its blocks are read and packed one after the other.
+        library: compiled decoder.c; see build.py.
+        taken: called with each block's index and packed weights as soon as they are packed.
     Attributes:
-        sizes: what the weights were packed for.
+        sizes: the sizes that the weights were packed for.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class NativeDecoder:
         taken: Callable[[int, PackedBlock], None] | None = None,
     ) -> None:
         self.library = library
-        self._keep: list[Any] = []  # what the native side reads
+        self._keep: list[Any] = []  # memory that native code reads
         self._dtype, self._head_dim = layout.dtype, layout.head_dim
         rotaries = layout.rotary if isinstance(layout.rotary, tuple) else (layout.rotary,)
         self._rotaries = [RotaryTables(each) for each in rotaries]
         checks.check_layout(layout)
         layers = (structs.Layer * layout.num_blocks)()
         self._mixers: dict[int, Mixer] = {}
-        self._elsewhere: set[int] = set()  # layers that read another decoder's keys
+        self._external_kv_layers: set[int] = set()  # layers that read another decoder's keys
         self._keyless: set[int] = set()  # layers that have no keys and values here
         for index, block in enumerate(layout.blocks):
             checks.check_block(layout, block, [each.half for each in self._rotaries])
@@ -74,11 +74,12 @@ class NativeDecoder:
                 taken(index, packed)
         self.head = layout.head if isinstance(layout.head, Head) else self._packed_head(layout.head, layout)
         self.vocab_size = self.head.vocab_size
-        embedding, places = (
-            None if each is None else each.detach().contiguous() for each in (layout.embedding_VD, layout.places_ND)
+        embedding, position_embedding = (
+            None if each is None else each.detach().contiguous()
+            for each in (layout.embedding_VD, layout.position_embedding_ND)
         )
-        self._keep += [embedding, places, layers, self.head]
-        self._rooms: WeakKeyDictionary[KVCache, Room] = WeakKeyDictionary()
+        self._keep += [embedding, position_embedding, layers, self.head]
+        self._cache_addresses: WeakKeyDictionary[KVCache, CacheAddresses] = WeakKeyDictionary()
         self._shelf = Shelf()
         self.sizes = checks.Sizes(
             num_layers=layout.num_blocks,
@@ -116,7 +117,7 @@ class NativeDecoder:
             residual_scale=layout.residual_scale,
             layers=layers,
             embedding=None if embedding is None else embedding.data_ptr(),
-            places=None if places is None else places.data_ptr(),
+            position_embedding=None if position_embedding is None else position_embedding.data_ptr(),
             head=described(self.head.packed),
             head_bias=_address(self.head.bias_V),
             final_norm=self._floats(layout.final_norm_D),
@@ -125,7 +126,7 @@ class NativeDecoder:
 
     @property
     def windows(self) -> list[int]:
-        """Each layer's; 0: it sees everything."""
+        """Each layer's window in positions; 0: full attention."""
         return [self._model.layers[index].window for index in range(self._model.num_layers)]
 
     def forward(
@@ -136,26 +137,26 @@ class NativeDecoder:
         *,
         top: int,
         head: Head | None = None,
-        beside_TQ: Tensor | None = None,
+        qkv_addend_TQ: Tensor | None = None,
     ) -> Ranked:
         """Compute the plan, the batch's rows written into its cache; hidden states are float32.
 
         Args:
             head: read in place of its own one, of the same width and dtype.
-            beside_TQ: float32, added to the queries, keys and values of the span's first layer as they were projected:
-                the share of something else that the layer reads next to the residual stream.
+            qkv_addend_TQ: float32, added to the projected queries, keys and values of the span's first layer, which
+                then has a second input, next to the residual stream.
         Raises:
             InputError: a token is not in the embedding.
             ValueError: batch, plan or span do not fit this decoder; see checks.py.
-            MemoryError: there is no room for what the forward keeps on the way.
+            MemoryError: the workspace of the forward cannot be allocated.
         """
         own_head = self.head if head is None else head
-        if self._elsewhere.intersection(range(span.first, span.last)):
+        if self._external_kv_layers.intersection(range(span.first, span.last)):
             raise ValueError("a layer that reads another decoder's keys is run by CrossAttentionDecoder.passes")
         checks.check(self.sizes, batch, plan, span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
-        if beside_TQ is not None:
-            checks.check_beside(beside_TQ, len(batch.tokens), self._model.qkv_stride)
+        if qkv_addend_TQ is not None:
+            checks.check_qkv_addend(qkv_addend_TQ, len(batch.tokens), self._model.qkv_stride)
         model = self._model if head is None else self._with_head(head)
         own = team.current()
         call = self._open(batch, plan.cache, span, model, top=top, threads=own.threads)
@@ -174,8 +175,8 @@ class NativeDecoder:
             call.native.thresholds = thresholds.buffer_info()[0]
         if plan.clock is not None:
             call.native.attention_seconds = ctypes.addressof(attention)
-        if beside_TQ is not None:
-            call.native.beside = beside_TQ.data_ptr()
+        if qkv_addend_TQ is not None:
+            call.native.qkv_addend = qkv_addend_TQ.data_ptr()
         handle = own.handle(self.library)  # held while the call runs
         if self.library.foretoken_forward(handle.address, ctypes.addressof(model), ctypes.addressof(call.native)):
             raise MemoryError(f"there is no memory for a forward of {len(batch.tokens)} rows")
@@ -196,13 +197,13 @@ class NativeDecoder:
         threads: int,
         forwards: int = 1,
     ) -> OpenCall:
-        """A forward of rows that were checked, and room for the results of those that native code lets follow it."""
+        """Describe a forward of checked rows, with memory for the results of the ``forwards`` in this native call."""
         attends = span.first < span.last
         return OpenCall(
             batch,
             cache,
             span,
-            room=self.room(cache) if attends else None,
+            addresses=self.cache_addresses(cache) if attends else None,
             angles=self._angles(max(batch.positions) + forwards if attends else 0),
             logits_MV=self._shelf.take(forwards * len(batch.wanted), model.logits_stride),
             width=model.width,
@@ -211,12 +212,12 @@ class NativeDecoder:
         )
 
     def forget_positions(self) -> None:
-        """Give the memory of rotary tables back; forwards make again what they read."""
+        """Free the memory of rotary tables; later forwards compute the entries that they need again."""
         for each in self._rotaries:
             each.forget()
 
     def _angles(self, length: int) -> Angles:
-        """Of so many positions at least, by each of the layout's rotaries."""
+        """Angles of at least ``length`` positions, by each of the layout's rotaries."""
         tables = [each.up_to(length) for each in self._rotaries]
         native = (structs.Angles * len(tables))()
         for each, (cos_Nh, sin_Nh) in zip(native, tables, strict=True):
@@ -232,7 +233,7 @@ class NativeDecoder:
         return model
 
     def _blocks(self, blocks: Blocks, batch: PackedBatch, span: Span) -> _NativeBlocks:
-        """What the native side needs in order to select: who does, by what, and room for what they take."""
+        """Describe the selection of blocks: the layers, their summaries, and memory for scores and choices."""
         layers = [self._model.layers[index] for index in range(span.first, span.last)]
         seeing = [layer.index for layer in layers if not layer.window and layer.index not in self._keyless]
         selecting = [index for index in seeing if index == seeing[0] or blocks.selects(index)]
@@ -264,9 +265,9 @@ class NativeDecoder:
         )
         return _NativeBlocks(native, (pointers, selects, scores, chosen, summaries))
 
-    def room(self, cache: KVCache) -> Room:
-        """The cache's memory; looked up again when the cache has grown."""
-        found = self._rooms.get(cache)
+    def cache_addresses(self, cache: KVCache) -> CacheAddresses:
+        """The addresses of the cache's memory; looked up again when the cache has grown."""
+        found = self._cache_addresses.get(cache)
         if found is not None and found.serves(cache):
             return found
         model = self._model
@@ -276,7 +277,7 @@ class NativeDecoder:
         layers = range(model.num_layers)
         pairs = [None if layer in self._keyless else cache.buffers(layer, row, row) for layer in layers]
         checks.check_buffers(self.sizes, cache, pairs)
-        found = self._rooms[cache] = Room(self.library, cache, pairs)
+        found = self._cache_addresses[cache] = CacheAddresses(self.library, cache, pairs)
         return found
 
     # ------------------------------------------------------------------ packing
@@ -292,20 +293,20 @@ class NativeDecoder:
             qkv, out = self._heads(native, block)
             native.parallel = int(block.parallel)
             native.attention_shift, native.mlp_shift = map(self._gain, (block.attention_shift_D, block.mlp_shift_D))
-            if block.beside is not None:
-                beside = structs.Layer(index=index)
-                mixer = self._packed_mixer(beside, block.beside, index)
-                self._keep.append(beside)
-                native.beside = ctypes.addressof(beside)
+            if block.parallel_mixer is not None:
+                mixer_layer = structs.Layer(index=index)
+                mixer = self._packed_mixer(mixer_layer, block.parallel_mixer, index)
+                self._keep.append(mixer_layer)
+                native.parallel_mixer = ctypes.addressof(mixer_layer)
         if not isinstance(block, MLPBlock) and block.experts is not None:
             experts = self._packed_experts(native, block.experts)
         if block.up is not None and block.down is not None:
             gate_up, down = self._packed_mlp(native, block.gate, block.up, block.down)
         native.mlp_norm = self._gain(block.mlp_norm_D)
         native.index = index
-        if native.elsewhere:
-            self._elsewhere.add(index)
-        if native.elsewhere or not isinstance(block, Block):
+        if native.external_kv:
+            self._external_kv_layers.add(index)
+        if native.external_kv or not isinstance(block, Block):
             self._keyless.add(index)
         return PackedBlock(qkv, out, gate_up, down, experts, mixer)
 
@@ -360,7 +361,7 @@ class NativeDecoder:
 
     def _heads(self, native: structs.Layer, block: Block) -> tuple[Tiles, Tiles]:
         heads = [each for each in (block.q, block.k, block.v) if each is not None]
-        native.elsewhere = int(block.k is None)
+        native.external_kv = int(block.k is None)
         qkv = self._packed(*heads)
         native.qkv_scale = self._scales(*heads)
         if any(each.bias_O is not None for each in heads):

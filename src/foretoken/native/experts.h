@@ -3,18 +3,18 @@
  *     route     row by row: norm, scores of all experts, the best of them, their shares
  *     group     pairs of a row and an expert that it has chosen, in the order of experts
  *     enter     expert by expert, some tiles at a time: hidden = act(gate) * up of all its pairs
- *     leave     some tiles at a time: what each pair gives, expert by expert; then a row's sum, in the order of its choice
+ *     leave     some tiles at a time: each pair's output, expert by expert; then a row's sum, in the order of its choices
  *
- * An expert's weights are read once, however many rows have chosen it, and those of one that nobody has chosen are not
- * read at all. A row's scores, choice and sum are of the row alone: who else has chosen an expert decides which rows a
- * product takes together, and no product's sum depends on that.
+ * The weights of an expert are read once, however many rows have chosen it; those of an unchosen expert are not read. A
+ * row's scores, choices and sum depend on that row alone. Other rows decide only which rows a product computes together,
+ * and no sum of a product depends on that.
  */
 
-/* Room for what pairs_of finds, in int32. */
-static inline long room_for_pairs(const Experts *x, long rows) { return 3 * x->count + 1 + 2 * rows * x->chosen; }
+/* Size of the memory for the result of pairs_of, in int32. */
+static inline long size_of_pairs(const Experts *x, long rows) { return 3 * x->count + 1 + 2 * rows * x->chosen; }
 
-/* Experts that so many rows can have chosen, at most. What is claimed is counted by this: their real number is known only to
- * who may read the choices, and that is nobody before it has claimed something. */
+/* Most experts that so many rows can have chosen. Work items are counted by this bound: a thread may read the choices, and so
+ * the real number, only after it has claimed an item. */
 static inline long most_experts(const Experts *x, long rows) {
     return rows * x->chosen < x->count ? rows * x->chosen : x->count;
 }
@@ -26,21 +26,21 @@ static inline long tiles_of_item(const Job *job, const Experts *x) {
     return even < most ? even : most;
 }
 
-/* Tiles of what scores experts, and of what opens the MLP next to them. */
+/* Tiles of the router: the scores of experts, and the gate of the shared MLP next to them. */
 static inline long router_tiles(const Experts *x) { return (x->count + x->opens + 15) / 16; }
 
 typedef struct {
     int32_t *begins; /* [count + 1]: of each expert's pairs */
     int32_t *chosen; /* [num_chosen]: experts that have some, ascending */
     int32_t *rows;   /* of each pair */
-    int32_t *places; /* [rows][chosen of a row]: the pair of each choice */
+    int32_t *pair_of_choice; /* [rows][chosen of a row]: the pair of each choice */
     long num_chosen;
 } Pairs;
 
 static Pairs pairs_of(const Job *job, const Experts *x, int32_t *memory) {
     const long E = x->count, count = job->call->num_rows * x->chosen;
     int32_t *next = memory + 2 * E + 1;
-    Pairs y = {.begins = memory, .chosen = memory + E + 1, .rows = next + E, .places = next + E + count};
+    Pairs y = {.begins = memory, .chosen = memory + E + 1, .rows = next + E, .pair_of_choice = next + E + count};
     for (long e = 0; e <= E; e++) y.begins[e] = 0;
     for (long p = 0; p < count; p++) y.begins[job->choices[p] + 1]++;
     for (long e = 0; e < E; e++) {
@@ -51,7 +51,7 @@ static Pairs pairs_of(const Job *job, const Experts *x, int32_t *memory) {
     for (long p = 0; p < count; p++) {
         const int32_t place = next[job->choices[p]]++;
         y.rows[place] = (int32_t)(p / x->chosen);
-        y.places[p] = place;
+        y.pair_of_choice[p] = place;
     }
     return y;
 }
@@ -63,8 +63,8 @@ static inline Matrix one_of(const Matrix *all, long which, long tiles) {
     return y;
 }
 
-/* The best experts by their scores, and what each of them counts: of equal scores the earlier. The scores are used up: `count`
- * of them, in whole vectors. One that is no number makes all shares none. */
+/* The experts with the highest scores, and their shares; of equal scores the earlier. Overwrites the scores: `count` of them,
+ * in whole vectors. A NaN score makes all shares NaN. */
 static void choose_experts(const Experts *x, float *scores, int32_t *choices, float *shares) {
     const long E = x->count;
     for (long e = 0, held = 0; e < E; e++) {

@@ -1,10 +1,10 @@
-"""A decoder described by data: whoever can describe its layers like this can have them computed natively.
+"""The description of a decoder as data; native code computes every decoder with such a description.
 
     rows ── embedding ─┬─ norm ─ q, k, v ─ rotary ─ attention ─ out ─ norm ─(+)┬─ norm ─ gate, up ─ down ─ norm ─(+)─ …
                        └───────────────────────────────────────────────────────┘└─────────────────────────────────┘
          block: attention, a mixer or both, and an MLP, experts or both; or either     … ── norm ── head ── scale ── cap
 
-Most anatomies have not all of these norms. In a parallel block the MLP reads what attention reads. A language model is
+Most anatomies lack some of these norms. In a parallel block the MLP has the input of attention. A language model is
 described by fit.py; a drafting method describes its own layers, and may share the head of the target's decoder.
 
 Letters: O outputs, K inner dimension, D width, d head width, V vocabulary, N positions, E experts, F channels of one.
@@ -30,8 +30,8 @@ class Projection(NamedTuple):
     Attributes:
         weight_OK: in any floating dtype, packed in the layout's; or quantised, and packed as it is.
         bias_O: added in float32, or None.
-        scale: of what the weight gives, float32 [O] or one for all; of a gate, an MLP's gated factor, attention's
-            projections and a mixer's first one.
+        scale: float32 [O], or one for all outputs; allowed for a gate, an MLP's gated factor, attention's projections
+            and a mixer's first projection.
     """
 
     weight_OK: Tensor | QuantisedWeight
@@ -51,12 +51,12 @@ class Experts:
         y = sum over the chosen experts e of  share_e * down_e(act(gate_e(x)) * up_e(x))
 
     Attributes:
-        router_ED: what scores the experts; the ``chosen`` with the highest scores are a row's.
+        router_ED: scores the experts; a row goes through the ``chosen`` experts with the highest scores.
         gate, up: of all experts, one below the other, [E F, D]; without biases.
         down: the same, [E D, F].
         chosen: experts of a row.
         normed: shares are a softmax over the chosen experts; else over all of them.
-        opening_D: what the block's MLP gives counts sigmoid(opening . x); None: it counts whole.
+        opening_D: the output of the block's MLP is multiplied by sigmoid(opening . x); None: by 1.
     """
 
     router_ED: Tensor
@@ -86,7 +86,7 @@ class Block:
         q, k, v, out: projections of attention; without k and v it is cross-attention to the keys and values of another
             decoder's layer.
         attention_norm_D: gain of the norm before it; None: attention reads the residual stream as it is.
-        attention_end_norm_D: gain of the norm of what it adds to the stream; None: it is added as it is.
+        attention_end_norm_D: gain of the norm of its output; None: the output is added to the stream as it is.
         q_norm_d, k_norm_d: gains of norms over each head's query and key, [d] or each head its own [heads, d], or over
             all of them together, [heads d]; or None.
         window: positions a row sees, itself included; 0: all.
@@ -95,9 +95,9 @@ class Block:
             None: there is no MLP.
         experts: in the place of the MLP, or next to it: then the sum of both; or None.
         mlp_norm_D, mlp_end_norm_D: as those of attention.
-        attention_shift_D, mlp_shift_D: added to what the norms before attention and the MLP give, or None.
+        attention_shift_D, mlp_shift_D: added after the norms before attention and the MLP, or None.
         parallel: the MLP reads the stream that attention reads, and both are added to it.
-        beside: a mixer that reads the stream that attention reads, and both are added to it; without an MLP of its own.
+        parallel_mixer: a mixer with the input of attention, without an MLP; both outputs are added to the stream.
     """
 
     q: Projection
@@ -119,17 +119,17 @@ class Block:
     attention_shift_D: Tensor | None = None
     mlp_shift_D: Tensor | None = None
     parallel: bool = False
-    beside: StateBlock | None = None
+    parallel_mixer: StateBlock | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StateBlock:
-    """A layer with a state-space mixer in the place of attention, or what is next to it; see ssm.inc.
+    """A layer with a state-space mixer in the place of attention, or a mixer parallel to attention; see ssm.inc.
 
     Attributes:
         project: to z, x, B, C and dt of a row, in this order.
         out: from the gated and normed rows.
-        mixer: sizes and parameters of what lies between.
+        mixer: sizes and parameters of the recurrence between them.
         mixer_norm_D: gain of the norm before it.
         gain_I, norm_group, norm_eps: of the gated norm, and over how many channels each is taken; 0: rows are gated and
             multiplied by the gain, and not normed.
@@ -154,7 +154,7 @@ class StateBlock:
 
 @dataclass(frozen=True, slots=True)
 class MLPBlock:
-    """A layer that does not look back: an MLP alone.
+    """A layer without attention or mixer: an MLP alone.
 
     Attributes:
         gate, up, down, mlp_norm_D: as in :class:`Block`.
@@ -167,10 +167,10 @@ class MLPBlock:
 
 
 class PackedBlock(NamedTuple):
-    """A block's packed weights; see packing.py. What is None the block does not have; a mixer's projection is `qkv`.
+    """A block's packed weights; see packing.py. None: the block has no such weight; a mixer's projection is `qkv`.
 
-    ``experts`` are their gates and ups, and their downs; those of all of them lie one after the other. ``mixer`` are
-    the in and the out projection of one next to attention.
+    ``experts``: gate and up, then down projections, those of all experts one after the other. ``mixer``: the in and
+    the out projection of a mixer parallel to attention.
     """
 
     qkv: Tiles | None
@@ -210,8 +210,8 @@ class Layout:
         mlp_width: of the widest MLP; each is a multiple of 32; 0: no block has one. Experts have widths of their own.
         norm_eps: of all norms.
         scaling: of attention scores.
-        num_blocks: how many blocks there are.
-        blocks: they, first to last; read once, so that each may be made when it is asked for.
+        num_blocks: number of blocks.
+        blocks: first to last; iterated once, so a generator may load each block when it is needed.
         rotary: positions int64 [N] -> cos and sin, float32 [N, half], ``half`` at most head_dim / 2; or several.
         max_length: positions that a row may have.
         final_norm_D: gain of the norm before the head.
@@ -219,12 +219,12 @@ class Layout:
         embedding_VD: in ``dtype``; None: every forward is entered with hidden states.
         activation: of gates, or of MLPs without: "silu", "gelu", "gelu_tanh", "relu" or "relu_squared".
         centred: norms subtract the mean first (LayerNorm); else they do not (RMSNorm).
-        final_shift_D: added to what the norm before the head gives, or None.
-        places_ND: in ``dtype``, of ``max_length`` positions: added to embeddings; or None.
+        final_shift_D: added after the norm before the head, or None.
+        position_embedding_ND: in ``dtype``, of ``max_length`` positions: added to embeddings; or None.
         interleaved: rotary pairs elements 2 i and 2 i + 1 of a head, not i and i + half.
         score_cap: a scaled attention score x becomes ``score_cap * tanh(x / score_cap)``; 0: it stays.
         embedding_scale: of embeddings.
-        residual_scale: of what attention and MLPs add to the stream.
+        residual_scale: of the outputs of attention and MLPs.
         logit_scale, logit_cap: of a head that is a projection; see :class:`Head`.
     """
 
@@ -252,4 +252,4 @@ class Layout:
     logit_cap: float = 0.0
     centred: bool = False
     final_shift_D: Tensor | None = None
-    places_ND: Tensor | None = None
+    position_embedding_ND: Tensor | None = None

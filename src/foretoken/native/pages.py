@@ -1,7 +1,7 @@
-"""Memory for packed weights, in pages of 2 MiB where the system gives such to who asks for them.
+"""Memory for packed weights, in pages of 2 MiB where the system grants them.
 
 A forward reads every weight once, so with pages of 4 KiB each of its threads looks up a page's place every 64 lines,
-and waits. Linux gives large pages to all, to nobody, or to who asks (/sys/kernel/mm/transparent_hugepage/enabled).
+and waits. Linux grants large pages always, never, or on request (/sys/kernel/mm/transparent_hugepage/enabled).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _HUGE = 14  # MADV_HUGEPAGE of Linux
 
 
 def in_large_pages(tensor: Tensor) -> Tensor:
-    """A contiguous copy, as far as it fills large pages in those; a small tensor itself if it is contiguous."""
+    """A contiguous copy in large pages; a tensor smaller than such a page is returned as it is if it is contiguous."""
     size = tensor.numel() * tensor.element_size()
     if size < _PAGE or sys.platform != "linux":
         return tensor.contiguous()
     room = torch.empty(size + _PAGE, dtype=torch.uint8)
     begin = -room.data_ptr() % _PAGE
-    # before anything is written there; where it is refused, pages stay small
+    # advise before the first write; if the system refuses, pages stay small
     ctypes.CDLL(None).madvise(
         ctypes.c_void_p(room.data_ptr() + begin), ctypes.c_size_t(size // _PAGE * _PAGE), ctypes.c_int(_HUGE)
     )

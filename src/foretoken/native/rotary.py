@@ -19,7 +19,7 @@ class Tables(NamedTuple):
 
 
 class RotaryTables:
-    """cos and sin of positions 0 to N - 1, for the largest N that was asked for.
+    """cos and sin of positions 0 to N - 1, for the largest N requested so far.
 
     Args:
         at: positions int64 [N] -> cos and sin [N, half].
@@ -41,7 +41,7 @@ class RotaryTables:
         return tables
 
     def forget(self) -> None:
-        """Keep no more than a fresh one has; what somebody holds stays as it is."""
+        """Shrink the tables to their first size; tables that a caller holds stay as they are."""
         self._tables = Tables(*(each[:_PIECE].clone() for each in self._tables))
 
     def _made(self, begin: int, end: int) -> Tables:

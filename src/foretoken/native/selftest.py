@@ -1,10 +1,10 @@
-"""Whether a freshly built library keeps its one promise: a row's bits depend on nothing but its own past.
+"""Self-test of a new library: a row's bits must depend on the row's own prefix only.
 
 A tiny random decoder reads the same rows one by one, in chunks of every size that a product treats in its own way, and
 as a tree, with one thread and with two. The last of them lie in a second tile of attention's columns (types.h), and the
-tree on its edge. All must agree bit for bit: with a window, with everything that a layout can ask for next to the
-common anatomy, experts among it, and with quantised weights, keys and values; a product with such weights must have the
-bits of its definition. It takes about a second.
+tree on its edge. All must agree bit for bit: with a window, with every option of a layout beyond the common anatomy,
+including experts, and with quantised weights, keys and values; a product with such weights must have the bits of its
+definition. It takes about a second.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from foretoken.native.team import Team
 _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
 _EXPERTS, _CHOSEN, _CHANNELS = 5, 2, 32
 _NUM_BLOCKS = 2
-# of what is not quantised, the bits and groups of what is, and the anatomy; where weights are quantised, keys and
-# values are, too
+# dtype of unquantised weights; bits and group of quantised ones, if any; anatomy. With quantised weights, keys and
+# values are quantised, too
 _KINDS: tuple[tuple[torch.dtype, tuple[int, int | None] | None, Literal["common", "uncommon", "parallel"]], ...] = (
     (torch.float32, None, "common"),
     (torch.bfloat16, None, "uncommon"),
@@ -48,13 +48,13 @@ _CHUNKS = (
     (7, 8, 9, 9, 222, 7),
     (10, 11, 12, 14, 100, 115),
 )  # of all of them
-_TREE_BEHIND = 254
+_TREE_PREFIX = 254
 _CAPACITY = 288
 _PARENTS = (-1, -1, 0, 0, 2, 2, 4, 3, 6)
 
 
 def failure(library: ctypes.CDLL) -> str | None:
-    """What is wrong with a library; None if nothing is."""
+    """The reason why a library is faulty; None if it passes."""
     for dtype, scheme, anatomy in _KINDS:
         name = f"{dtype}" if scheme is None else f"{scheme[0]} bits in {dtype}"
         layout = _layout(dtype, scheme)
@@ -229,7 +229,7 @@ def _parallel(layout: Layout, scheme: tuple[int, int | None] | None) -> Layout:
         activation="gelu",
         centred=True,
         final_shift_D=noise(_WIDTH),
-        places_ND=noise(_CAPACITY, _WIDTH).to(layout.dtype),
+        position_embedding_ND=noise(_CAPACITY, _WIDTH).to(layout.dtype),
         head=biased(weight(_VOCAB, _WIDTH)),
     )
 
@@ -251,7 +251,7 @@ def _rows(decoder: NativeDecoder, chunks: Sequence[int], *, threads: int, coded:
 
 def _paths(decoder: NativeDecoder, *, coded: bool) -> Iterator[Tensor]:
     """The last row of each node's path, the root's first, read token by token."""
-    tree, before = _tree_tokens(), _TOKENS[:_TREE_BEHIND]
+    tree, before = _tree_tokens(), _TOKENS[:_TREE_PREFIX]
     _, cache = _after(decoder, before, [1] * len(before), threads=1, coded=coded)
     for node in range(-1, len(tree)):
         row = None
@@ -267,10 +267,10 @@ def _tree_tokens() -> TokenTree:
 
 
 def _tree(decoder: NativeDecoder, *, coded: bool) -> Tensor:
-    _, cache = _after(decoder, _TOKENS[:_TREE_BEHIND], (_TREE_BEHIND,), threads=1, coded=coded)
+    _, cache = _after(decoder, _TOKENS[:_TREE_PREFIX], (_TREE_PREFIX,), threads=1, coded=coded)
     cache.reserve(0, 1 + len(_PARENTS))
     batch = PackedBatch()
-    batch.add_tree(0, _TREE_BEHIND, 3, _tree_tokens())
+    batch.add_tree(0, _TREE_PREFIX, 3, _tree_tokens())
     return _forward(decoder, cache, batch, threads=2)
 
 

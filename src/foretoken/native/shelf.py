@@ -1,7 +1,7 @@
-"""Memory for results, used again as soon as nobody holds the results that were in it.
+"""Memory for results, reused as soon as no tensor refers to it.
 
 Fresh memory of some megabytes is taken from the system page by page at its first use, at every forward; that costs as
-much as a layer. A tensor made here keeps its memory taken, as do its views, however long somebody keeps them.
+much as a layer. A tensor made here holds its memory as long as the tensor or a view of it lives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FREE = _references(bytearray(1)) + 1  # of a buffer that only the caller of _re
 
 
 class Shelf:
-    """A few buffers, of which those are free that no tensor lies in."""
+    """A few buffers; a buffer is free when no tensor uses it."""
 
     def __init__(self) -> None:
         self._buffers: deque[bytearray] = deque()
@@ -37,7 +37,7 @@ class Shelf:
         values = torch.frombuffer(buffer, dtype=torch.float32, count=rows * columns).view(rows, columns)
         self._buffers.append(buffer)
         if len(self._buffers) > _MOST_BUFFERS:
-            self._buffers.popleft()  # whoever uses it keeps it
+            self._buffers.popleft()  # a tensor that uses it keeps it alive
         return values
 
     def _spare(self, count: int) -> bytearray:

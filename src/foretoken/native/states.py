@@ -1,4 +1,4 @@
-"""State-space layers in the native decoder: a mixer's description, and what a forward reads of a cache's states.
+"""State-space layers in the native decoder: the descriptions of a mixer and of a cache's states.
 
     steps   rows after the committed prefix, depth first, with the level of the state that each follows and leaves
 
@@ -49,7 +49,7 @@ def described_mixer(native: structs.Mixer, block: StateBlock, place: int, stride
 
     Args:
         stride: floats of a projected row, padded to whole tiles.
-        keep: what the native side reads is added.
+        keep: memory that native code reads is added to it.
     """
     mixer = block.mixer
 
@@ -71,7 +71,7 @@ def described_mixer(native: structs.Mixer, block: StateBlock, place: int, stride
 
 
 class NativeStates:
-    """What one forward reads of a cache's states; hold it while the native side runs, then call :meth:`done`.
+    """A cache's states as one forward reads them; hold it while native code runs, then call :meth:`done`.
 
     Args:
         mixers: of the decoder, by layer.
@@ -128,7 +128,7 @@ class NativeStates:
         )
 
     def done(self) -> None:
-        """The forward has run: every layer of the span has absorbed what was committed."""
+        """Record that every layer of the span has absorbed the committed rows."""
         cache, states = self._cache, self._cache.states
         for segment in self._batch.segments:
             committed = min(segment.prefix, cache.lengths[segment.slot])
@@ -156,7 +156,7 @@ def depth_first(parents: Sequence[int], *, keep_last: bool = False) -> tuple[arr
 
     Args:
         parents: of each row; -1: the committed prefix, -2: the row is not walked.
-        keep_last: the state after the last row is wanted, too.
+        keep_last: also keep the state after the last row.
     """
     children: dict[int, list[int]] = {}
     for row, parent in enumerate(parents):

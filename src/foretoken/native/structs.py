@@ -58,7 +58,7 @@ class Blocks(ctypes.Structure):
 
 
 class StateSegment(ctypes.Structure):
-    """What a request's rows read and leave in layers with mixers."""
+    """State of a request in layers with mixers: its rows to read and to store."""
 
     _fields_ = _HEADER.fields("StateSegment")
 
@@ -69,10 +69,10 @@ class States(ctypes.Structure):
     _fields_ = _HEADER.fields("States", StateSegment)
 
 
-class Elsewhere(ctypes.Structure):
+class ExternalKV(ctypes.Structure):
     """One layer's keys and values of another cache."""
 
-    _fields_ = _HEADER.fields("Elsewhere")
+    _fields_ = _HEADER.fields("ExternalKV")
 
 
 class Angles(ctypes.Structure):
@@ -84,7 +84,7 @@ class Angles(ctypes.Structure):
 class Call(ctypes.Structure):
     """One forward."""
 
-    _fields_ = _HEADER.fields("Call", Angles, Segment, Blocks, States, Elsewhere)
+    _fields_ = _HEADER.fields("Call", Angles, Segment, Blocks, States, ExternalKV)
 
 
 class Move(ctypes.Structure):

@@ -1,8 +1,8 @@
 /* A team of threads for forwards of less than a millisecond.
  *
- * A forward is a sequence of stages; the threads claim pieces of a stage and nobody waits for a thread that has claimed
+ * A forward is a sequence of stages; the threads claim pieces of a stage, and no thread waits for one that has claimed
  * nothing. On an idle machine this is an ordinary team; on a busy one, where the system may not run a thread for many
- * milliseconds, the caller simply does more of the work itself. (A barrier would make every stage wait for everybody.)
+ * milliseconds, the caller does more of the work itself. (With a barrier, every stage would wait for every thread.)
  *
  * A team is an object with threads and working memory of its own: forwards of two teams overlap, those of one follow
  * each other. Threads do not survive a fork; a team does, and starts new ones in the child.
@@ -22,7 +22,7 @@ static double now(void) {
 #define STAGES_OF_LAYER 18 /* at most */
 
 typedef struct {
-    _Alignas(64) atomic_long next; /* first piece that nobody has claimed */
+    _Alignas(64) atomic_long next; /* first unclaimed piece */
     atomic_long done;              /* finished pieces */
 } Stage;
 
@@ -32,25 +32,25 @@ typedef struct {
 } Buffer;
 
 typedef struct {
-    Buffer part[PARTS_OF_SCRATCH]; /* queries, what a panel sums, scores, normed rows, scores of blocks, runs of columns or open
+    Buffer part[PARTS_OF_SCRATCH]; /* queries, sums of a panel, scores, normed rows, scores of blocks, runs of columns or open
                                       units or pairs of rows and experts, weights of a tile, paths of a tree, coded rows, a row
-                                      of floats, coded queries, opened values of a tile, scores of experts, keys of
-                                      elsewhere */
+                                      of floats, coded queries, opened values of a tile, scores of experts, external
+                                      keys */
 } Scratch;
 
 typedef struct {
     const Model *model; /* a forward ... */
     const Call *call;
-    const Call *rest;      /* the call of those rows alone that are read after the last layer; NULL: of all */
-    const int32_t *places; /* [num_rows]: where among them a row lies, or -1 */
+    const Call *rest;      /* the call of only the rows that are read after the last layer; NULL: all are */
+    const int32_t *packed_row; /* [num_rows]: a row's index among them, or -1 */
     const Linear *linear; /* ... or one product, of these inputs */
     const void *inputs;
     const char *coded; /* the same, for quantised weights */
     float *residual, *branch, *qkv_out, *gate_up_out; /* of all rows; shared by the threads */
     void *attended, *hidden; /* inputs of products */
     void *entering;          /* the same of experts */
-    int32_t *choices;        /* of each row's experts, and what they count */
-    float *shares, *opened;  /* the latter: what a row's shared MLP counts */
+    int32_t *choices;        /* experts of each row */
+    float *shares, *opened;  /* weights of each choice; of a row's shared MLP */
     Scratch *scratch; /* one for each thread */
     Stage *stages;
     int threads;
@@ -67,7 +67,7 @@ typedef struct Team {
     pthread_mutex_t door;    /* guards `sleeping` */
     pthread_cond_t bell;
     int sleeping, started;
-    atomic_uint number; /* of the newest job; odd while it is open */
+    atomic_uint number; /* of the newest job; an odd number while it is open */
     atomic_int inside;  /* workers that may be looking at the job */
     atomic_int closing; /* workers leave for good */
     Job *job;
@@ -118,8 +118,8 @@ static inline long shares(const Job *job, long tiles) {
     return (tiles + each - 1) / each;
 }
 
-/* Claim tiles lo..hi-1 of a product; 0 when there is nothing left to claim. What a product reads may be prepared after
- * the first claim and not before: until a claimed share is finished, nobody goes on to a stage that writes it. */
+/* Claim tiles lo..hi-1 of a product; 0 when there is nothing left to claim. The inputs of a product may be prepared
+ * only after the first claim: until a claimed share is finished, no thread reaches a stage that writes them. */
 static inline int next_share(const Job *job, Stage *stage, long tiles, long *lo, long *hi) {
     const long each = tiles_per_share(job, tiles), i = claim(stage, shares(job, tiles));
     *lo = i * each;
@@ -174,7 +174,7 @@ static void together(Team *team, Job *job, int threads) {
     }
     run(job, 0);
     if (threads > 1) {
-        atomic_fetch_add(&team->number, 1); /* closed: who has not entered stays out */
+        atomic_fetch_add(&team->number, 1); /* closed: no further worker enters */
         for (long spins = 0; atomic_load_explicit(&team->inside, memory_order_seq_cst); spins++) pause_a_little(spins);
     }
 }

@@ -39,7 +39,7 @@ class Team:
     """Threads and working memory for native forwards.
 
     Args:
-        threads: the calling thread included; None: as many as torch uses, asked at every forward.
+        threads: the calling thread included; None: torch's number of threads, read at every forward.
     Raises:
         ValueError: fewer than one thread.
     """
@@ -58,7 +58,7 @@ class Team:
         return torch.get_num_threads() if self._threads is None else self._threads
 
     def handle(self, library: ctypes.CDLL) -> _Handle:
-        """What a library knows the team by, from its first forward on; hold it while a forward runs.
+        """The library's handle of the team, made at its first forward; hold it while a forward runs.
 
         Raises:
             RuntimeError: the team has been closed.

@@ -1,9 +1,9 @@
-/* What the caller hands over; mirrored field by field in structs.py. */
+/* Structures that the caller passes; structs.py reads their fields from this file. */
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
 #define ABI 13
-#define UNITS_AHEAD 48 /* of a weight, that a product asks for before it uses them: 3 KiB of each tile */
+#define UNITS_AHEAD 48 /* units of a weight that a product prefetches: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
 #if defined(__AVX512F__)
@@ -73,41 +73,41 @@ typedef struct {
     int64_t bits;           /* 8 or 4: quantised.h says how; 0: [unit][16] of the model's elements */
     int64_t group;          /* inputs that share a scale */
     int64_t half, minimum;  /* whether scales are float16, and whether there are minimums */
-    int64_t offset;         /* what is to be subtracted from codes */
+    int64_t offset;         /* subtracted from codes */
     const int32_t *order;   /* column i is of input order[i]; NULL: of input i */
 } Matrix;
 
 /* Experts in the place of an MLP; see experts.h. */
 typedef struct {
-    Matrix router;        /* to `count` scores and what opens the shared MLP, padded to whole tiles; not quantised */
+    Matrix router;        /* to `count` scores and the shared MLP's gate, padded to whole tiles; not quantised */
     Matrix gate_up, down; /* of all of them, one after the other */
     int64_t count, chosen, width; /* `chosen` of each row; channels of one of them */
     int64_t normed;       /* whether shares are of the chosen ones only */
-    int64_t opens;        /* whether the router's last output, through a sigmoid, is what the layer's MLP counts; else 1 */
+    int64_t opens;        /* whether the sigmoid of the router's last output multiplies the layer's MLP */
 } Experts;
 
 typedef struct Layer {
     Matrix qkv, out, gate_up, down;
     const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias; /* in the order of the tiles; or NULL */
-    const float *qkv_scale, *out_scale, *gate_up_scale;          /* of what the weights give, before biases; or NULL */
-    const float *attention_norm, *mlp_norm;         /* of what a branch reads; NULL: the residual stream as it is */
-    const float *attention_shift, *mlp_shift;       /* added to what these norms give; or NULL */
-    const float *attention_end_norm, *mlp_end_norm; /* of what a branch adds; NULL: it is added as it is */
+    const float *qkv_scale, *out_scale, *gate_up_scale;          /* of the products, before biases; or NULL */
+    const float *attention_norm, *mlp_norm;         /* of a branch's input; NULL: the residual stream as it is */
+    const float *attention_shift, *mlp_shift;       /* added after these norms; or NULL */
+    const float *attention_end_norm, *mlp_end_norm; /* of a branch's output; NULL: it is added as it is */
     const float *q_norm, *k_norm;                   /* over each head, [head][head_dim], or NULL */
     const float *q_all_norm, *k_all_norm;           /* over all heads together, or NULL */
     int64_t window;                                 /* 0: full attention */
     int64_t rot_dim, angles;                        /* elements of a head that are rotated, 0 for none; by which angles */
     int64_t index;
-    int64_t elsewhere;            /* only queries are projected, and all rows of a segment see its `far` keys of the call's
-                                     `elsewhere` */
+    int64_t external_kv;          /* cross-attention: only queries are projected; all rows of a segment attend to the first
+                                     `far` rows of its slot in the call's `external_kv` */
     int64_t mlp_width, gated;     /* channels of the MLP; whether `gate_up` has a gate and another factor, tiles in turn */
     int64_t parallel;             /* the MLP reads the stream that attention read, and both are added to it */
-    const struct Layer *beside;   /* a mixer that reads what attention reads; both are added to the stream; or NULL */
+    const struct Layer *parallel_mixer; /* a mixer with attention's input; both outputs are added to the stream; or NULL */
     const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
     const Experts *experts;       /* in the place of the MLP, or next to it: then the sum of both; or NULL */
 } Layer;
 
-/* What a gate, or an MLP's channel without one, goes through; mirrored in structs.py. */
+/* The activation of a gate, or of an MLP without gates; structs.py reads these names. */
 enum { SILU, GELU_TANH, RELU_SQUARED, GELU, RELU };
 
 /* Read only: several teams may work with it at once. */
@@ -120,10 +120,10 @@ typedef struct {
     double eps, scaling;
     double score_cap, logit_cap; /* x becomes cap tanh(x / cap), of scores after scaling and of logits; 0: it stays */
     double logit_scale;          /* before the cap */
-    double embedding_scale, residual_scale; /* of a token's embedding, and of what a branch adds */
+    double embedding_scale, residual_scale; /* of a token's embedding, and of a branch's output */
     const Layer *layers;
     const void *embedding;
-    const void *places; /* [position][width], added to embeddings; or NULL */
+    const void *position_embedding; /* [position][width], added to token embeddings; or NULL */
     Matrix head;
     const float *head_bias; /* [logits_stride], or NULL */
     const float *final_norm, *final_shift;
@@ -133,13 +133,13 @@ typedef struct {
     int64_t slot, prefix, tail, start, rows;
     int64_t committed;   /* rows of the slot that never change but are only forgotten; at most `prefix` */
     int64_t keep;        /* blocks of the prefix to keep in a layer, over all key/value heads; 0: dense attention */
-    int64_t far_slot, far; /* elsewhere: a slot, and how many of its rows are seen; all of them committed */
+    int64_t far_slot, far; /* in the external KV cache: a slot, and its number of visible rows, all committed */
     const uint8_t *seen; /* [rows][tail + rows], or NULL for a chain */
 } Segment;
 
-/* By what blocks are ordered, see methods/sparse/blocks.py; mirrored in structs.py. */
+/* The score that orders blocks, see methods/sparse/blocks.py; structs.py reads these names. */
 enum { EXACT, BOUNDS, MEAN };
-/* Whose set of blocks is chosen. */
+/* The scope of one chosen set of blocks. */
 enum { PER_HEAD, GLOBAL, PER_LAYER };
 
 /* Attention over selected blocks of the prefix, for the segments that keep some. */
@@ -155,13 +155,13 @@ typedef struct {
     int32_t *chosen; /* [segment][kv head][1 + most]: of the last layer that selected, how many blocks and which */
 } Blocks;
 
-/* What a request's rows read and leave in layers with mixers; see forward/ssm/state.py. */
+/* A request's rows to read and to store in layers with mixers; see forward/ssm/state.py. */
 typedef struct {
     int64_t pend, pending; /* the tail's first pending row, and how many there are */
     int64_t stored;        /* rows of earlier forwards after the committed prefix */
     int64_t count, levels; /* rows to walk; states that are open at once */
     const int32_t *steps;  /* [count][3]: a row after the prefix, the level of the state it follows (-1: the base) and the
-                              level that it leaves its own at (-1: nobody follows) */
+                              level at which its own state is stored (-1: no row follows) */
     const int32_t *taps;   /* [stored + rows][taps]: which rows the convolution reads; the first taps - 1 lie before */
     float *ahead_base;     /* [mixer][head][state][width]: where a long chunk's state goes; NULL: rows are kept in the tail */
     void *ahead_conv;      /* [mixer][taps - 1][channels] */
@@ -176,14 +176,14 @@ typedef struct {
     const StateSegment *segments;
 } States;
 
-/* One layer's keys and values of another cache, which its owner may be adding to: committed rows alone are read. */
+/* One layer's keys and values of another cache. Its owner may be adding rows, so only committed rows are read. */
 typedef struct {
-    int64_t groups, capacity;          /* at least as many groups of heads as the model has, whose first ones are read */
+    int64_t groups, capacity;          /* at least the model's number of groups of heads; the first ones are read */
     const void *keys, *values, *tiled; /* as those of a call */
     const int32_t *known;
-} Elsewhere;
+} ExternalKV;
 
-/* By what positions are rotated. */
+/* Rotary angles. */
 typedef struct {
     const float *cos, *sin; /* [positions][rot_dim / 2] */
 } Angles;
@@ -206,8 +206,8 @@ typedef struct {
     int32_t *top_ids;                  /* [num_wanted][top] */
     float *top_shares;
     int64_t first, last;               /* layers to run: first <= l < last */
-    const float *entering;             /* [num_rows][width]: what layer `first` reads; NULL: the embedding of the tokens */
-    const float *beside;               /* [num_rows][qkv_stride]: added to what layer `first` projects; or NULL */
+    const float *entering;             /* [num_rows][width]: input of layer `first`; NULL: the embedding of the tokens */
+    const float *qkv_addend;           /* [num_rows][qkv_stride]: added to the projections of layer `first`; or NULL */
     int64_t skip_norm;                 /* the head reads the residual stream as it is */
     int64_t num_taps, num_tap_rows;
     const int64_t *taps;               /* depths after which rows are copied, increasing, first < depth <= last */
@@ -216,7 +216,7 @@ typedef struct {
     const float *thresholds;           /* [num_rows]: gates below it in absolute value are shut; NULL: the MLP is dense */
     double *attention_seconds;         /* adds the calling thread's wall time of the attention stages; or NULL */
     const States *states;              /* or NULL: no layer has a mixer */
-    const Elsewhere *elsewhere;        /* or NULL: no layer reads there */
+    const ExternalKV *external_kv;     /* for layers with cross-attention; or NULL */
 } Call;
 
 /* Rows of one slot to move together, in every layer. */

@@ -3,8 +3,8 @@
 The sources are one unit: the files that ``native_sources.txt`` lists, in its order. decoder.c comes first; the native
 code of a method lies in the method's folder and follows.
 
-A wheel holds one library for each variant of its architecture, in ``prebuilt/``. Which one is used is decided where the
-wheel is installed, by what that processor can do. Standard library only: setup.py runs this file before anything is
+A wheel holds one library for each variant of its architecture, in ``prebuilt/``. The choice is made on the
+user's machine, by the features of its processor. Standard library only: setup.py runs this file before anything is
 installed.
 """
 
@@ -47,7 +47,7 @@ class Variant:
         name: of the library.
         machine: the architecture, as ``platform.machine()`` calls it.
         options: of the compiler.
-        needs: what the processor must have, in the words of /proc/cpuinfo.
+        needs: features of the processor, by their names in /proc/cpuinfo.
     """
 
     name: str
@@ -66,7 +66,7 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _BF16 = ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16")
 _AVX512_BF16 = (*_AVX512, "avx512_vnni", "avx512_bf16")
 VARIANTS = (  # of each architecture, the best first
-    Variant(  # where the system refuses the matrix unit, it computes what the next one does
+    Variant(  # where the system refuses the matrix unit, it computes as the next one
         "amx",
         "x86_64",
         (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
@@ -95,7 +95,7 @@ def of_this_machine() -> list[Variant]:
 
 
 def processor() -> str:
-    """What the processor can do, in one line."""
+    """The processor's features, in one line."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -106,12 +106,12 @@ def processor() -> str:
 
 
 def compiler_command() -> list[str] | None:
-    """What ``CC`` says, else the first compiler that is there; None if there is none."""
+    """The command in ``CC``, else the first compiler on the PATH; None if there is none."""
     asked = os.environ.get("CC")
     if asked:
         try:
             return shlex.split(asked)
-        except ValueError:  # a quote that nobody closes: no such program, then
+        except ValueError:  # an unclosed quote: a program of this name does not exist
             return [asked]
     for name in ("gcc", "cc", "clang"):
         path = shutil.which(name)
@@ -143,7 +143,7 @@ def seal(library: Path) -> None:
 
 
 def sealed_digest(library: Path) -> bytes | None:
-    """The digest of a sealed library; None if it is not what was sealed.
+    """The digest of a sealed library; None if its content does not match.
 
     Raises:
         OSError: it cannot be read.
@@ -154,7 +154,7 @@ def sealed_digest(library: Path) -> bytes | None:
 
 
 def key(words: Sequence[str]) -> str:
-    """A name for what these sources are made into under these words."""
+    """A name for the library of these sources and these words (compiler, options)."""
     digest = hashlib.sha256()
     names = (PACKAGE / "native_sources.txt").read_text(encoding="utf-8").split()
     own = sorted(each for each in HERE.iterdir() if each.suffix in (".c", ".h", ".inc"))

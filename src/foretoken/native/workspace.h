@@ -1,4 +1,4 @@
-/* Memory of a forward: what it writes into, apart from the caller's own arrays, is reserved before it begins. */
+/* The workspace of a forward, reserved before it begins: all memory that it writes, except the caller's own arrays. */
 
 /* Make a buffer hold `bytes`, its content lost; 0 if there is no memory. */
 static int reserve(Buffer *buffer, size_t bytes) {
@@ -33,7 +33,7 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
     long projected = m->qkv_stride, mixed = 0, attended = m->heads * m->head_dim, walked = 0, levels = 0;
     for (long i = 0; call->states && i < call->num_segments; i++) levels = larger(levels, call->states->segments[i].levels);
     long gated = T * 2 * m->mlp_width, hidden = gated / 2, choices = 0, routed = 0, pairs = 0; /* routed: scores of a row */
-    int beside = m->residual_scale != 1;
+    int branched = m->residual_scale != 1;
     for (long l = call->first; l < call->last; l++) {
         const Experts *experts = m->layers[l].experts;
         if (experts) {
@@ -42,12 +42,12 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
             gated = larger(gated, chosen * larger(2 * experts->width, m->width));
             hidden = larger(hidden, chosen * experts->width);
             routed = larger(routed, router_tiles(experts) * 16);
-            pairs = larger(pairs, room_for_pairs(experts, T));
+            pairs = larger(pairs, size_of_pairs(experts, T));
         }
         const Layer *y = m->layers + l;
-        const Mixer *x = y->beside ? y->beside->mixer : y->mixer;
-        beside |= y->attention_end_norm || y->mlp_end_norm || y->parallel || y->beside || y->out_scale;
-        beside |= experts && y->gate_up.tiles;
+        const Mixer *x = y->parallel_mixer ? y->parallel_mixer->mixer : y->mixer;
+        branched |= y->attention_end_norm || y->mlp_end_norm || y->parallel || y->parallel_mixer || y->out_scale;
+        branched |= experts && y->gate_up.tiles;
         if (!x) continue;
         projected = larger(projected, x->stride);
         mixed = larger(mixed, x->inner);
@@ -59,7 +59,7 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
                                       larger(T * mixed, gated) * 4,
                                       T * attended * entered,
                                       hidden * entered,
-                                      beside ? T * m->width * 4 : 0,
+                                      branched ? T * m->width * 4 : 0,
                                       choices ? T * m->width * entered : 0,
                                       choices * sizeof(int32_t),
                                       choices * sizeof(float),
@@ -79,7 +79,7 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
     job->opened = team->rows[9].data;
 
     const long tokens = panel_tokens(m), folded = tokens * group;
-    long most_columns = 0, most_blocks = 0, behind = 0; /* after: what a tree's rows see next to the prefix, at most */
+    long most_columns = 0, most_blocks = 0, behind = 0; /* the last: most columns of a tree after the prefix */
     for (long i = 0; i < call->num_segments; i++) {
         const Segment *s = call->segments + i;
         if (s->keep && call->blocks->score == EXACT) most_columns = larger(most_columns, s->prefix + s->tail + 16);
@@ -88,7 +88,7 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
     }
     long coded = 0, line = 0;
     for (long l = call->first; l < call->last; l++) {
-        const Layer *y = m->layers + l, *z = y->beside;
+        const Layer *y = m->layers + l, *z = y->parallel_mixer;
         const Experts *x = y->experts;
         const long inputs[8] = {m->width, y->mixer ? y->mixer->inner : m->heads * m->head_dim, m->width, y->mlp_width,
                                 m->width, x ? x->width : 0, m->width, z ? z->mixer->inner : 0};
@@ -104,11 +104,11 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
         coded = larger(coded, call->num_wanted * coded_bytes(&m->head, m->width));
         line = larger(line, LINES_OF(&m->head) * m->width);
     }
-    long rest = -16; /* columns of elsewhere that are not laid out there */
-    for (long i = 0; call->elsewhere && i < call->num_segments; i++) {
+    long rest = -16; /* external columns that their owner has not laid out */
+    for (long i = 0; call->external_kv && i < call->num_segments; i++) {
         const Segment *s = call->segments + i;
         for (long g = 0; g < m->kv_heads; g++)
-            rest = larger(larger(rest, 0), s->far - 16L * call->elsewhere->known[s->far_slot * call->elsewhere->groups + g]);
+            rest = larger(larger(rest, 0), s->far - 16L * call->external_kv->known[s->far_slot * call->external_kv->groups + g]);
     }
     const Matrix keys = coded_keys(0, m->head_dim);
     const long lines = call->coded ? 24 : 12; /* of scores */
@@ -149,14 +149,14 @@ static void leave_unread_out(Team *team, Job *job, Call *rest) {
     const int tapped = call->num_taps && call->taps[call->num_taps - 1] == call->last;
     const long N = tapped ? call->num_tap_rows : 0;
     if (call->last <= call->first || M >= T || N >= T) return;
-    if (!last->qkv.tiles || last->mixer || last->beside || call->thresholds) return;
-    int32_t *places = team->rows[10].data, *wanted = places + T, *tap_rows = wanted + M, count = 0;
-    memset(places, 0, T * sizeof(int32_t));
-    for (long i = 0; i < M; i++) places[call->wanted[i]] = 1;
-    for (long i = 0; i < N; i++) places[call->tap_rows[i]] = 1;
-    for (long r = 0; r < T; r++) places[r] = places[r] ? count++ : -1;
-    for (long i = 0; i < M; i++) wanted[i] = places[call->wanted[i]];
-    for (long i = 0; i < N; i++) tap_rows[i] = places[call->tap_rows[i]];
+    if (!last->qkv.tiles || last->mixer || last->parallel_mixer || call->thresholds) return;
+    int32_t *packed_row = team->rows[10].data, *wanted = packed_row + T, *tap_rows = wanted + M, count = 0;
+    memset(packed_row, 0, T * sizeof(int32_t));
+    for (long i = 0; i < M; i++) packed_row[call->wanted[i]] = 1;
+    for (long i = 0; i < N; i++) packed_row[call->tap_rows[i]] = 1;
+    for (long r = 0; r < T; r++) packed_row[r] = packed_row[r] ? count++ : -1;
+    for (long i = 0; i < M; i++) wanted[i] = packed_row[call->wanted[i]];
+    for (long i = 0; i < N; i++) tap_rows[i] = packed_row[call->tap_rows[i]];
     if (count == T) return;
     *rest = *call;
     rest->num_rows = count;
@@ -164,5 +164,5 @@ static void leave_unread_out(Team *team, Job *job, Call *rest) {
     rest->tap_rows = tap_rows;
     if (!tapped) rest->num_taps = 0;
     job->rest = rest;
-    job->places = places;
+    job->packed_row = packed_row;
 }

@@ -113,7 +113,7 @@ def test_a_library_that_others_can_write_is_not_loaded(machine: Machine, mode: i
 def test_a_library_of_another_owner_is_not_loaded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.library()
     monkeypatch.setattr("os.getuid", lambda: machine.kept.stat().st_uid + 1)
-    with pytest.raises(build._Unfit, match="only its owner, who runs this, can write"):
+    with pytest.raises(build._Unfit, match="a file of the current user that no other user can write"):
         build._own(machine.kept)
 
 

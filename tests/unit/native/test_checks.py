@@ -145,7 +145,7 @@ def test_a_parallel_mixer_must_fit_the_rows(beside: torch.Tensor) -> None:
     case = Case()
     assert case.model.native_decoder is not None
     with pytest.raises(ValueError, match=r"float32 \[4, 640\]"):
-        case.model.native_decoder.forward(case.batch, case.plan, case.span, top=0, beside_TQ=beside)
+        case.model.native_decoder.forward(case.batch, case.plan, case.span, top=0, qkv_addend_TQ=beside)
 
 
 def test_a_token_beyond_the_embedding_is_the_inputs_fault() -> None:
@@ -255,7 +255,7 @@ def test_thresholds_of_gates_are_refused_where_there_are_experts() -> None:
     decoder, cache, batch = NativeDecoder(layout, library), KVCache(2, 1, 16), PackedBatch()
     cache.reserve(cache.acquire(), 1)
     batch.add_chunk(0, 0, [3], wanted=1)
-    with pytest.raises(ValueError, match="no gated MLP, or experts"):
+    with pytest.raises(ValueError, match="a gated MLP in every layer, and no experts"):
         decoder.forward(batch, NativePlan(cache, thresholds=[0.1]), Span(0, 2), top=0)
 
 

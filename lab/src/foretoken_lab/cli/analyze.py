@@ -200,7 +200,7 @@ def acceptance(
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """The values that were asked for."""
+    """The requested values."""
 
     temperatures: list[float]
     top_ps: list[float]

@@ -63,7 +63,7 @@ def train_base(config: BaseConfig, session: Session) -> dict[str, Any]:
 
 
 def say_base(record: dict[str, Any], out: Path) -> list[str]:
-    """What it became, and something to try."""
+    """Print the result, and a command to try."""
     lines = [
         f"{out}: {record['parameters'] / 1e6:.1f} M parameters, {record['tokens'] / 1e6:.2f} M tokens in "
         f"{record['minutes']} minutes, held-out loss {shown_loss(record)}"

@@ -1,4 +1,4 @@
-"""What was measured about several engines, and the figures made of it. No engine is known here.
+"""Measurements of several engines, and figures computed from them. This module depends on no engine.
 
 Definitions, over calls that did not fail:
 
@@ -32,8 +32,8 @@ class Call:
     Attributes:
         seconds: wall time of the call.
         first: wall time of a call for one token on the same prompt, measured right after; 0 if it was not.
-        tokens: what came back.
-        steps: target calls, where the engine tells them; else 0.
+        tokens: the generated tokens.
+        steps: target calls, where the engine reports them; else 0.
         error: why it failed, or None.
     """
 

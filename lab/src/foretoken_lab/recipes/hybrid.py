@@ -30,7 +30,7 @@ from foretoken_lab.recipes.ssd import CHUNK, faster_scan, initialise
 
 
 def mixture(root: Path) -> list[Source]:
-    """What ``base-tasks`` reads, with more of the two tasks whose answers copy from the question."""
+    """The mixture of ``base-tasks``, with more of the two tasks whose answers copy from the question."""
     return [
         s.task("arithmetic", 0.2),
         s.task("profiles", 0.16),

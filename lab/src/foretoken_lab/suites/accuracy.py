@@ -30,7 +30,7 @@ class Questions:
         }
 
     def ask(self, llm: Any, *, only: str | None = None) -> dict[str, Report]:
-        """What one recipe answers, by task; of one task only where it is named."""
+        """Answers of one recipe, by task; only of the named task if one is given."""
         return {
             name: evaluate(llm, task, self._examples[name], SamplingParams(max_tokens=task.max_tokens))
             for name, task in self._tasks.items()

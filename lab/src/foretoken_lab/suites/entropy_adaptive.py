@@ -65,7 +65,7 @@ class Scheduled:
 
 @dataclass
 class Noted:
-    """Who wrote what: a list for each answer, True where the large model did."""
+    """The author of each token: a list for each answer, True for the large model."""
 
     answers: dict[int, list[bool]] = field(default_factory=dict)
 

@@ -77,7 +77,7 @@ def judgement(
         draft: name or folder of the draft model.
         count: questions, of all tasks together.
         nodes: tokens of a draft.
-        progress: told what is under way.
+        progress: called with the present stage.
     """
     progress("labels by behaviour")
     writer = LLM(draft, speculative_config={"method": "none"}, dtype=str(plain.target.dtype).removeprefix("torch."))

@@ -110,7 +110,7 @@ def _draw(rng: Random, length: int, num_keys: int, filler: Filler, count: Callab
 
 
 def _fill(rng: Random, room: int, filler: Filler, count: Callable[[str], int]) -> list[str]:
-    """Sentences of filler that take up the room, and no more. A paragraph is split, so that keys can stand in it."""
+    """Sentences of filler up to the remaining length. A paragraph is split, so that keys can stand in it."""
     text: list[str] = []
     while True:
         for sentence in _SENTENCE_END.split(filler(rng).strip()):

@@ -57,7 +57,7 @@ class AttentionShapes:
     """The attention of a model's layers, as they call it: found by one forward.
 
     Args:
-        model: whose.
+        model: to measure.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -95,7 +95,7 @@ class AttentionShapes:
 
 
 class _Noting(DensePlan):
-    """Dense attention, called layer by layer, that notes who calls."""
+    """Dense attention, called layer by layer, that records the calling layer."""
 
     def __init__(self, cache: KVCache, batch: PackedBatch, layers: dict[int, _Layer]) -> None:
         super().__init__(cache, batch)

@@ -138,7 +138,7 @@ class Prefix:
     """A slot of a cache that holds a growing prefix.
 
     Args:
-        model: whose cache.
+        model: the owner of the cache.
         tokens: of the text; as long as the longest prefix and its rows together.
         random: fill the cache with random keys and values instead of reading the text, which takes long for large
             models; times are the same, selections mean nothing.
@@ -242,7 +242,7 @@ def _timed(model: LanguageModel, cache: KVCache, batch: PackedBatch, make: PlanM
 
 
 class _Clocked(Plan):
-    """A plan whose attention is timed, whichever way it is computed."""
+    """A plan that times attention, natively or layer by layer."""
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         self.attention_seconds = 0.0

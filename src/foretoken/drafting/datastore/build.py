@@ -51,7 +51,7 @@ def build(
     Args:
         documents: ids of each document, below ``manifest.vocab_size``; empty ones are left out.
         out: the folder to make; it may exist if it is empty.
-        manifest: whose tokens they are; without segments.
+        manifest: describes the tokens; without segments.
         entry: of the history.
         segment_tokens: tokens of one segment at most, which bounds the memory; a longer document is cut.
     Raises:
@@ -86,7 +86,7 @@ def append(
     segment_tokens: int = SEGMENT_TOKENS,
     report: Report = lambda documents, tokens: None,
 ) -> Manifest:
-    """Add documents to a datastore. Who reads it goes on reading what it was until it is opened again.
+    """Add documents to a datastore. An open reader sees the old content until it opens the datastore again.
 
     Raises:
         InputError: see :func:`build`; or there is no datastore, or it is damaged.
@@ -176,7 +176,7 @@ class _Stream:
 
 
 def _written(folder: Path, manifest: Manifest, name: str, backwards: np.ndarray, documents: int) -> Segment:
-    """Sort a segment and write its files under names that nobody reads yet."""
+    """Sort a segment and write its files under names that no reader uses yet."""
     paths = Segment(name, 0, 0, ("", "")).paths(folder)
     backwards.tofile(paths[0])
     suffixes_of(backwards).tofile(paths[1])

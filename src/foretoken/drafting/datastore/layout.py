@@ -1,17 +1,17 @@
-"""What a datastore is on disk: a manifest, and segments of tokens with the order of their suffixes.
+"""The files of a datastore: a manifest, and segments of tokens with the order of their suffixes.
 
     DIR/
-      datastore.json              the manifest: whose tokens these are, and which segments there are
+      datastore.json              the manifest: the vocabulary of the tokens, and the list of segments
       segment-000001.tokens       the documents, one after the other, the whole of it backwards
       segment-000001.suffixes     where each suffix of that begins, in the order of the suffixes
 
-Backwards, because what is looked up is the end of a text: of the reversed stream that is a beginning, so the longest
-context that occurs is found by one search, and all shorter ones lie around it. Tokens are big-endian (2 bytes, or 4 for
+Backwards, because a lookup searches for the end of a text, which is a beginning of the reversed stream: one search
+finds the longest context that occurs, and all shorter ones lie around it. Tokens are big-endian (2 bytes, or 4 for
 vocabularies from 65,536 entries on), so that their order is the order of their bytes; suffixes are little-endian,
 4 bytes. Between documents stands a separator, the first id beyond the vocabulary, which no text contains.
 
-The manifest is replaced as a whole and last. What it does not list does not exist: a build or an append that was killed
-leaves the datastore as it was.
+The manifest is replaced as a whole and last. Readers ignore unlisted files: a killed build or append
+leaves the datastore unchanged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Manifest:
     Attributes:
         vocab_size: V; ids are below it, and V itself is the separator.
         vocabulary: fingerprint of the tokenizer's vocabulary (models/fingerprint.py).
-        model: what the model was called whose tokenizer was used.
+        model: name of the model that supplied the tokenizer.
         segments: oldest first.
         history: one entry for each command that wrote to it.
     """
@@ -86,13 +86,13 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest; from here on the datastore is what it says."""
+    """Replace the manifest, which commits the new content."""
     content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
     write_whole(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a datastore whose files are as long as they should be.
+    """Read the manifest of a datastore, and check the length of its files.
 
     Raises:
         InputError: there is no datastore, it is of another format, or a file of it is missing or cut off.
@@ -125,7 +125,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def damaged_files(folder: Path, manifest: Manifest) -> list[Path]:
-    """The files whose content is not what was written; reads all of them."""
+    """The files with a changed content; reads all of them."""
     return [
         path
         for segment in manifest.segments

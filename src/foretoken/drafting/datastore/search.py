@@ -1,4 +1,4 @@
-"""Looking up the end of a text in a datastore: the longest context that occurs in it, and what followed there.
+"""Looking up the end of a text in a datastore: the longest context that occurs in it, and its continuations.
 
     context backwards   cat the                    one binary search finds its place among the sorted suffixes of the
     sorted suffixes     ...                        reversed stream; the neighbours say how much of it occurs
@@ -116,14 +116,14 @@ class Datastore:
         self._segments = [SegmentReader(folder, segment, width) for segment in self.manifest.segments]
 
     def check(self, vocabulary: str, model: str) -> None:
-        """Refuse a model whose tokenizer is another one.
+        """Refuse a model with another tokenizer.
 
         Raises:
             MismatchError: with the models' names.
         """
         if vocabulary != self.manifest.vocabulary:
             raise MismatchError(
-                f"datastore {self.folder} holds tokens of '{self.manifest.model}', whose vocabulary is not that of "
+                f"datastore {self.folder} holds tokens of '{self.manifest.model}', which has another vocabulary than "
                 f"'{model}': build one with --model {model}"
             )
 
@@ -147,7 +147,7 @@ class Datastore:
         return Match(length, tuple(runs))
 
     def continuations(self, match: Match, depth: int, most: int) -> list[list[int]]:
-        """What followed at ``most`` places at most, evenly spread over all of them: tokens of one document each."""
+        """Continuations at up to ``most`` matches, evenly spread over all of them: tokens of one document each."""
         count = match.count
         chosen = range(count) if count <= most else [i * count // most for i in range(most)]
         found = []

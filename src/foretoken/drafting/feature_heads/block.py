@@ -230,7 +230,7 @@ class Block(nn.Module):
         """The layer over one text, plainly: causal attention over ``read``, and the MLP, each added to the residual.
 
         Args:
-            read: what attention reads, [T, W], or [T, 2W] with ``paired``.
+            read: input of attention, [T, W], or [T, 2W] with ``paired``.
         """
         q, k, v = self.project(read, cos_Td, sin_Td)
         k, v = (each.repeat_interleave(len(q) // len(k), 0) for each in (k, v))

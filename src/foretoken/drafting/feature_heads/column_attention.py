@@ -1,4 +1,4 @@
-"""Attention of some columns of one sequence over the pairs up to theirs, and over what each column saw by itself.
+"""Attention of some columns of one sequence over the pairs up to theirs, and over each column's own states.
 
     scores    S = s [Q K', Q . own K]   -inf where a pair is later than the column
     forward   P = softmax(S)    O = P_first V + sum over own steps of p own V

@@ -4,7 +4,7 @@
     fuse      norms and a product that make one feature g of them
     entry     how a pair (g_i, embedding e of token i + 1) enters the first layer
     layers    decoder layers over the pairs
-    recycle   what replaces g at the next position while drafting, because the target has not computed it yet
+    recycle   the replacement of g at the next position while drafting, because the target has not computed it yet
     lm_head   the final norm, and which rows score the tokens
 
 The remaining properties are the same for all: the cache holds keys and values of the network's own rows, a draft grows
@@ -135,7 +135,7 @@ class Recycle:
 
 @dataclass(frozen=True, slots=True)
 class LmHead:
-    """What scores a row's output.
+    """The LM head, which scores a row's output.
 
     Attributes:
         norm: the final norm; None: the rows read h as it is.

@@ -129,8 +129,8 @@ class NetworkRunner(Protocol):
     Attributes:
         num_layers: of its cache.
         num_scored: tokens that it scores.
-        own_rows: if the target's whole LM head does not score them, the words for what does, as in "it has ..."; else
-            None.
+        own_rows: if the target's whole LM head does not score them, the words for the head that does, as in "it has
+            ..."; else None.
         several: makes several passes in one call; None: this network cannot.
     """
 
@@ -230,8 +230,8 @@ class FeatureDrafter(Drafter):
         self._tail = longest
         if options.draft_vocab is not None and runner.own_rows is not None:
             raise ConfigError(
-                f"draft_vocab={options.draft_vocab!r}: keeps rows of the target's head, but what '{self.name}' drafts "
-                f"with has {runner.own_rows}; leave draft_vocab out"
+                f"draft_vocab={options.draft_vocab!r}: keeps rows of the target's head, but the draft network of "
+                f"'{self.name}' has {runner.own_rows}; leave draft_vocab out"
             )
         vocabulary = draft_vocabulary.find(options.draft_vocab, target)
         self._columns = DraftColumns(target, vocabulary, target.vocab_size)

@@ -39,7 +39,7 @@ class PairNetwork(nn.Module):
 
     @abstractmethod
     def forward(self, states_SF: Tensor, tokens_T: Tensor, embedding_VW: Tensor) -> Tensor:
-        """The paper's network over one text, plainly: what the LM head reads, [T, W].
+        """The paper's network over one text, without a cache: input of the LM head, [T, W].
 
         Args:
             states_SF: the target's states of rows 0..S-1, the taps side by side.
@@ -91,7 +91,7 @@ class PairNetwork(nn.Module):
 
     @final
     def enter(self, g_TW: Tensor, e_TW: Tensor) -> tuple[Tensor, Tensor]:
-        """What the first layer's attention reads of pairs, and where the residual stream begins, [..., W].
+        """Input of the first layer's attention for pairs, and the beginning of the residual stream, [..., W].
 
         Args:
             g_TW, e_TW: features, and embeddings of the tokens after them.
@@ -143,7 +143,7 @@ class PairNetwork(nn.Module):
 
     @final
     def read_out(self, h_TW: Tensor) -> Tensor:
-        """What the LM head reads."""
+        """Input of the LM head, [..., W]."""
         found: Tensor = self.part(self.description.lm_head.norm)(h_TW)
         return found
 

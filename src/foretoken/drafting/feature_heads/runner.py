@@ -3,7 +3,7 @@
 The token's half of the input of the first layer does not depend on the token's position, so it is a table:
 
     stacked        W [norm(e); norm(g)] = W_e norm(e) + W_g norm(g)      table [V, Q], added to queries, keys and values
-    concatenated   fc [e; g]            = W_e e       + W_g g            table [V, W], added to what enters the layer
+    concatenated   fc [e; g]            = W_e e       + W_g g            table [V, W], added to the layer's input
     gated          h2, and its half of the gate                          table [V, 2W]
 
 With it the first layer of a stacked entry is an ordinary one; its input is the feature. For a large vocabulary the

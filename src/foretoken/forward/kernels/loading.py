@@ -1,4 +1,4 @@
-"""Which Triton kernels there are on a device, and what that of attention (block_attention.py) is told of a segment.
+"""The Triton kernels that a device has, and the arguments of the attention kernel (block_attention.py) for a segment.
 
 Letters: R rows of a segment, H query heads, G key/value heads, L columns, D key width.
 """

@@ -18,7 +18,7 @@ def mixers(model: Any, name: str) -> list[Mixer]:
 
     Args:
         model: of transformers; its mixers' forwards are replaced.
-        name: what the user called it, for messages.
+        name: the user's name for it, for messages.
     Raises:
         UnsupportedArchitecture: a mixer is of a form that is not known; the message has its layer and name.
     """

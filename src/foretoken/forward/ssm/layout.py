@@ -6,9 +6,10 @@
 
 The families share this form (Mamba2, Bamba, Granite hybrid, Falcon-H1, Zamba2, Nemotron-H), and with q, k, v in the
 place of C, B, x the gated delta net of Qwen3-Next, Qwen3.5 and OLMo hybrid. They differ in how the projections are
-laid out, in factors, limits of dt, groups and the order of norm and gate. What is left to the module: projections, norm
-and gate are its own, whatever they are. What is ours: everything in which a row sees other rows. Names change and can
-lie, so what is read is tried: some random rows as a prompt and one more after them must give what the module gives.
+laid out, in factors, limits of dt, groups and the order of norm and gate. The module still
+computes projections, norm and gate; this library computes every step in which a row depends on other rows. Names
+change and can mislead, so each reading is tried: some random rows as a prompt and one more after them must give the
+module's results.
 
 The library's forward of a single row does not limit dt in some versions, that of several rows does. The trial finds out
 which rows are limited, and ``Mixer.gates`` follows: rows of a prompt, later rows, or the row of a prompt of one token.
@@ -48,11 +49,11 @@ REMEDY = (
 
 
 class Projected(NamedTuple):
-    """What the in projection makes of T rows.
+    """Outputs of the in projection for T rows.
 
     Attributes:
-        z: whatever the gate reads.
-        raw_TC: what the convolution reads, in the model's dtype.
+        z: input of the gate.
+        raw_TC: input of the convolution, in the model's dtype.
         steps_TH: dt before bias and softplus (of a delta net: a, and b after it, [T, 2 H]).
     """
 
@@ -67,7 +68,7 @@ class Mixer:
 
     Attributes:
         layer: index of its layer.
-        module: whose forward maps [1, T, D] to [1, T, D].
+        module: its forward maps [1, T, D] to [1, T, D].
         delta: whether it is a gated delta net.
         heads, groups, state_size, head_width: H, G, N, P.
         conv_CW: taps, the row itself last; float32.
@@ -76,10 +77,10 @@ class Mixer:
         step_bias_H: added to dt.
         skip_H: D, or None.
         limits: of dt.
-        project: rows [T, D] to what the recurrence reads.
+        project: rows [T, D] to the inputs of the recurrence.
         finish: y [T, H, P] float32 and z to [T, D].
-        limited: rows whose dt the library limits.
-        most_factor: of a delta net, what b goes up to: 1, or 2 where a state may change its sign.
+        limited: kinds of rows with a dt that the library limits.
+        most_factor: of a delta net, the largest b: 1, or 2 where a state may change its sign.
     """
 
     layer: int
@@ -115,7 +116,7 @@ class Mixer:
 
         Args:
             steps_TH: as projected.
-            kinds_T: what each row is.
+            kinds_T: the kind of each row.
         """
         wide = torch.promote_types(steps_TH.dtype, torch.float32)
         steps_TH = steps_TH.to(wide)
@@ -130,7 +131,7 @@ class Mixer:
         return torch.stack([dt_TH * self.rate_H.to(wide), dt_TH], dim=1)
 
     def rows(self, taps_TWC: Tensor, gates_T2H: Tensor) -> scan.Rows:
-        """What the recurrence reads, from what the convolution reads of each row: itself and what lies before it."""
+        """Inputs of the recurrence, from the window of the convolution at each row: the row and those before it."""
         wide = gates_T2H.dtype
         mixed_TC = (taps_TWC.to(wide) * self.conv_CW.to(wide).T).sum(1)
         if self.conv_bias_C is not None:
@@ -149,7 +150,7 @@ class Mixer:
         return scan.Rows(k_TGN, q_TGN, v_THP, gates_T2H[:, 0], gates_T2H[:, 1], self.delta)
 
     def skipped(self, y_THP: Tensor, rows: scan.Rows) -> Tensor:
-        """The recurrence's output with what goes past it."""
+        """The recurrence's output plus the skip connection."""
         if self.skip_H is None:
             return y_THP
         return y_THP + self.skip_H.to(y_THP.dtype)[:, None] * rows.v_THP
@@ -160,14 +161,14 @@ def _unit(x_TGN: Tensor) -> Tensor:
 
 
 def windows(raw_TC: Tensor, taps: int, before_XC: Tensor | None = None) -> Tensor:
-    """What the convolution reads of a chain's rows, [T, W, C]: those before a row (zeros before a text) and itself."""
+    """Windows of the convolution at a chain's rows, [T, W, C]: the rows before (zeros before a text) and itself."""
     if before_XC is None:
         before_XC = raw_TC.new_zeros(taps - 1, raw_TC.shape[1])
     return torch.cat([before_XC, raw_TC]).unfold(0, taps, 1).transpose(1, 2)
 
 
 def alone(mixer: Mixer, raw_TC: Tensor, gates_T2H: Tensor) -> Tensor:
-    """What the recurrence gives of a text read from its start in one piece, [T, H, P]: without a cache, for trials."""
+    """The recurrence's output for a text read from its start in one piece, [T, H, P]: without a cache, for trials."""
     rows = mixer.rows(windows(raw_TC, mixer.taps), gates_T2H)
     state_HNP = rows.v_THP.new_zeros(mixer.heads, mixer.state_size, mixer.head_width)
     return mixer.skipped(scan.walk(state_HNP, rows, scan.chain_of(len(rows)))[0], rows)
@@ -190,7 +191,7 @@ def mixers(model: Any) -> list[Mixer]:
                 continue
             around = layer.get_submodule(name.rpartition(".")[0])
             if not hasattr(module, "conv1d") and around is not layer:
-                raise _odd(number, around, f"its states decay by what its {type(module).__name__} makes of each row")
+                raise _odd(number, around, f"its states decay by the output of its {type(module).__name__}")
             if found and found[-1].layer == number:
                 raise _odd(number, module, "its layer has more than one state-space mixer")
             found.append(_tried(_read(number, module), model))
@@ -343,7 +344,7 @@ def _tried(mixer: Mixer, model: Any) -> Mixer:
 
 @contextmanager
 def _short_chunks(module: Any) -> Iterator[None]:
-    """The library pads rows to whole chunks, whose products grow with the square: a second a layer for seven rows."""
+    """Shorten the chunks to which the library pads rows: the cost of a chunk is quadratic, a second a layer here."""
     size = getattr(module, "chunk_size", None)
     if size is None:
         yield
@@ -357,7 +358,7 @@ def _short_chunks(module: Any) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The library says which kernels it does without; here they are not what decoding runs on."""
+    """Silence the library's warnings about missing kernels, which decoding does not use."""
     log = logging.getLogger("transformers")
     level = log.level
     log.setLevel(logging.ERROR)

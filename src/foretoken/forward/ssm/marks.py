@@ -1,4 +1,4 @@
-"""Where a slot's states can be gone back to: copies of what it had when it was there.
+"""Lengths to which a slot can be rolled back: copies of its states at these lengths.
 
 States cannot be shortened, so a prefix that others are going to begin with has to be marked while a slot stands at its
 end. Copies are large, so all of them together are bounded, and those that were used least recently are forgotten first.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Mark:
-    """What a slot had when so many tokens were committed.
+    """Copies of a slot's states after some number of committed tokens.
 
     Attributes:
         length: those tokens.
@@ -51,7 +51,7 @@ class Marks:
 
     @property
     def num_bytes(self) -> int:
-        """Of all; what is shared is there once."""
+        """Bytes of all marks; a shared mark counts once."""
         return sum(mark.num_bytes for mark in self._every())
 
     def is_at(self, slot: int, length: int) -> bool:
@@ -92,7 +92,7 @@ class Marks:
         marks[:] = [mark for mark in marks if mark.length <= length]
 
     def share(self, slot: int, twin: int) -> None:
-        """Give a fork what its origin has."""
+        """Share the marks of a slot with its fork."""
         self._of_slot[twin] = list(self._of_slot.get(slot, ()))
 
     def forget(self, slot: int) -> None:

@@ -1,4 +1,4 @@
-"""What state-space layers remember of each request: a state after the committed prefix, and the rows of a tail.
+"""The memory of state-space layers for each request: a state after the committed prefix, and the rows of a tail.
 
     slot s, layer l:   base: state after `absorbed` tokens     inputs of the rows after them
                        conv: the W - 1 raw rows before them     | committed, pending | root  n0  n1  n2 ...
@@ -6,12 +6,12 @@
 A recurrence cannot be shortened, so a row that may yet be refused is never written into a state. A forward keeps the
 *inputs* of its rows instead, a thousandth of a state each (activation replay, STree section 4.3). ``commit`` gathers
 those of the accepted path, and they are pending until the next forward, which absorbs them into the base first, in
-order, each layer for itself. A forward that failed between two layers, or whose result is dropped, can therefore be
+order, each layer for itself. A forward that failed between two layers, or has its result dropped, can therefore be
 repeated. The long chunks of a prompt would be computed twice that way; they are read into a state next to the base,
 which takes its place when they are committed.
 
-Rolling back is possible as far as nothing has been absorbed, to a mark, or to nothing. A mark is a copy of what a slot
-had at some length; a chunk of a prompt may end there for its sake. What is released is forgotten, states and marks too.
+A slot can be rolled back to a length whose later rows are not yet absorbed, to a mark, or to 0. A mark is a copy of a
+slot's states at some length; a chunk of a prompt may end there for its sake. Releasing a slot drops states and marks.
 
 Letters: L mixers, S slots, H heads, N state size, P head width, W taps, C channels, R rows of a tail.
 """
@@ -96,7 +96,7 @@ class StateCache:
         return length if length >= self.floor(slot) else self._marks.reachable(slot, length)
 
     def mark(self, slot: int, length: int, max_bytes: int) -> None:
-        """Remember what a slot has now, after ``length`` tokens, so that it can be rolled back to it.
+        """Copy the states of a slot now, after ``length`` tokens, so that it can be rolled back to this length.
 
         Args:
             max_bytes: of all marks; those that were used least recently are forgotten until the others fit.
@@ -118,7 +118,7 @@ class StateCache:
         self._marks.add(slot, mark, max_bytes)
 
     def clear(self, slot: int) -> None:
-        """Begin a slot anew: neither state nor the convolution's rows are left of who had it before."""
+        """Clear a slot: drop the state and the convolution's rows of the request that used it before."""
         self._marks.forget(slot)
         with torch.inference_mode():
             self.base_LSHNP[:, slot] = 0
@@ -141,7 +141,7 @@ class StateCache:
             self._set(slot, ahead.length)
             return
         begin = self.begin_S[slot]
-        floor = min(absorbed[slot] for absorbed in self.absorbed_LS)  # what some layer has not read yet stays
+        floor = min(absorbed[slot] for absorbed in self.absorbed_LS)  # rows that some layer has not read yet stay
         sources = [*range(floor - begin, length - begin), *(length - begin + row for row in rows)]
         if sources != list(range(len(sources))):
             index = torch.tensor(sources, device=self.raw_LSRC.device)
@@ -166,8 +166,8 @@ class StateCache:
             if mark is None:
                 raise ValueError(
                     f"slot {slot} cannot go back to {length} tokens: its states stand after {self.floor(slot)}; roll "
-                    "it back to 0 and read the text again, or mark or fork the slot before reading what may be taken "
-                    "back"
+                    "it back to 0 and read the text again, or mark or fork the slot before reading rows that may be "
+                    "rolled back"
                 )
             self._go_back(slot, mark)
         self._marks.cut(slot, length)
@@ -183,7 +183,7 @@ class StateCache:
         self._marks.share(slot, twin)
 
     def grow_slots(self, num_slots: int) -> None:
-        """Make room for more slots."""
+        """Grow the buffers to at least ``num_slots`` slots."""
         if num_slots > self.num_slots:
             self._grow(num_slots, self.capacity)
 
@@ -211,7 +211,7 @@ class StateCache:
         *,
         scanned: bool = False,
     ) -> Tensor:
-        """What the recurrence gives of a segment's rows, after its prefix and along its tree: [T, H, P].
+        """The recurrence's output for a segment's rows, after its prefix and along its tree: [T, H, P].
 
         Pending rows are absorbed into the base, and the inputs of the segment's rows are kept.
 
@@ -305,7 +305,7 @@ def is_prompt(segment: Segment) -> bool:
 
 
 def kinds_of(batch: PackedBatch) -> list[Kind]:
-    """What the rows of a batch are."""
+    """The kinds of the rows of a batch."""
     wanted = set(batch.wanted)
     kinds: list[Kind] = []
     for segment in batch.segments:

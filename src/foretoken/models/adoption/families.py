@@ -1,8 +1,8 @@
-"""The families of transformers that the native decoder knows: where each keeps its parts, and what it does between
+"""The families of transformers that the native decoder supports: the names of their parts, and the steps between
 them.
 
-A family is a row of this table, and what differs from Llama is all that the row says. Numbers (scales, caps, windows)
-are read from the model at hand. Whoever looks like a family but computes something else is found out when the model is
+A family is a row of this table with its differences from Llama. Numbers (scales, caps, windows)
+are read from the model at hand. A model that looks like a family but computes something else is detected when it is
 tried (trial.py).
 
     norms        llama    x + attention(norm(x))                  before each branch
@@ -39,7 +39,7 @@ class Way(NamedTuple):
     """Through an MLP: names of what projects into it and out of it.
 
     Attributes:
-        gated: what leads in gives a gate and another factor, in one or in two.
+        gated: the input projections give a gate and another factor, in one matrix or in two.
     """
 
     into: tuple[str, ...]
@@ -57,7 +57,7 @@ _WAYS = (
     Way(("c_fc",), "c_proj", gated=False),
 )
 _HEADS = ("q_proj", "k_proj", "v_proj")
-_BY_HEAD = "query_key_value"  # one projection, whose outputs are a head's query, key and value, then the next head's
+_BY_HEAD = "query_key_value"  # one projection: outputs are a head's query, key and value, then the next head's
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,19 @@ class Family:
     Attributes:
         body: of the causal model, which holds everything but the head.
         embedding, final_norm: in the body.
-        places: in the body, what is added to embeddings by position, and how many of its rows come before the first
+        position_embedding: in the body, the learned position embedding, and how many of its rows come before the first
             position's; or None.
-        attention, mixer, mlp: of a layer; a name that a layer does not have stands for a part that it lacks. An MLP
+        attention, mixer, mlp: of a layer; if a layer has no such name, it lacks the part. An MLP
             without a name is in the layer itself.
-        router: of what stands in the MLP's place where that has ``experts``.
-        shared: an MLP next to the experts, of the layer or of what has the experts, and in a layer without experts the
-            MLP; or None.
+        router: in the module in the MLP's place, if it has ``experts``.
+        shared: an MLP next to the experts, in the layer or in the module with the experts; in a layer without experts,
+            the MLP; or None.
         alone: of layers that are attention or a mixer or an MLP and no more, the part, whichever it is; or None.
         attention_norm, attention_end_norm: of a layer, before attention (or the mixer) and after it; or None.
         mlp_norm, mlp_end_norm: the same of the MLP.
         centred: norms are LayerNorms.
         gain_offset: a norm multiplies by this plus its weight.
-        parallel: the MLP reads what attention reads; where a config says so itself, that counts.
+        parallel: the MLP has the input of attention; a setting in the config takes precedence.
         interleaved: rotary pairs neighbours.
         doubled: of the library's rotary tables, each angle stands twice side by side, not once in each half.
         rotates_windows: layers without a window are not rotated.
@@ -90,7 +90,7 @@ class Family:
     body: str = "model"
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
-    places: tuple[str, int] | None = None
+    position_embedding: tuple[str, int] | None = None
     attention: str = "self_attn"
     mixer: str = "mixer"
     mlp: str = "mlp"
@@ -159,7 +159,7 @@ FAMILIES = {
     "opt": Family(
         body="model.decoder",
         final_norm="final_layer_norm",
-        places=("embed_positions", 2),
+        position_embedding=("embed_positions", 2),
         mlp="",
         attention_norm="self_attn_layer_norm",
         mlp_norm="final_layer_norm",
@@ -181,10 +181,10 @@ FAMILIES = {
 
 
 class Layer(NamedTuple):
-    """A layer's modules; None where it has no such part. With experts, the MLP is what stands next to them.
+    """A layer's modules; None where it has no such part. With experts, ``mlp`` is the MLP next to them.
 
     Attributes:
-        opening: what says how much the MLP next to experts counts.
+        opening: gate of the MLP next to experts.
     """
 
     attention: Any
@@ -205,7 +205,7 @@ class Layer(NamedTuple):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Names of what attention projects queries, keys and values with: three, or one for all."""
+        """Names of attention's input projections: queries, keys and values, or one for all."""
         return next(((name,) for name in ("qkv_proj", _BY_HEAD) if hasattr(self.attention, name)), _HEADS)
 
     @property
@@ -215,7 +215,7 @@ class Layer(NamedTuple):
 
     @property
     def out(self) -> str:
-        """Name of what attention projects its result with."""
+        """Name of attention's output projection."""
         return next((name for name in ("dense", "out_proj") if hasattr(self.attention, name)), "o_proj")
 
     @property
@@ -225,7 +225,7 @@ class Layer(NamedTuple):
 
     @property
     def linears(self) -> list[tuple[Any, str]]:
-        """Whose weights are packed, as (parent, name)."""
+        """The linear layers to pack, as (parent, name)."""
         parts = (
             (self.attention, (*self.heads, self.out)),
             (self.mixer, ("in_proj", "out_proj")),
@@ -243,8 +243,8 @@ class Layer(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What a layer multiplies by next to its weights (Falcon-H1): what attention reads, its keys, what it adds; what a
-    mixer adds; what an MLP's gate goes through, and what the MLP adds."""
+    """Constant factors of a layer (Falcon-H1): of attention's input, keys and output; of a mixer's output; of an MLP's
+    gate and output."""
 
     attention_in: float
     key: float
@@ -258,7 +258,7 @@ class Parts(NamedTuple):
     """A model's modules under one set of names.
 
     Attributes:
-        parallel: MLPs read what attention reads.
+        parallel: MLPs have the input of attention.
     """
 
     family: Family
@@ -287,14 +287,14 @@ class Parts(NamedTuple):
         return Factors._make(float(getattr(module, name, 1.0)) for module, name in named)
 
     def gain(self, norm: Any) -> Tensor | None:
-        """What a norm multiplies by."""
+        """The gain of a norm."""
         if norm is None:
             return None
         weight: Tensor = norm.weight
         return weight if not self.family.gain_offset else weight.float() + self.family.gain_offset
 
     def shift(self, norm: Any) -> Tensor | None:
-        """What a norm adds."""
+        """The bias of a norm."""
         return None if norm is None else getattr(norm, "bias", None)
 
     def head_gain(self, attention: Any, which: str) -> Tensor | None:
@@ -334,17 +334,17 @@ class Parts(NamedTuple):
         return at
 
     @property
-    def places(self) -> Tensor | None:
-        """What is added to embeddings, [positions, D]."""
-        if self.family.places is None:
+    def position_embedding(self) -> Tensor | None:
+        """Learned position embedding, [positions, D]."""
+        if self.family.position_embedding is None:
             return None
-        name, before = self.family.places
+        name, before = self.family.position_embedding
         table: Tensor = getattr(self.body, name).weight
         return table[before:]
 
     @property
     def embedding_scale(self) -> float:
-        """What an embedding is multiplied by, in the embedding or after it."""
+        """The factor of embeddings, in the embedding module or after it."""
         own = getattr(self.embedding, "embed_scale", None)
         if own is not None:
             return float(own.to(self.embedding.weight.dtype))
@@ -352,7 +352,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: Any) -> Parts:
-    """The parts of a model whose type is one of ``FAMILIES``."""
+    """The parts of a model of one of ``FAMILIES``."""
     family = FAMILIES[model.config.model_type]
     body = model.get_submodule(family.body)
     norms = (family.attention_norm, family.attention_end_norm, family.mlp_norm, family.mlp_end_norm)
@@ -384,7 +384,7 @@ def parts_of(model: Any) -> Parts:
 
 
 def _thirds(family: Family, layer: Any) -> tuple[Any, Any, Any]:
-    """A layer's attention, mixer, and MLP or what has experts; None for what it does not have."""
+    """A layer's attention, mixer, and MLP or module with experts; None for a missing part."""
     if family.alone is not None:
         part = getattr(layer, family.alone)
         if hasattr(part, "in_proj"):

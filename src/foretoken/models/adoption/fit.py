@@ -1,7 +1,7 @@
 """Which models of transformers the native decoder fits, and how one of them is taken over and given back.
 
 A module is not its weight: an adapter, a quantiser or a hook may compute something else around it. So only plain
-modules are taken, and after packing the whole model is tried against what the library computed before (trial.py).
+modules are taken, and after packing the whole model is compared with the library's results before (trial.py).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
 
 
 def _odd_heads(parts: Parts) -> str | None:
-    """What native attention cannot do of a model's; None if it can all of it."""
+    """The feature of a model's attention that native code lacks; None if there is none."""
     attention = parts.attention
     if attention is None:
         return None
@@ -98,7 +98,7 @@ def fits_by_name(model: Any) -> bool:
 
 
 def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
-    """Which module does something else than its weights say, and what; None if none does."""
+    """The module that computes something else than its weights define, and how; None if none does."""
     dtype = next(model.parameters()).dtype
     ours = [mixer.module for mixer in mixers]  # their forwards are replaced by forward/ssm/adopt.py
     for name, module in model.named_modules():
@@ -137,16 +137,16 @@ def _not_plain(linear: Any, dtype: torch.dtype) -> str | None:
 
 
 def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
-    """What native code cannot do of a layer's experts; None if it can all of it."""
+    """The feature of a layer's experts that native code lacks; None if there is none."""
     experts, router = layer.experts, layer.router
     quantised = isinstance(experts, QuantisedExperts)
     given = (
         [(router, "weight")] if quantised else [(experts, "gate_up_proj"), (experts, "down_proj"), (router, "weight")]
     )
     for module in (experts, router):
-        beside = {name for name, _ in module.named_parameters()} - {name for part, name in given if part is module}
-        if beside:
-            return f"have '{min(beside)}' next to their weights"
+        others = {name for name, _ in module.named_parameters()} - {name for part, name in given if part is module}
+        if others:
+            return f"have '{min(others)}' next to their weights"
     weights: list[Any] = [getattr(module, name, None) for module, name in given]
     for weight, (_, name) in zip(weights, given, strict=True):
         if type(weight) is not nn.Parameter or weight.dtype != dtype or weight.device.type != "cpu":
@@ -168,7 +168,7 @@ def _can_be_one(linears: list[Any]) -> bool:
 
 
 class Adoption:
-    """A model whose linear layers are packed; the library's modules work over the same memory.
+    """A model with packed linear layers; the library's modules use the same memory.
 
     Args:
         model: a causal LM for which :func:`misfit` is None.
@@ -261,7 +261,7 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
     return Layout(
         dtype=next(model.parameters()).dtype,
         width=config.hidden_size,
-        # a model without attention has heads that nobody asks for
+        # a model without attention has unused heads
         heads=1 if attention is None else config.num_attention_heads,
         kv_heads=1 if attention is None else _kv_heads(parts, config),
         head_dim=16 if attention is None else _head_dim(attention),
@@ -284,7 +284,7 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
         centred=parts.family.centred,
         final_shift_D=parts.shift(norm),
-        places_ND=None if parts.places is None else parts.places[:max_length],
+        position_embedding_ND=None if parts.position_embedding is None else parts.position_embedding[:max_length],
     )
 
 
@@ -340,12 +340,12 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             attention_shift_D=parts.shift(layer.norm),
             mlp_shift_D=parts.shift(layer.mlp_norm),
             parallel=parts.parallel,
-            beside=mixing,
+            parallel_mixer=mixing,
         )
 
 
 def _state_block(mixer: Mixer, norm_D: Tensor, factor: float) -> StateBlock:
-    """A mixer's, without an MLP; what it adds is multiplied by the factor."""
+    """The block of a mixer without an MLP; the factor multiplies its output."""
     module: Any = mixer.module
     norm, inner = module.norm, mixer.heads * mixer.head_width
     project = _projection(module.in_proj)
@@ -366,7 +366,7 @@ def _state_block(mixer: Mixer, norm_D: Tensor, factor: float) -> StateBlock:
 
 
 def _times(of: Projection, factor: Tensor | float, *, bias: Tensor | float | None = None) -> Projection:
-    """What a projection gives, or if the bias has another factor, what its weight gives, times a factor."""
+    """A projection times a factor; if the bias has another factor, only the product with the weight."""
     if not isinstance(factor, Tensor) and factor == 1:
         return of
     biases = None if of.bias_O is None else of.bias_O.float() * (factor if bias is None else bias)
@@ -408,7 +408,7 @@ def _kv_heads(parts: Parts, config: Any) -> int:
 
 
 def _mlp_widths(parts: Parts) -> set[int]:
-    """What MLPs have between their products."""
+    """Inner widths of the MLPs."""
     return {int(getattr(layer.mlp, layer.way.out).in_features) for layer in parts.layers if layer.mlp is not None}
 
 

@@ -1,9 +1,9 @@
-"""Takes a model over, and tries it: what is computed afterwards must be what the library computed before.
+"""Pack a model for the native decoder and compare its results with those of the library.
 
 Two batches are read before and after packing: chains and a tree, with cached rows after them, at positions from the
-first to the last that the model serves. A model that a plain look takes for a Llama, but that scales, caps or routes
-somewhere inside, differs here; it gets its own modules back. Windows may be longer than what is read: those that the
-layers announce have to be ours.
+first to the last that the model serves. A model that looks like a Llama, but scales, caps or routes somewhere
+inside, differs here; it gets its own modules back. Windows may be longer than the trial: those that the layers declare
+must equal ours.
 
 Distributions are compared, not logits: a shift that all logits of a row have in common, which softmax does not see, may
 be many times their spread. How far rounding alone moves them depends on the model, so it is measured: the library's
@@ -45,8 +45,8 @@ from foretoken.native.decoder import NativeDecoder
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.02}
 # activations of 8 bits make a step of a last bit, which grows on from layer to layer: 0.03 to 0.07 measured on zoo:base
 _QUANTISED = 0.15
-# what products are shaken by, of their size: a last bit of bfloat16, and 64 of float32, since by one hardly a code of
-# an activation moves, and which do is chance
+# relative perturbation of products: one last bit of bfloat16, or 64 of float32, because one would hardly change a code
+# of an activation, and chance would decide which
 _SHAKEN = {torch.float32: 64 * torch.finfo(torch.float32).eps, torch.bfloat16: torch.finfo(torch.bfloat16).eps}
 _ROUNDINGS = 3.0  # between us and the library, against those: up to 1.7 on random models, but for scores in thousands
 _UNRELATED = 1.2  # logits that have nothing in common are 1.4 of their spread apart
@@ -189,7 +189,7 @@ class PlainAttention(Plan):
     Args:
         cache: where keys and values are written and read.
         batch: the rows.
-        rounded: round attention weights, and what recurrences give, to the model's dtype, as faster kernels do.
+        rounded: round attention weights and the outputs of recurrences to the model's dtype, as faster kernels do.
         windows: each layer's is noted here.
     """
 

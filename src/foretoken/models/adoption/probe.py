@@ -1,7 +1,7 @@
-"""Asks a freshly loaded model whether a packed batch over our own cache means what its authors meant.
+"""Probe a new model: does it compute a packed batch over our own cache as its authors intended?
 
-Two tiny forwards through a plan that only takes roll and answers with zeros. What would be silently wrong later is
-refused here, with the reason:
+Two tiny forwards through a plan that records the calls and returns zeros. A model that would compute silently wrong
+results later is refused here, with the reason:
 
     every layer calls the attention interface, exactly once,     no attention of its own, no recurrent layer but those
         or its state-space mixer does                                that models/ssm can read
@@ -37,11 +37,11 @@ _EDGES = sorted({0, 1, 2, 3, 5, 7, 11, 100, 1000, *(2**n + d for n in range(4, 2
 
 
 class RollCall(Plan):
-    """A plan that notes which layers call and what they bring, and answers with zeros.
+    """A plan that records which layers call it, with their arguments, and returns zeros.
 
     Args:
         num_layers: layers that should call.
-        max_length: positions that will be served; what a mask does beyond them does not matter.
+        max_length: positions that will be served; a mask may differ beyond them.
         twins: two packed rows that hold the same token at the same position.
     """
 
@@ -191,7 +191,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 @contextmanager
 def _watch_masks(roll: RollCall) -> Iterator[None]:
-    """Let the library build its masks during one forward of this thread, and note what each of them stands for.
+    """Let the library build its masks during one forward of this thread, and record the rule of each of them.
 
     Without a mask function under our name it builds none, and that is how every other forward runs.
     """
@@ -208,7 +208,7 @@ def _watch_masks(roll: RollCall) -> Iterator[None]:
 def _note_mask(
     *, batch_size: int, q_length: int, kv_length: int, mask_function: _MaskFunction, device: Any = None, **_: Any
 ) -> Tensor | None:
-    """The library's mask signature: a stand-in whose identity says which function it was made from."""
+    """Stand-in for a mask, with the library's signature; its identity maps to the mask's function."""
     roll = _watching.get()
     if roll is None:  # another thread's forward
         return None

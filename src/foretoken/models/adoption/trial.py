@@ -1,4 +1,4 @@
-"""Trial forwards of a few rows at positions far apart: what is computed once the context is long, seen at the start.
+"""Trial forwards of a few rows at positions far apart: they show the results for long contexts at load time.
 
 A few rows at the beginning of the context, others around position 2^13 or at its end, without a prefix: no long prompt
 has to be read. Attention is written out plainly here, so that a packed layout of the weights has something to be
@@ -87,7 +87,7 @@ def _seen(segment: Segment, window: int | None, device: torch.device) -> Tensor:
 
 
 def trial_batch(reach: int) -> PackedBatch:
-    """One segment whose first rows stand at the beginning, and whose last at position 2^13 or as far as it may reach.
+    """One segment: the first rows are at the beginning, the last at position 2^13 or at the model's limit.
 
     They are one segment because rotary embeddings only show between rows: rows that are all moved look the same.
     """
@@ -105,7 +105,7 @@ def _tokens(count: int) -> list[int]:
 
 
 def check_positions(model: Any, max_length: int, device: torch.device) -> None:
-    """Refuse a model that counts rows, or what a cache holds, where it should read the given positions.
+    """Refuse a model that counts rows or cache entries instead of reading the given positions.
 
     The same rows are computed twice by the library's own forward, with the same position ids: without a cache, as a
     packed batch is, and after a cache that claims to hold everything before them, as the library generates.
@@ -166,7 +166,7 @@ def read(forward: Forward, reach: int, cache: KVCache | None = None) -> Tensor:
 def difference(found_MV: Tensor, expected_MV: Tensor, dtype: torch.dtype) -> str | None:
     """How the distributions of logits differ beyond rounding, in words; None if they do not.
 
-    A shift that all logits of a row have in common is no difference, nor is NaN where both are NaN.
+    A common shift of all logits of a row is no difference; NaN equals NaN.
     """
     both = ~(found_MV.isnan() & expected_MV.isnan())
     apart_M = torch.where(both, found_MV - expected_MV, 0).std(-1, correction=0)

@@ -42,7 +42,7 @@ ROTARY_FACTORS = "rope_freqs.weight"  # read into the config
 # Llama 3's: which wavelengths are stretched is not in the file, but the factors that come of it are
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _MOST = 2**31 - 1  # of a size
-# what a file may say that would change the computation, and the value that changes nothing
+# fields that could change the computation, and their neutral values
 _NEUTRAL = {
     "expert_count": 0,
     "attention.causal": True,
@@ -82,7 +82,7 @@ _KINDS = {
 
 
 class Architecture:
-    """What a file's fields make of its tensors.
+    """The architecture that a file's fields define.
 
     Attributes:
         config: of transformers; without a dtype.
@@ -185,7 +185,7 @@ class Architecture:
             ) from None
 
     def _ends(self) -> list[int] | None:
-        """What ends an answer: the end of text, of a turn, and of a message."""
+        """Tokens that end an answer: the end of text, of a turn, and of a message."""
         found = (self._token(each) for each in ("eos", "eot", "eom"))
         return sorted({each for each in found if each is not None}) or None
 
@@ -240,8 +240,8 @@ class Architecture:
         expected = 1.0 / ((1.0 - between) / largest + between)
         if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-5):
             raise UnsupportedArchitecture(
-                f"model '{self._file.path}': its tensor '{ROTARY_FACTORS}' is not what Llama 3's scaling of rotary "
-                "embeddings gives, which is all that is read"
+                f"model '{self._file.path}': its tensor '{ROTARY_FACTORS}' differs from Llama 3's scaling of rotary "
+                "embeddings, the only scaling that is supported"
             )
         return {"rope_type": "llama3", "factor": largest, **_LLAMA3}
 
@@ -277,7 +277,7 @@ class Architecture:
 
 
 def in_order(value: Tensor | QuantisedWeight, order: Tensor | None) -> Tensor | QuantisedWeight:
-    """Rows moved as :meth:`Architecture.order_of` says; what has other rows has no place in the model anyway."""
+    """Reorder rows by :meth:`Architecture.order_of`; a tensor with another number of rows is not of the model."""
     if order is None or len(order) != value.shape[0]:
         return value
     if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""How a GGUF file stores a tensor, and what its numbers are.
+"""How a GGUF file stores a tensor, and how its bytes decode to numbers.
 
 A row is cut into blocks of 32 or 256 elements, each with scales of its own. d and m are float16, sc and mn whole
 numbers, and every product below is exact in float32, so that a :class:`QuantisedWeight` holds the very values that
@@ -55,8 +55,8 @@ class _Kind:
 def check_places(file: GGUFFile) -> None:
     """Every tensor lies right after the one before it, as in every file that ggml reads.
 
-    So a kind, a shape or a place that is not the tensor's own is seen, where its bytes would be read as other numbers.
-    After a tensor of a kind that is not read, whose size is not known, nothing is checked.
+    This detects a wrong kind, shape or offset, which would turn the bytes into other numbers. After a tensor of an
+    unsupported kind, which has an unknown size, nothing is checked.
 
     Raises:
         ModelError: one lies elsewhere, or the file is cut short.
@@ -89,7 +89,7 @@ def _bytes(entry: Entry) -> int | None:
 
 
 def dense(file: GGUFFile, entry: Entry) -> Tensor:
-    """A tensor that is stored as it is, in a copy of its own; what is quantised in float32.
+    """A copy of a tensor; float32 if the file has it quantised.
 
     Raises:
         ModelError: it is of a kind that is not read, or holds values that are not finite, or the file is cut short.
@@ -174,7 +174,7 @@ def _q8_0(blocks: Tensor) -> _Parts:
 def _scales_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Scales and minimums of a block's eight groups."""
     d, m = _halves(blocks, 0), _halves(blocks, 2)
-    # 12 bytes: six bits of sc 0..3, of mn 0..3, then four of sc and mn 4..7, whose upper two lie above the others' six
+    # 12 bytes: six bits of sc 0..3, of mn 0..3, then four of sc and mn 4..7; their upper two lie above the others' six
     low, middle, high = blocks[:, 4:16].view(-1, 3, 4).unbind(1)
     sc = torch.cat([low & 63, high & 15 | low >> 6 << 4], dim=1)
     mn = torch.cat([middle & 63, high >> 4 | middle >> 6 << 4], dim=1)

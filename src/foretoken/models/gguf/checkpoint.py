@@ -65,8 +65,8 @@ class GGUFCheckpoint:
         try:
             return fill(skeleton(auto, self.config, dtype, **options), self._tensors(), name)
         except ModelError as error:
-            told = str(error)
-            raise type(error)(told if told.startswith("model ") else f"model '{name}': {told}") from None
+            message = str(error)
+            raise type(error)(message if message.startswith("model ") else f"model '{name}': {message}") from None
 
     def _tensors(self) -> Iterator[tuple[str, Tensor | QuantisedWeight]]:
         tied = self.config.tie_word_embeddings

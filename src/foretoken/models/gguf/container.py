@@ -1,4 +1,4 @@
-"""A GGUF file: what it says of itself, and where its tensors lie; nothing of them is read here.
+"""A GGUF file: its fields, and the offsets of its tensors; their content is not read here.
 
     magic "GGUF", version, number of tensors, number of fields
     fields      name, type, value: the model's sizes, its tokenizer, its chat template
@@ -36,7 +36,7 @@ _MOST_ITEMS = 1 << 24  # of a list; the largest are vocabularies and their merge
 
 
 class Damaged(ValueError):
-    """What is wrong with the file; :class:`GGUFFile` makes a ModelError of it."""
+    """A fault of the file; :class:`GGUFFile` makes a ModelError of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class _Reader:
             raise Damaged(f"its field {name!r:.60} is a list of the unknown type {inner}")
         least = 8 if inner == _STRING else struct.calcsize(_NUMBERS[inner])  # a text begins with its length
         if count > _MOST_ITEMS or least * count > len(self.data) - self.position:
-            raise Damaged(f"its field {name!r:.60} has {count} entries, more than the file has room for")
+            raise Damaged(f"its field {name!r:.60} has {count} entries, more than fit into the file")
         if inner in _NUMBERS:
             return list(self.numbers(_NUMBERS[inner], count))
         return [self.string() for _ in range(count)]

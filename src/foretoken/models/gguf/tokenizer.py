@@ -55,7 +55,7 @@ class _Split:
     """How text is cut before merging.
 
     Attributes:
-        pattern: what stays together.
+        pattern: pieces of text that stay together.
         digits: whether every digit is cut off first.
         whole: whether a piece that is a token is taken as it is, whatever the merges say.
         composed: whether accents are composed first (NFC).
@@ -93,7 +93,7 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
 
 
 class _Vocabulary:
-    """What the file says of its tokens."""
+    """The vocabulary of the file."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
@@ -190,7 +190,7 @@ class _Vocabulary:
     def sentence_piece(self) -> tuple[Tokenizer, bool]:
         """BPE over characters, spaces written as ▁; whether texts begin with a token for it."""
         scores, ids = self._list("scores", len(self.tokens), float), self.ids
-        # llama.cpp merges the two neighbours whose token has the best score; a merge's rank is that order
+        # llama.cpp first merges the neighbours with the best score of the merged token; a merge's rank is that order
         merges = [
             (-scores[index], ids[token[:cut]], ids[token[cut:]], token[:cut], token[cut:])
             for token, index in ids.items()

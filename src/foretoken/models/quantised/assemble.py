@@ -1,7 +1,7 @@
 """A model of transformers put together from tensors, some of them quantised; no dense twin of those ever exists.
 
-The library builds the modules and their buffers without memory for a single weight. Linear layers whose weight is
-quantised are replaced, everything else is filled in, and what is then without a value is an error.
+The library builds the modules and their buffers without memory for a single weight. Linear layers with
+a quantised weight are replaced, everything else is filled in, and a parameter left without a value is an error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight]], na
         model: of :func:`skeleton`.
         tensors: by the names that the model's own parameters have; a quantised one stands for the weight of a linear
             layer, or of the embedding, which is made dense. Plain ones are converted to the model's dtype.
-        name: what the user called the model, for messages.
+        name: the user's name for the model, for messages.
     Returns:
         the model.
     Raises:
@@ -91,8 +91,8 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight]], na
             value = value.dense()
         elif value.dtype not in _PLAIN:
             raise ModelError(
-                f"model '{name}': its tensor '{key}' is of {str(value.dtype).removeprefix('torch.')}, which is no "
-                "weight that is not quantised: what says how it is quantised is missing, or is not read"
+                f"model '{name}': its tensor '{key}' is of {str(value.dtype).removeprefix('torch.')}, no dtype of "
+                "an unquantised weight: the tensors that describe its quantisation are missing, or are not supported"
             )
         value = value.to(place.dtype if place.dtype.is_floating_point and place.dtype != dtype else dtype)
         if not value.isfinite().all():

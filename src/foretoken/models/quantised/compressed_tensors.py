@@ -10,8 +10,8 @@
 
     W[o, k] = weight_scale[o, g] (weight[o, k] - weight_zero_point[o, g])
 
-Activations may be left alone, or rounded row by row to 8 bits, which products here do in any case. What has static
-scales, floating codes or a sparsity is refused.
+Activations may be left alone, or rounded row by row to 8 bits, which products here do in any case. Static scales,
+floating codes and sparsity are refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A Hugging Face folder whose linear layers are quantised, as a model of transformers.
+"""A Hugging Face folder with quantised linear layers, as a model of transformers.
 
-No package of the quantisers is needed: config and tensors say everything. What is not read is refused, by name.
+No package of the quantisers is needed: config and tensors are sufficient. Unsupported tensors are refused, by name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def settings_of(config: Any) -> Mapping[str, Any] | None:
 
 
 def add_settings(config: Any, source: str, name: str) -> None:
-    """Take what a folder says of its quantisation in a file next to its config, where the config says nothing.
+    """Read the quantisation settings in a file next to the config, if the config has none.
 
     Raises:
         ModelError: that file is damaged.
@@ -63,7 +63,7 @@ def add_settings(config: Any, source: str, name: str) -> None:
 
 
 def format_of(settings: Mapping[str, Any], name: str) -> Format:
-    """What reads the layers of a checkpoint.
+    """The reader for the layers of a checkpoint.
 
     Raises:
         ModelError: a method or a setting that is not read; the message says which are.
@@ -107,8 +107,8 @@ def weights(
             f"model '{name}': its weights cannot be read ({error}); the checkpoint may be incomplete: fetch it again"
         ) from error
     except ModelError as error:
-        told = str(error)
-        raise ModelError(told if told.startswith("model ") else f"model '{name}': {told}") from None
+        message = str(error)
+        raise ModelError(message if message.startswith("model ") else f"model '{name}': {message}") from None
 
 
 def _read(model: Any, tensors: _Tensors, layout: Format) -> Iterator[tuple[str, Tensor | QuantisedWeight]]:
@@ -136,10 +136,10 @@ def _read(model: Any, tensors: _Tensors, layout: Format) -> Iterator[tuple[str, 
 
 
 class _Tensors:
-    """The tensors of a checkpoint by name, each read when it is asked for.
+    """The tensors of a checkpoint by name, each read on access.
 
     Attributes:
-        by_module: the last names of the tensors, by what stands before.
+        by_module: the last parts of the tensors' names, by the parts before.
     """
 
     def __init__(self, source: str, name: str, settings: Mapping[str, Any]) -> None:

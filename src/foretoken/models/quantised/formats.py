@@ -1,4 +1,4 @@
-"""What every reader of a quantised format has in common; the formats are in the modules next to this one.
+"""The base of every reader of a quantised format; the formats are in the modules next to this one.
 
 Letters: O outputs, K inputs.
 """
@@ -29,7 +29,7 @@ class Format(Protocol):
         """The layer's weight, exactly.
 
         Raises:
-            ModelError: tensors are missing, do not fit each other, or mean what is not read.
+            ModelError: tensors are missing, do not fit each other, or are not supported.
         """
         ...
 
@@ -42,7 +42,7 @@ class Layer:
         name: of the module.
         parts: by their last names.
         outputs, inputs: of the layer, by the model's config.
-        used: the parts that were asked for.
+        used: the parts that were read.
     """
 
     name: str
@@ -75,11 +75,11 @@ class Layer:
         return found
 
     def refuse_the_rest(self, *known: str) -> None:
-        """A tensor that nobody asked for means something that would not be computed."""
-        odd = sorted(set(self.parts) - self.used - set(known))
-        if odd:
+        """Refuse a layer with unread tensors: their meaning would not be computed."""
+        unread = sorted(set(self.parts) - self.used - set(known))
+        if unread:
             raise ModelError(
-                f"the quantised layer '{self.name}' has a tensor '{self.name}.{odd[0]}', which is not read"
+                f"the quantised layer '{self.name}' has a tensor '{self.name}.{unread[0]}', which is not read"
             )
 
 

@@ -1,4 +1,4 @@
-"""Codes that lie side by side in 32-bit words, and whole numbers with a zero point: what the formats have in common.
+"""Codes that lie side by side in 32-bit words, and integers with a zero point: shared by the formats.
 
 Letters: O outputs, K inputs, G groups.
 """
@@ -69,7 +69,7 @@ def with_zeros(
 
 
 def by_group(groups_K: Tensor, num_groups: int, name: str) -> Tensor | None:
-    """Columns in the order of their groups, for a weight whose columns say which group they belong to (``g_idx``).
+    """Columns in the order of their groups, for a weight with a group index of each column (``g_idx``).
 
     Args:
         groups_K: the group of every column.

@@ -1,9 +1,9 @@
 """``dtype="int8"`` and ``dtype="int4"``: any checkpoint, rounded when it is loaded.
 
-Every plain linear layer is rounded to the nearest code (weight.py), the head included, and so are routed experts whose
-weights lie in one tensor (experts.py); an embedding that is also the head stays next to it as it is. Norms, biases,
+Every plain linear layer is rounded to the nearest code (weight.py), the head included, and so are routed experts with
+all weights in one tensor (experts.py); an embedding that is also the head stays next to it as it is. Norms, biases,
 routers, convolutions and experts of another build keep the checkpoint's dtype; the last are named in a warning. The
-result is a model of its own: what a recipe promises, it promises of this model's plain decoding.
+result is a model of its own: the guarantee of a recipe refers to this model's plain decoding.
 
 Letters: R rows, D width, k experts of a row, E experts, F channels of one.
 """
@@ -47,7 +47,7 @@ class Scheme(NamedTuple):
 SCHEMES = {"int8": Scheme(8, 32), "int4": Scheme(4, 32)}
 _ROUTERS = ("gate", "router", "shared_expert_gate")  # small, and a wrong choice of an expert costs much
 _TRIAL_ROWS = 4
-_ROUNDING = 0.05  # of the largest value: what bfloat16 leaves between two orders of the same sums
+_ROUNDING = 0.05  # relative to the largest value: the difference in bfloat16 between two orders of the same sums
 
 
 def round_weights(model: Any, dtype: str, name: str) -> None:
@@ -84,7 +84,7 @@ def round_weights(model: Any, dtype: str, name: str) -> None:
 
 
 def precision_of(model: Any) -> str | None:
-    """What a model's weights are rounded to: the fewest bits that a layer has; None if none is."""
+    """The precision of a model's weights: the fewest bits of a layer; None if none is quantised."""
     bits = [module.quantised.bits for module in model.modules() if isinstance(module, QuantisedLinear)]
     bits += [module.bits for module in model.modules() if isinstance(module, QuantisedExperts)]
     return f"int{min(bits)}" if bits else None
@@ -122,7 +122,7 @@ def _why_not_stacked(experts: Any) -> str | None:
     chosen_R = torch.arange(_TRIAL_ROWS) % count
     theirs_RD = experts(x_RD, chosen_R[:, None], torch.full((_TRIAL_ROWS, 1), 0.5, dtype=x_RD.dtype)).float()
     if not theirs_RD.isfinite().all():
-        return None  # it is told by name when it is rounded
+        return None  # rounding reports it by name
     both = torch.stack([F.linear(x_D, gate_up_EFD[e]) for x_D, e in zip(x_RD, chosen_R.tolist(), strict=True)])
     gate_RF, up_RF = both.chunk(2, dim=-1)
     hidden_RF: Tensor = experts.act_fn(gate_RF) * up_RF

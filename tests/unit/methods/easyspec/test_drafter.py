@@ -252,7 +252,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
     [
         ("olmo2", "its layers have"),
         ("qwen2_window", "not alike"),
-        ("granite", "do more than to add"),
+        ("granite", "do more than add"),
         ("gpt2", "its layers have"),
     ],
 )

@@ -199,7 +199,7 @@ def test_llama_3s_rotary_embedding(factor: float, wrong: bool, saved: Path, tmp_
         factors[3] *= 1.01
     path = gguf_files.rewrite(saved, tmp_path / "x.gguf", tensors={"rope_freqs.weight": factors.numpy()})
     if wrong:
-        with pytest.raises(UnsupportedArchitecture, match=r"'rope_freqs\.weight' is not what Llama 3's scaling"):
+        with pytest.raises(UnsupportedArchitecture, match=r"'rope_freqs\.weight' differs from Llama 3's scaling"):
             load_config(path)
     else:
         assert load_config(path).rope_parameters == rope
@@ -414,7 +414,7 @@ def test_a_list_that_is_longer_than_any(saved: Path, tmp_path: Path) -> None:
     at = data.index(name) + len(name) + 8
     for count in (2**60, 2**25, len(data) // 4):
         path.write_bytes(data[:at] + struct.pack("<Q", count) + data[at + 8 :])
-        assert f"'tokenizer.ggml.token_type' has {count} entries, more than the file has room for" in refusal(path)
+        assert f"'tokenizer.ggml.token_type' has {count} entries, more than fit into the file" in refusal(path)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -203,7 +203,7 @@ def test_codes_without_their_scales(plain: Path, tmp_path: Path) -> None:
     """What is left looks like a dense weight of whole numbers."""
     made.write(plain, tmp_path / "q", *LAYOUTS["naive"])
     made.change(tmp_path / "q", **{f"{GATE}.weight_scale": None})
-    assert f"its tensor '{GATE}.weight' is of int8, which is no weight that is not quantised" in refusal(tmp_path / "q")
+    assert f"its tensor '{GATE}.weight' is of int8, no dtype of an unquantised weight" in refusal(tmp_path / "q")
 
 
 def test_codes_without_a_quantisation_config_are_refused(plain: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ _RELATIVE = 1e-6  # by which stored numbers may differ from what the points give
 
 @dataclass(frozen=True)
 class Law:
-    """What is fitted.
+    """The functional form to fit.
 
     Attributes:
         name: for the record.

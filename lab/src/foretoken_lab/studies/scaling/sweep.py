@@ -88,7 +88,7 @@ def run(
         prompts: token ids.
         out: the folder; see points.py.
         report: of the training loops.
-        say: told of every head.
+        say: called for every head.
     Returns:
         all points, the expensive ones last.
     Raises:

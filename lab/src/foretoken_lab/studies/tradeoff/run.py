@@ -50,7 +50,7 @@ class Trial:
 
 @dataclass
 class Trials:
-    """What was measured: whole rounds only, so that every point has answered every question that is here.
+    """The measurements: whole rounds only, so that every point has answered every question that is here.
 
     Attributes:
         trials: in the order of measurement.
@@ -99,7 +99,7 @@ def measure(
     Args:
         engines: a point's label -> its engine.
         every: the tasks.
-        repeats: how often all is asked.
+        repeats: number of repetitions.
         scorer: the target, which gives the nll of every output.
         progress: called for every answer.
     Returns:

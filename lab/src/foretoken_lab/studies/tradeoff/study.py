@@ -182,7 +182,7 @@ class Tradeoff:
 
 
 def tradeoff(points: Sequence[Point], trials: Sequence[Trial], temperature: float) -> Tradeoff:
-    """From what was measured to figures.
+    """Compute figures from the measurements.
 
     Args:
         points: exact verification and plain decoding among them; those without trials are left out.
@@ -214,7 +214,7 @@ def tradeoff(points: Sequence[Point], trials: Sequence[Trial], temperature: floa
 
 
 def measures(study: Tradeoff) -> list[str]:
-    """What is known of the quality of some row, the main measure first."""
+    """Quality measures of a row, the main measure first."""
     names = dict.fromkeys((study.measure, "accuracy", _ROUGE, "nll"))
     return [name for name in names if any(quality_value(row, name) is not None for row in study.rows)]
 

@@ -1,23 +1,23 @@
-/* Passes over pairs of a feature and the token after it (drafting/feature_heads/): what enters the first layer is made of
- * both, and in a chain each row's best token, or one that is drawn, and its own output are the pair that its next pass reads.
- * Or over tokens alone.
+/* Passes over pairs of a feature and the token after it (drafting/feature_heads/): both form the input of the
+ * first layer; in a chain, a row's best or drawn token and its own output are the pair of the next pass. Or passes over tokens
+ * alone.
  *
  *     feature, token ── enter ── layers ── head ── best token
  *        ▲       ▲                 │                   │
  *        │       └─────────────────┼───────────────────┘
  *        └──────── norm? ──────────┘
  *
- * A pass is a forward of decoder.c; nothing here computes a row in another way when others are there. */
+ * A pass is a forward of decoder.c; the result of a row does not depend on the other rows. */
 
-/* How pairs enter; mirrored in structs.py. */
+/* The input layer of pairs; structs.py reads its fields. */
 typedef struct {
     const float *table;      /* [num_tokens][columns]: the tokens' parts; NULL: they are multiplied */
     const void *embedding;   /* [num_tokens][width], of the model's elements */
     const float *token_norm; /* gain of the norm of an embedding, or NULL */
     Matrix token;            /* from it to its part */
-    Matrix feature;          /* what enters is this of the feature, and the token's part; none: the feature itself enters, and
-                                the part is added next to it to queries, keys and values */
-    const float *bias;       /* of what enters, or NULL */
+    Matrix feature;          /* the input is this product of the feature plus the token's part; none: the input is the feature,
+                                and the part is added to queries, keys and values */
+    const float *bias;       /* of the input, or NULL */
     const float *before;     /* gain of the norm of a feature that enters as it is, or NULL */
     const float *behind;     /* gain of the norm through which a row's output becomes a feature, or NULL */
     int64_t num_tokens;
@@ -26,30 +26,30 @@ typedef struct {
 
 /* Up to `passes` of them. The first is a forward as any other; of the others every row is one draft. */
 typedef struct {
-    const Call *first;     /* taps the last depth at the wanted rows; its results have room for all passes, one after the other,
+    const Call *first;     /* taps the last depth at the wanted rows; its results hold all passes, one after the other,
                               each of num_wanted rows; of several, the wanted row of each segment is its last one */
     const float *features; /* [num_rows][width] */
-    float *entering;       /* [num_rows][width]: room */
-    float *parts;          /* [num_rows][columns]: room */
-    uint32_t *elements;    /* [num_rows][width]: room */
+    float *entering;       /* [num_rows][width]: workspace */
+    float *parts;          /* [num_rows][columns]: workspace */
+    uint32_t *elements;    /* [num_rows][width]: workspace */
     int64_t passes;
     const int32_t *most;   /* [num_wanted]: passes of each draft */
     const int32_t *ids;    /* [vocab]: the tokens that the head's columns stand for; NULL: column i is token i */
     int64_t tenths;        /* of `stands` */
-    const double *stands;  /* [num_wanted][tenths]: of each step of confidence, how often such a node stands */
-    const double *least;   /* [num_wanted][2]: what the first node, and what a later one, must promise */
-    const int32_t *free;   /* [num_wanted]: nodes that need not */
+    const double *stands;  /* [num_wanted][tenths]: for each step of confidence, the rate at which such a node is accepted */
+    const double *least;   /* [num_wanted][2]: least acceptance probability of the first node, and of later ones */
+    const int32_t *free;   /* [num_wanted]: first nodes without such a limit */
     double *reach;         /* [num_wanted]: 1 each; of the draft so far */
-    const double *temperature; /* [num_wanted]: of the distribution that tokens are drawn from; 0: the best one is taken */
-    const double *uniforms;    /* [num_wanted][passes][2]: what each draft's tokens are drawn by */
-    float *weights;            /* [logits_stride]: room; NULL: nothing is drawn */
-    Segment *segments;     /* [num_wanted]: room */
-    int32_t *positions;    /* [num_wanted]: room */
+    const double *temperature; /* [num_wanted]: of the distribution of drawn tokens; 0: take the best one */
+    const double *uniforms;    /* [num_wanted][passes][2]: random numbers of each draft's tokens */
+    float *weights;            /* [logits_stride]: workspace; NULL: no token is drawn */
+    Segment *segments;     /* [num_wanted]: workspace */
+    int32_t *positions;    /* [num_wanted]: workspace */
     int32_t *rows;         /* [num_wanted]: 0, 1, 2 ... */
     int64_t made;          /* passes that were made */
     int64_t *counts;       /* [passes]: rows of each */
-    int32_t *drafts;       /* [passes][num_wanted]: whose they are */
-    int32_t *tokens;       /* [passes][num_wanted]: what they read; not of the first */
+    int32_t *drafts;       /* [passes][num_wanted]: the draft of each row */
+    int32_t *tokens;       /* [passes][num_wanted]: the token of each row; not of the first pass */
 } Chain;
 
 static void norm_row(const float *x, const float *gain, long n, float eps, float *to) {
@@ -58,7 +58,7 @@ static void norm_row(const float *x, const float *gain, long n, float eps, float
         *(part_unaligned *)(to + i) = *(const part_unaligned *)(x + i) * scale * *(const part_unaligned *)(gain + i);
 }
 
-/* What a product reads: elements of the model. */
+/* Convert floats to the input of a product: elements of the model. */
 static void as_elements(const Model *m, const float *from, long n, uint32_t *to) {
     for (long i = 0; i < n; i += LANES) {
         const part x = *(const part_unaligned *)(from + i);
@@ -77,7 +77,7 @@ static int product_of_rows(Team *team, const Model *m, const Matrix *w, const ui
     return !foretoken_linear(team, &y);
 }
 
-/* The tokens' parts, [rows][columns]; room: [rows][width]. Returns 0 if there was no memory. */
+/* The tokens' parts, [rows][columns]; workspace: [rows][width]. Returns 0 if there was no memory. */
 static int parts_of_tokens(Team *team, const Model *m, const Entry *e, const int32_t *tokens, long rows, long threads,
                            float *room, uint32_t *elements, float *out) {
     const long W = m->width, units = m->bf16 ? W / 2 : W;
@@ -97,7 +97,7 @@ static int parts_of_tokens(Team *team, const Model *m, const Entry *e, const int
     return product_of_rows(team, m, &e->token, elements, rows, e->columns, threads, 0, out);
 }
 
-/* What enters the first layer of these pairs, and what is added next to it; returns 0 if there was no memory. */
+/* The first layer's input for these pairs, and the addend of its projections; returns 0 if there was no memory. */
 static int enter_pairs(Team *team, const Model *m, const Entry *e, float *entering, float *parts, uint32_t *elements,
                        const float *features, Call *call) {
     const long W = m->width, rows = call->num_rows, units = m->bf16 ? W / 2 : W;
@@ -110,7 +110,7 @@ static int enter_pairs(Team *team, const Model *m, const Entry *e, float *enteri
                 norm_row(features + r * W, e->before, W, (float)m->eps, entering + r * W);
             else
                 memcpy(entering + r * W, features + r * W, W * sizeof(float));
-        call->beside = parts;
+        call->qkv_addend = parts;
         return 1;
     }
     for (long r = 0; r < rows; r++) as_elements(m, features + r * W, W, elements + r * units);
@@ -120,7 +120,7 @@ static int enter_pairs(Team *team, const Model *m, const Entry *e, float *enteri
     return 1;
 }
 
-enum { DRAW_BLOCK = 1024 }; /* of core/randomness.py: beyond two of them the block is drawn first, and then what is in it */
+enum { DRAW_BLOCK = 1024 }; /* of core/randomness.py: for more than two of them, the block is drawn first, then a token in it */
 
 /* The first of some weights after which the running sum exceeds this share of it. */
 static long inverted(const float *weights, long count, double share) {
@@ -131,8 +131,8 @@ static long inverted(const float *weights, long count, double share) {
     return count - 1;
 }
 
-/* The column that is drawn of a row, as Streams.categorical draws it but for rounding, and how likely another draw is to
- * agree: who asked draws anew, and what was foreseen wrongly is read then. */
+/* Draw a column for a row, as Streams.categorical does but for rounding, and estimate how likely another draw is to agree: the
+ * caller draws again, and reads the rows that this prediction missed. */
 static long drawn(const Model *m, const float *logits, float peak, double temperature, const double *uniforms, float *weights,
                   float *agrees) {
     const float scale = (float)(1 / temperature);
@@ -153,8 +153,8 @@ static long drawn(const Model *m, const float *logits, float peak, double temper
     return block * DRAW_BLOCK + inverted(weights + block * DRAW_BLOCK, last - block * DRAW_BLOCK, uniforms[1]);
 }
 
-/* Whether a draft of `made` nodes that gets one of this share is to be read on, by what is foreseen of its stop rule: the
- * rule itself decides afterwards, and what this got wrong is left out, or read then. */
+/* Whether to extend a draft of `made` nodes after a node of this share: a prediction of its stop rule. The rule itself decides
+ * afterwards; wrongly predicted rows are dropped, or read then. */
 static int goes_on(const Chain *chain, long draft, long made, float share) {
     if (!(share == share) || made + 2 > chain->most[draft]) return 0;
     const double least = chain->least[2 * draft + (made > 0)];

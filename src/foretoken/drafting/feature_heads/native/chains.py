@@ -72,10 +72,10 @@ class Pass(NamedTuple):
 
 
 class OpenChain:
-    """Passes that are ready but for what enters them.
+    """Passes that are ready but for their input.
 
     Args:
-        call: the first pass, with room for the results of all.
+        call: the first pass, with memory for the results of all.
         wanted: M.
         count: passes at most.
         prefetch: of each segment, or none for one pass.
@@ -145,7 +145,7 @@ class OpenChain:
             raise MemoryError(f"there is no memory for a forward of {self._call.native.num_rows} rows")
 
     def passes(self, vocab_size: int, following_MW: Tensor) -> list[Pass]:
-        """What was made: the first pass and those after it; there may be fewer than were planned.
+        """The computed passes: the first one and those after it; there may be fewer than planned.
 
         Args:
             vocab_size: of the head that was read.

@@ -1,4 +1,4 @@
-"""Checks of what a native call over pairs is given, in addition to those of any forward (native/checks.py)."""
+"""Checks of the arguments of a native call over pairs, in addition to those of any forward (native/checks.py)."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Extent(Protocol):
     def deepest(self) -> int: ...
 
 
-def check_pairing(sizes: Sizes, beside: int, token: Projection, feature: Projection | None) -> None:
-    """What makes of a pair what enters a decoder.
+def check_pairing(sizes: Sizes, columns: int, token: Projection, feature: Projection | None) -> None:
+    """Check the projections of a pair to a decoder's input.
 
     Args:
-        beside: columns of queries, keys and values together.
+        columns: of queries, keys and values together.
     Raises:
         ValueError: the products have other sizes.
     """
-    expected = (beside if feature is None else sizes.width, sizes.width)
+    expected = (columns if feature is None else sizes.width, sizes.width)
     if tuple(token.weight_OK.shape) != expected or (feature and tuple(feature.weight_OK.shape) != expected):
         raise ValueError(f"a pair enters through products of {list(expected)}")
 
@@ -64,7 +64,7 @@ def check_chain(
     prefetch: Sequence[Reach],
     top: int,
 ) -> None:
-    """Passes over pairs, beyond what :func:`check` and :func:`check_head` see.
+    """Check passes over pairs, in addition to :func:`check` and :func:`check_head`.
 
     Args:
         num_tokens: of the embedding.
@@ -75,8 +75,8 @@ def check_chain(
         ValueError: anything else.
     """
     if min(batch.tokens) < 0 or max(batch.tokens) >= num_tokens:
-        odd = next(each for each in batch.tokens if not 0 <= each < num_tokens)
-        raise InputError(f"token {odd} is not in the embedding, which has {num_tokens} entries")
+        token = next(each for each in batch.tokens if not 0 <= each < num_tokens)
+        raise InputError(f"token {token} is not in the embedding, which has {num_tokens} entries")
     if ids_C is not None and (ids_C.shape != (scored,) or ids_C.dtype != torch.int32 or not is_plain(ids_C)):
         raise ValueError(f"ids_C is {list(ids_C.shape)} of {ids_C.dtype}: int32 [{scored}]")
     if not prefetch:
@@ -94,7 +94,7 @@ def check_chain(
             raise ValueError(f"{len(each.uniforms)} uniforms for {each.most} passes: two for each but the last one")
         if segment.seen is not None or end > cache.capacity or len(each.stands) != tenths or not tenths:
             raise ValueError(
-                f"slot {segment.slot} is to hold {end} rows of a chain, and the cache has room for {cache.capacity}: "
+                f"slot {segment.slot} needs {end} rows for a chain, but the capacity of the cache is {cache.capacity}: "
                 "reserve them before the forward"
             )
 
@@ -107,7 +107,7 @@ def check_trees(
     width: int,
     top: int,
 ) -> None:
-    """Trees over pairs, beyond what :func:`check`, :func:`check_head` and :func:`check_chain` see.
+    """Check trees over pairs, in addition to :func:`check`, :func:`check_head` and :func:`check_chain`.
 
     Args:
         growing: of each segment.
@@ -127,6 +127,6 @@ def check_trees(
         end = segment.prefix + segment.tail + segment.num_rows + (each.deepest - 1) * width
         if segment.seen is not None or end > cache.capacity:
             raise ValueError(
-                f"slot {segment.slot} is to hold {end} rows of a tree, and the cache has room for {cache.capacity}: "
+                f"slot {segment.slot} needs {end} rows for a tree, but the capacity of the cache is {cache.capacity}: "
                 "reserve them before the forward"
             )

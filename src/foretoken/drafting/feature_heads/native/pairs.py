@@ -94,7 +94,7 @@ class GrownTree(NamedTuple):
     Attributes:
         tokens, parents: of each; -1: it hangs on the root.
         shares: the probability that it is accepted if its parent is.
-        odd: whether some logits are not numbers.
+        odd: whether a logit is NaN.
     """
 
     tokens: Sequence[int]
@@ -161,8 +161,8 @@ class PairDecoder(NativeDecoder):
             features_TW: on the CPU.
             top: how many tokens of each wanted row to rank; with ``prefetch`` 1 at least.
             head: read in place of its own one, of the same width and dtype.
-            ids_C: int32, the tokens that the head's columns stand for; None: column i is token i.
-            prefetch: for each segment, whose last row is the one that is wanted; there is room for all its passes.
+            ids_C: int32, the token of each of the head's columns; None: column i is token i.
+            prefetch: one for each segment; its last row is the wanted one, and its slot is reserved for all passes.
         Returns:
             the first pass and those that were made after it; there may be fewer than were planned.
         Raises:
@@ -205,8 +205,8 @@ class PairDecoder(NativeDecoder):
 
         Args:
             batch, cache, features_TW, head, ids_C: as for :meth:`passes`.
-            extents: for each segment, whose last row is the one that is wanted; there is room for ``width`` rows of
-                each level that is read.
+            extents: one for each segment; its last row is the wanted one, and its slot is reserved for ``width`` rows
+                of each level.
             width: nodes of a level that are expanded.
             top: children that a node gets, at most ``width``.
         Returns:

@@ -2,27 +2,27 @@
  *
  *     recorded    of every expanded node its `top` best tokens
  *     expanded    the `width` best of a level by the probability of their path, if that exceeds that of the last of
- *                 the `most` best of all that was recorded
+ *                 the `most` best of all recorded nodes
  *     given       these `most`, in the order in which they were recorded
  *
- * A level is a forward of decoder.c over what was expanded of all drafts. */
+ * A level is a forward of decoder.c over the expanded nodes of all drafts. */
 
-/* One draft; mirrored in structs.py. */
+/* One draft; structs.py reads its fields. */
 typedef struct {
     int64_t most, deepest; /* nodes at most, and how long a path may be; both 1 or more */
-    double least;          /* what a path's probability has to exceed for its last node to be expanded */
-    int64_t count;         /* nodes that were given */
-    int64_t odd;           /* whether it met logits that are no numbers */
+    double least;          /* a path's probability must exceed this for its last node to be expanded */
+    int64_t count;         /* nodes in the result */
+    int64_t odd;           /* whether a logit was NaN */
     int32_t *tokens, *parents; /* [most]: a parent is a place among them, or -1 for the root */
-    float *shares;             /* [most]: the probability that a node stands if its parent does */
+    float *shares;             /* [most]: the probability that a node is accepted if its parent is */
 } Growth;
 
 /* Several drafts that grow together. */
 typedef struct {
-    const Call *first;     /* taps the last depth at the wanted rows, which are the last one of each segment; its results have
-                              room for `width` rows of each, and `top` is `width` at most */
+    const Call *first;     /* taps the last depth at the wanted rows, which are the last one of each segment; its results
+                              hold `width` rows of each, and `top` is `width` at most */
     const float *features; /* [num_rows][width of the model] */
-    float *entering, *parts, *gathered; /* room for as many rows as there are of either, of the model's width or `columns` */
+    float *entering, *parts, *gathered; /* workspace for the larger number of rows, of the model's width or `columns` */
     uint32_t *elements;                 /* the same, of the model's width */
     const int32_t *ids;                 /* [vocab]: the tokens that the head's columns stand for; NULL: column i is token i */
     int64_t width;
@@ -40,12 +40,12 @@ typedef struct {
 /* A draft while it grows. */
 typedef struct {
     TreeNode *nodes;
-    int32_t *best, *level, *open;   /* the best of all, and of this level, most probable first; what is read next, eldest first */
+    int32_t *best, *level, *open;   /* the best of all, and of this level, most probable first; next to read, eldest first */
     long count, held, ranked, going; /* of each of the four */
     long tail;                       /* rows after the prefix */
 } Grown;
 
-/* Everything that all drafts together are written into. */
+/* Workspace of all drafts. */
 typedef struct {
     Grown *drafts;
     TreeNode *nodes;
@@ -59,8 +59,8 @@ static void free_forest(Forest *f) {
     free(f->segments), free(f->seen);
 }
 
-/* Room for all of it; 0 if there is no memory. */
-static int room_for_forest(const Trees *t, Forest *f) {
+/* Allocate the workspace; 0 if there is no memory. */
+static int allocate_forest(const Trees *t, Forest *f) {
     const long D = t->first->num_segments, rows = D * t->width;
     long nodes = 0, numbers = 0, seen = 0;
     for (long i = 0; i < D; i++) {
@@ -142,7 +142,7 @@ static void open_level(const Growth *given, Grown *draft, long num_tokens) {
     draft->ranked = 0;
 }
 
-/* Pack what a draft reads next after `rows` rows: tokens, positions, who sees whom, and the features of its parents. */
+/* Pack a draft's next rows after `rows` rows: tokens, positions, the attention mask, and the features of their parents. */
 static Segment packed_level(const Trees *t, const Forest *f, const Call *call, long number, long rows, long width, uint8_t *seen) {
     Grown *draft = f->drafts + number;
     TreeNode *nodes = draft->nodes;
@@ -184,7 +184,7 @@ int64_t foretoken_trees(Team *team, const Model *m, const Entry *e, Trees *t) {
     Forest f;
     Call call = *t->first;
     const float *features = t->features;
-    int64_t failed = !room_for_forest(t, &f);
+    int64_t failed = !allocate_forest(t, &f);
     for (long level = 0; !failed; level++) {
         failed = !enter_pairs(team, m, e, t->entering, t->parts, t->elements, features, &call) || foretoken_forward(team, m, &call);
         if (failed) break;

@@ -96,16 +96,16 @@ class CrossAttentionDecoder(NativeDecoder):
         call = self._open(batch, cache, span, model, top=top, threads=own.threads, forwards=count)
         for native, prefix in zip(call.segments, prefixes, strict=True):
             native.far_slot, native.far = prefix
-        room = self._owner.room(of)  # keeps the object alive during the call
-        elsewhere = structs.Elsewhere(
+        addresses = self._owner.cache_addresses(of)  # held while the call runs
+        external_kv = structs.ExternalKV(
             groups=self._owner.sizes.kv_heads,
             capacity=of.capacity,
-            keys=room.keys[self._layer],
-            values=room.values[self._layer],
-            tiled=room.tiled[self._layer],
-            known=room.known[self._layer],
+            keys=addresses.keys[self._layer],
+            values=addresses.values[self._layer],
+            tiled=addresses.tiled[self._layer],
+            known=addresses.known[self._layer],
         )
-        call.native.elsewhere = ctypes.pointer(elsewhere)
+        call.native.external_kv = ctypes.pointer(external_kv)
         chain = OpenChain(call, len(batch.wanted), count, prefetch, ids_C, model.logits_stride)
         chain.run(self.library, own, model, self._entry)
         return chain.passes(own_head.vocab_size, torch.empty(count * len(batch.wanted), 0))

@@ -223,5 +223,5 @@ def test_what_does_not_fit_is_refused(runners: dict[tuple[str, str, bool], Runne
     refused("grow from rows", **{"no wanted": True})
     refused("growth.most=0", extents=[small._replace(most=0)])
     refused("growth.deepest=0", extents=[small._replace(deepest=0)])
-    refused("the cache has room for 96", extents=[small._replace(deepest=24)])
+    refused("the capacity of the cache is 96", extents=[small._replace(deepest=24)])
     refused("entering_TD", features=torch.randn(2, 32))

@@ -1,11 +1,11 @@
-"""What native code knows of a cache: where its buffers are, and its committed keys once more, tiled.
+"""Addresses of a cache's buffers for native code, and a tiled copy of its committed keys.
 
-    keys     [S, G, C, D]                     rows as they are written; everybody reads these
-    tiled    [S, G, C / 16, units, 16]        those of 16 positions side by side, for products
+    keys     [S, G, C, D]                     rows as they are written; the general path reads them, too
+    tiled    [S, G, C / 16, units, 16]        the keys of 16 positions side by side, for products
 
-A committed row never changes, so a tile is laid out once, when its 16 rows are committed and a forward comes by; tiles
-after those are laid out by every forward that reads them. What the cache forgets it tells its followers. This costs
-the memory of the keys a second time; without it every forward lays out the whole prefix again.
+A committed row never changes, so a tile is laid out once, by the first forward after its 16 rows are
+committed; every forward lays out the later tiles again. The cache notifies its followers when it drops rows. The copy
+doubles the memory of the keys; without it every forward would lay out the whole prefix again.
 
 Letters: S slots, G key/value heads, C capacity, D key width, L layers.
 """
@@ -27,13 +27,13 @@ from foretoken.native import structs
 _TILE = 16
 
 
-class Room:
-    """One cache's memory, as long as the cache does not reallocate it; this becomes a follower of the cache.
+class CacheAddresses:
+    """Addresses of one cache's memory, valid until the cache reallocates it; this object follows the cache.
 
     Args:
-        library: whose functions move rows.
-        cache: whose slots and capacity the pairs have.
-        pairs: keys and values of each layer, checked; None of a layer that keeps none.
+        library: the compiled decoder; its functions move rows.
+        cache: the owner of the pairs.
+        pairs: keys and values of each layer, checked; None for a layer without.
     """
 
     def __init__(self, library: ctypes.CDLL, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
@@ -67,10 +67,10 @@ class Room:
             self._known_LSG[:, slot].clamp_(max=length // _TILE)
 
     def move(self, cache: KVCache, slot: int, to: int, rows: Sequence[int]) -> bool:
-        """Move rows of a slot to ``to`` and the places after it, in all layers; False if the buffers are elsewhere.
+        """Move rows of a slot to ``to`` and the rows after it, in all layers; False if the buffers were reallocated.
 
         Args:
-            rows: increasing, none of them before the place that it goes to.
+            rows: increasing, none of them before its destination.
         Raises:
             ValueError: they are not, or lie outside of the buffers.
         """

@@ -26,7 +26,7 @@ def read(session: Session, slot: int, tokens: list[int], step: int = 90) -> torc
     return torch.cat([session.chunk(slot, tokens[begin : begin + step]) for begin in range(0, len(tokens), step)])
 
 
-def room(session: Session) -> Any:
+def addresses(session: Session) -> Any:
     found = session.cache.mover
     assert found is not None
     return found
@@ -36,9 +36,9 @@ def test_only_whole_committed_tiles_are_kept() -> None:
     session = Session(target())
     slot = session.cache.acquire()
     read(session, slot, TEXT[:40])
-    assert int(room(session)._known_LSG.max()) == 0  # committed after the forward
+    assert int(addresses(session)._known_LSG.max()) == 0  # committed after the forward
     session.draft(slot, 7, random_tree(3, 8000))
-    assert room(session)._known_LSG[:, slot].unique().tolist() == [2]  # 32 of 40 rows; the draft is not committed
+    assert addresses(session)._known_LSG[:, slot].unique().tolist() == [2]  # 32 of 40 rows; the draft is not committed
 
 
 @pytest.mark.parametrize("length", [1, 16, 31, 32, 50])
