@@ -31,7 +31,7 @@ BAD = [
     ("--version extra", "leave 'extra' out"),
     ("generate --prompts ids.jsonl", "ids.jsonl:3: has the id 'a' of ids.jsonl:1"),
     ("generate x --methd none", "--method"),
-    ("bench --limit 1 serve --url http://localhost:1", "--limit stands before 'serve'"),
+    ("bench --limit 1 serve --url http://localhost:1", "--limit precedes 'serve'"),
     ("generate x --temperature 1e300", "--temperature 1e+300"),
     ("train eagle --target zoo:draft --out o --device gpu", "device='gpu' is unknown"),
     (f"generate x --model {LONG}", "no file or model has such a name"),

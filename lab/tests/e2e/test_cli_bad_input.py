@@ -10,7 +10,7 @@ from helpers.bad_input import LONG, assert_refused
 files, no_model = bad_input.files, bad_input.no_model  # fixtures
 
 BAD = [
-    ("bench --model zoo:draft verify", "--model stands before 'verify'"),
+    ("bench --model zoo:draft verify", "--model precedes 'verify'"),
     ("eval --text good.jsonl --seed 5", "--seed is for tasks"),
     ("bench verify --plans dense,spars", "did you mean 'sparse'"),
     ("bench verify --plans dense,sparse,dense", "twice"),

@@ -17,37 +17,36 @@ from foretoken.options.structured import StructuredOutputs, structure
 from foretoken.options.tokens import allowed_ids, texts, token_ids, token_values
 
 MAX_COMPLETIONS = 16_384
-"""Limit per prompt: each completion has its own distribution and history from the start."""
+"""Of a prompt: each has a distribution and a history of its own from the beginning."""
 
 _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
-    "guided_decoding": "it is called structured_outputs",
+    "guided_decoding": "use structured_outputs",
     "best_of": "use n",
     **dict.fromkeys(
         ("use_beam_search", "early_stopping", "length_penalty"), "there is no beam search; use n with a temperature"
     ),
     "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
     "output_kind": "use stream for pieces of an answer",
-    "stream_interval": "use stream for pieces of an answer, one per step",
-    "detokenize": "texts are always decoded; token_ids are available, too",
+    "stream_interval": "use stream for pieces of an answer, a step each",
+    "detokenize": "texts are always made; token_ids are there, too",
     **dict.fromkeys(("max_new_tokens", "max_completion_tokens"), "use max_tokens"),
-    "do_sample": "use temperature=0 for greedy decoding, above 0 for sampling",
-    "spaces_between_special_tokens": "the tokenizer decides the spaces of a text",
+    "do_sample": "use temperature=0 for greedy decoding, and more for sampling",
+    "spaces_between_special_tokens": "texts are the tokenizer's own",
     "flat_logprobs": "logprobs are a list of entries with token_id, logprob and top: leave it out",
-    "logprob_token_ids": "logprobs=K returns the K most probable tokens, at most 1000",
+    "logprob_token_ids": "logprobs=K tells the K most probable tokens, 1000 at most",
     **dict.fromkeys(
-        ("prompt_logprob_token_ids", "prompt_logprob_start"),
-        "prompt_logprobs=K returns the K most probable of each position",
+        ("prompt_logprob_token_ids", "prompt_logprob_start"), "prompt_logprobs=K tells the K most probable of each"
     ),
-    "skip_reading_prefix_cache": "LLM(enable_prefix_caching=False), the default, stores no prefixes",
-    "thinking_token_budget": "max_tokens limits reasoning and answer together",
-    "repetition_detection": "use repetition_penalty and stop",
-    "truncation_side": "truncate_prompt_tokens keeps the last tokens",
+    "skip_reading_prefix_cache": "LLM(enable_prefix_caching=False), the default, keeps nothing",
+    "thinking_token_budget": "max_tokens bounds a reasoning and its answer together",
+    "repetition_detection": "repetition_penalty and stop are against it",
+    "truncation_side": "truncate_prompt_tokens keeps the last ones",
     **dict.fromkeys(
         ("extra_args", "skip_clone", "output_text_buffer_length", "routed_experts_prompt_start"), "leave it out"
     ),
-    "trace_decode_token_ids": "prompt_logprobs of the whole text returns the probabilities of given tokens",
+    "trace_decode_token_ids": "prompt_logprobs of the whole text says how probable given tokens are",
 }
-_UNASKED: Mapping[str, tuple[Any, ...]] = {  # their values without effect
+_UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for nothing
     **dict.fromkeys(("guided_decoding", "best_of", "logits_processors", "extra_args", "output_kind"), (None,)),
     **dict.fromkeys(("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"), (None,)),
     **dict.fromkeys(("stream_interval", "thinking_token_budget", "repetition_detection"), (None,)),
@@ -75,10 +74,10 @@ class SamplingParams:
     max_tokens: Annotated[
         int,
         Option(
-            "Maximum tokens to generate.",
+            "Tokens to generate at most.",
             least=1,
-            remedy="use at least 1; 10**9 is as much as the context holds",
-            more="The context length is another limit. vLLM's default is 16.",
+            remedy="use at least one token; 10**9 is as much as the context holds",
+            more="More than the context holds is as much as it holds. vLLM's default is 16.",
         ),
     ] = 128
     temperature: Annotated[
@@ -105,7 +104,7 @@ class SamplingParams:
     seed: Annotated[
         int | None,
         Option(
-            "Seed of all random choices; without one, a fresh seed is drawn.",
+            "Fix every random choice; without one, a fresh seed is drawn.",
             least=0,
             most=2**63 - 1,
             remedy="use a non-negative integer below 2**63",
@@ -117,12 +116,12 @@ class SamplingParams:
     ] = None
     stop: Annotated[
         str | Sequence[str] | None,
-        Option("Stop before this string; it is not part of the text.", metavar="TEXT", convert=texts),
+        Option("End the text before this string.", metavar="TEXT", convert=texts),
     ] = None
     stop_token_ids: Annotated[
         Sequence[int],
         Option(
-            "Stop at this token, in addition to the model's own end tokens.",
+            "End at this token, besides the model's own end tokens.",
             name="stop-token-id",
             metavar="ID",
             convert=token_ids,
@@ -130,21 +129,20 @@ class SamplingParams:
         ),
     ] = ()
     include_stop_str_in_output: Annotated[
-        bool,
-        Option("Keep the stop string, or the text of the stop token, at the end of the text.", on_command_line=False),
+        bool, Option("Keep the stop string, or the text of the stop token, at the text's end.", on_command_line=False)
     ] = False
     skip_special_tokens: Annotated[
         bool,
-        Option("Omit special tokens from the text; they are in `token_ids`.", on_command_line=False),
+        Option("Leave special tokens out of the text; they are in `token_ids`.", on_command_line=False),
     ] = True
     repetition_penalty: Annotated[
         float,
         Option(
-            "Penalty on repeated tokens, above 1.",
+            "Above 1: less repetition.",
             least=1e-30,
             most=1e30,
             remedy="use 1 for none",
-            more="It covers prompt and output; positive logits are divided by it, negative ones multiplied (CTRL).",
+            more="Of prompt and output; positive logits are divided by it, negative ones multiplied (CTRL).",
         ),
     ] = 1.0
     presence_penalty: Annotated[
@@ -167,7 +165,7 @@ class SamplingParams:
     bad_words: Annotated[
         Sequence[str],
         Option(
-            "Texts that the output must not contain.",
+            "Texts that are not written.",
             convert=texts,
             on_command_line=False,
             more="The last token of such a text is forbidden, with the text split as the tokenizer splits it "
@@ -177,40 +175,40 @@ class SamplingParams:
     allowed_token_ids: Annotated[
         Sequence[int] | None,
         Option(
-            "Allow only these tokens.",
+            "No other token is possible.",
             convert=allowed_ids,
             on_command_line=False,
-            more="The model's end of text is possible only if it is included.",
+            more="The model's end of text is possible only if it is among them.",
         ),
     ] = None
-    min_tokens: Annotated[int, Option("Minimum tokens before an end of text.", least=0, remedy="use 0 for none")] = 0
-    ignore_eos: Annotated[bool, Option("Continue after the model's own end of text.")] = False
+    min_tokens: Annotated[int, Option("No end before so many tokens.", least=0, remedy="use 0 for none")] = 0
+    ignore_eos: Annotated[bool, Option("Go on past the model's own end of text.")] = False
     n: Annotated[
         int,
         Option(
-            "Number of completions per prompt.",
+            "Completions of every prompt.",
             least=1,
             most=MAX_COMPLETIONS,
-            remedy="use at least 1; for more, split them over several calls",
+            remedy="ask for at least one completion, for more in several calls",
         ),
     ] = 1
     logprobs: Annotated[
         int | None,
         Option(
-            "The K best log-probabilities, with --json.",
+            "With --json: the K best log-probabilities.",
             metavar="K",
             least=0,
             most=1000,
             remedy="use None for none",
             over_http=False,
-            more="In addition to that of the emitted token; from the model's own logits, before temperature, penalties "
-            "and filters. HTTP uses OpenAI's field.",
+            more="Besides that of the emitted token; from the model's own logits, before temperature, penalties and "
+            "filters. Over HTTP as OpenAI has them.",
         ),
     ] = None
     prompt_logprobs: Annotated[
         int | None,
         Option(
-            "The same for every prompt token except the first.",
+            "The same for every token of the prompt but the first.",
             least=0,
             most=1000,
             remedy="use None for none",
@@ -259,7 +257,7 @@ class SamplingParams:
         known = self.__dataclass_fields__
         if name not in known:
             raise ConfigError(f"unknown sampling parameter '{name}': {nearest(name, known)}")
-        if len(self.__dict__) < len(known):  # during construction
+        if len(self.__dict__) < len(known):  # while it is made
             super().__setattr__(name, value)
             return
         before = dict(self.__dict__)
@@ -272,22 +270,22 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the distribution is the argmax."""
+        """True when the distribution is the argmax."""
         return self.temperature == 0.0
 
     @property
     def repeatable(self) -> bool:
-        """Whether a seed fixes the sampled tokens."""
+        """True when a seed is to give the same sampled tokens every time."""
         return self.seed is not None and not self.greedy
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
+        """The stop strings, always as a tuple."""
         return texts("stop", self.stop)
 
     @property
     def named_tokens(self) -> dict[str, Iterable[int]]:
-        """The fields that contain token ids."""
+        """The fields that name tokens by their ids, and these."""
         given = {
             each.name: getattr(self, each.name) for each in declared(SamplingParams) if each.option.convert in _IDS
         }
@@ -295,7 +293,7 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> SamplingParams:
-        """Create an instance from a mapping; the error for an unknown key has the nearest name."""
+        """Build from a mapping; an unknown key is an error that offers the nearest name."""
         if not isinstance(values, Mapping):
             raise ConfigError(f"sampling params must be a mapping of names to values, not {type(values).__name__}")
         values = without_idle(values, _UNASKED)
@@ -304,11 +302,11 @@ class SamplingParams:
 
     @staticmethod
     def remedy(name: str) -> str | None:
-        """Return the replacement of a parameter of another program; None: unknown."""
+        """What takes the place of a parameter that people know from elsewhere; None: nothing is known of it."""
         return _ELSEWHERE.get(name)
 
     def clone(self) -> SamplingParams:
-        """Return an independent copy."""
+        """A copy that may be changed by itself."""
         return copy.deepcopy(self)
 
 

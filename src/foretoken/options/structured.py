@@ -17,18 +17,18 @@ _UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of vLLM's further fields t
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
-    """What a text has to be; exactly one of these. The names are vLLM's.
+    """A constraint on the whole text; exactly one of these. The names are vLLM's.
 
     Attributes:
-        json: a JSON schema, as a mapping or as text; True: any JSON. It is laid out as ``json.dumps`` does.
+        json: a JSON schema, as a mapping or as text; True: any JSON. The layout is that of ``json.dumps``.
         json_object: True: any JSON object.
-        regex: a regular expression that the whole text matches.
-        choice: one of these texts.
-        grammar: a Lark grammar whose start is the whole text.
-        reasoning: what comes before it. "open": the text begins within a reasoning, which "</think>" ends; "optional":
-            it may begin with "<think>" and so on; None: nothing does.
+        regex: a regular expression for the whole text.
+        choice: the allowed texts.
+        grammar: a Lark grammar; its start rule matches the whole text.
+        reasoning: the text before it. "open": the text begins inside the reasoning, which "</think>" ends; "optional":
+            it may begin with "<think>"; None: no reasoning.
     Raises:
-        ConfigError: none or several are given, or one is of the wrong kind.
+        ConfigError: none or several are set, or one has the wrong type.
     """
 
     json: Mapping[str, object] | str | bool | None = None

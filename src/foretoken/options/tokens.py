@@ -25,7 +25,7 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
         if not isinstance(text, str) or not text:
             raise ConfigError(f"{name}={text!r:.60} must be a non-empty string")
         if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise ConfigError(f"{name}={text!r:.60} is not valid Unicode: it has half of a pair of surrogates")
+            raise ConfigError(f"{name}={text!r:.60} is not valid Unicode: it has a lone surrogate")
     return found
 
 
@@ -46,7 +46,7 @@ def allowed_ids(name: str, value: Any) -> tuple[int, ...] | None:
     """Token ids, of which there must be one; None: every token."""
     ids = None if value is None else token_ids(name, value)
     if ids is not None and not ids:
-        raise ConfigError(f"{name} is empty: nothing could be written; use None to allow every token")
+        raise ConfigError(f"{name} is empty and forbids every token; use None to allow every token")
     return ids
 
 
