@@ -300,7 +300,7 @@ def test_a_head_next_to_the_target_is_found(tmp_path: Path) -> None:
 def test_heads_that_are_missing_foreign_or_damaged_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no judge for 'zoo:base' in .*nowhere: make one"):
         build(head=str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="there is no such home folder"):
+    with pytest.raises(ConfigError, match="no user's home folder"):
         build(head="~nobody-of-this-name/head")
     with pytest.raises(ModelError, match="no judge for"):
         build(head=str(tmp_path))

@@ -46,7 +46,7 @@ class Stutter(Drafter):
 ENTRY = """from foretoken.catalog import Entry
 
 STUTTER = Entry(
-    name="stutter", kind="drafter", target="stutter.drafter:Stutter", summary="say it again", paper="-",
+    name="stutter", kind="drafter", import_path="stutter.drafter:Stutter", summary="say it again", paper="-",
     promise="lossless", training="stutter.command:COMMAND",
 )
 """

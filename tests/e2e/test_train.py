@@ -116,9 +116,9 @@ BAD = [
     (
         "eagle --target zoo:draft --out out --corpus mine.jsonl --mlp-width 1000000000",
         2,
-        "less than or equal to 131072",
+        "--mlp-width 1000000000",
     ),
-    ("longspec --target zoo:draft --out out --corpus mine.jsonl --levels 100000", 2, "less than or equal to 64"),
+    ("longspec --target zoo:draft --out out --corpus mine.jsonl --levels 100000", 2, "--levels 100000"),
     ("judge --target zoo:draft --draft-model zoo:draft --out out --tail x", 2, "--tail x: must be mask or negative"),
     ("draft --target ./none --out out --corpus mine.jsonl", 1, "./none"),
     ("draft --target zoo:drft --out out --corpus mine.jsonl", 2, "did you mean 'draft'"),

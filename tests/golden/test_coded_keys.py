@@ -157,7 +157,7 @@ def test_where_they_cannot_be_had(tmp_path: Path) -> None:
 
     refused("not model .*: its type 'exaone4' is not one of", str(save_model("exaone4", tmp_path / "exaone4")))
     refused("not model 'zoo:hybrid': it has state-space layers", "zoo:hybrid")
-    refused("not model 'zoo:draft': its dtype is torch.float16", "zoo:draft", dtype="float16")
+    refused("not model 'zoo:draft': its dtype is float16", "zoo:draft", dtype="float16")
     sparse = {"verification": {"attention": "per_head", "dense_below": 0}}
     refused("verification.attention reads keys and values as they", "zoo:draft", speculative_config=sparse)
     confirmed = {"verification": {"attention": "per_head", "dense_below": 0, "confirm": 4}}

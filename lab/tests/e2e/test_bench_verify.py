@@ -58,5 +58,5 @@ def test_prefix_tree_next_to_dense_and_under_sparse(tmp_path):
     assert prefix_tree["settings"] == {"plan": "prefix_tree"}
     assert sparse["settings"]["plan"] == "prefix_tree"
     assert sparse["read"] < 0.7
-    done = run("--plans", "dense,hibryd", code=2)
+    done = run("--plans", "dense,prefix_tre", code=2)
     assert "did you mean 'prefix_tree'" in done.stderr

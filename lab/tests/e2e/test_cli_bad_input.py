@@ -26,7 +26,7 @@ BAD = [
     ("bench verify --model shape:100", "did you mean '100m'"),
     ("bench verify --model shape:16m --dtype float16", "bfloat16 or float32"),
     ("bench verify --out nowhere/out.json", "no folder nowhere"),
-    (f"eval --task code --save-outputs {LONG}", "no file has a name of this length"),
+    (f"eval --task code --save-outputs {LONG}", "no file or model has such a name"),
     ("train base --recipe base --compile yes", "'--compile': 'yes' is not one of 'auto', 'on', 'off'"),
     ("eval --task code --save-outputs good.jsonl --against good.jsonl", "--against is this file"),
     ("eval --task arithmetic --limit 99999999999", "at most 100000"),

@@ -148,7 +148,7 @@ def _find(name: str) -> list[catalog.Entry]:
 
 
 def _public(entry: catalog.Entry) -> dict[str, Any]:
-    hidden = ("target", "training", "own_rule", "guarantee")
+    hidden = ("import_path", "training", "own_rule", "guarantee")
     names = [field.name for field in dataclasses.fields(entry) if field.name not in hidden]
     return {name: getattr(entry, name) for name in names} | {"promise": _promise(entry)}
 

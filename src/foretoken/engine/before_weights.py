@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal
 
@@ -46,6 +46,10 @@ def check(
     method = METHODS.get(method, method) if isinstance(method, str) else None
     drafter = _class_of(method, "drafter")
     verifier = _class_of(settings.get("verifier"), "verifier")
+    if drafter is not None:
+        own = {each.name for each in fields(drafter.Config)}
+        with contextlib.suppress(TypeError):  # a required option is missing: for engine/compose.py to report
+            drafter.Config(**{name: value for name, value in settings.items() if name in own})
     if drafter is not None and drafter.declared.draft_model:
         draft = settings.get("model") or (zoo.DRAFT if zoo.drafts_for(zoo.DRAFT, model) else None)
         if isinstance(draft, str):

@@ -334,8 +334,8 @@ def test_a_plan_is_the_target_s_or_the_requested_one(plans):
 @pytest.mark.parametrize(
     ("name", "plan", "message"),
     [
-        ("hybrid", "dense", "plan='dense' does not compute what model 'hybrid' needs: leave it out for 'states'"),
-        ("hybrid", "wide", "plan='wide' does not compute what model 'hybrid' needs"),
+        ("hybrid", "dense", "plan='dense' lacks a part of model 'hybrid': leave it out for 'states'"),
+        ("hybrid", "wide", "plan='wide' lacks a part of model 'hybrid'"),
         ("plain", "sparse", r"unknown plan 'sparse': it is switched on by its settings, verification\.\*"),
         ("plain", "wid", "unknown plan 'wid': did you mean 'wide'"),
     ],

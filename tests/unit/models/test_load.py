@@ -128,7 +128,7 @@ def test_an_end_token_that_only_the_tokenizer_names_counts(
     caplog.clear()
     edit_json(folder / where, eos_token_id=[2, 7])
     assert load(folder, device="cpu").end_ids == {2, 7}
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name != "foretoken.phases"]
 
 
 def test_an_end_token_of_the_tokenizer_beyond_the_vocabulary_is_none(folder: Path) -> None:

@@ -92,7 +92,7 @@ class TargetFacts:
     model: None = None
 
     @property
-    def fused(self) -> Any:
+    def native_decoder(self) -> Any:
         """The compiled library, as in a native decoder; None: products run in torch."""
         library = build.library() if self.packed else None
         return None if library is None else _Native(library)

@@ -27,6 +27,7 @@ from foretoken.core.draft import NO_DRAFT, Approvals, Draft, GreedyLaws, Law, Sa
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context
+from foretoken.core.threads import one_thread
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DraftRunner, Rows, RunnerBuilder
 from foretoken.drafting.learned_part import find
@@ -221,7 +222,9 @@ class SprinterDrafter(DraftRunner):
         finished = draft.finish(Sampled)
         if finished.evidence is not None:  # the verifier compares distributions and does not need approvals
             return finished
-        evidence = Approvals(tuple(approved), self._judges != "pre", torch.stack(others) if others else None)
+        with one_thread():  # torch's other threads would spin on the cores of the next forward
+            others_NV = torch.stack(others) if others else None
+        evidence = Approvals(tuple(approved), self._judges != "pre", others_NV)
         return replace(finished, evidence=evidence)
 
 

@@ -232,7 +232,7 @@ def test_without_probe_rows_the_plain_rule_decides():
     [
         ({"alpha": -0.1}, "alpha=-0.1"), ({"alpha": 1.1}, "alpha=1.1"), ({"alpha": math.nan}, "alpha=nan"),
         ({"alpha": True}, "alpha=True"), ({"alpha": "much"}, "alpha='much'"), ({"rule": "block"}, "looks ahead"),
-        ({"rule": "typicle"}, "did you mean 'typical'"), ({"prefix": -1}, "prefix=-1"), ({"prefix": 300}, "prefix=300"),
+        ({"rule": "typicle"}, "rule='typicle'"), ({"prefix": -1}, "prefix=-1"), ({"prefix": 300}, "prefix=300"),
         ({"prompt": 3}, "prompt=3"), ({"prompt": "", "prefix": 0}, "something must stand"),
         ({"mix_bonus": 1}, "mix_bonus=1"), ({"max_distortion": 2}, "max_distortion=2"),
         ({"rule": "typical", "max_distortion": 0.1}, "lossy itself"),
