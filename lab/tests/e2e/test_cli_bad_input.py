@@ -42,7 +42,7 @@ BAD = [
     ("eval --list --limit 5 --json", "leave --limit out"),
     ("eval --task list --model x", "leave --model out"),
     ("bench --suite sprintr", "did you mean 'sprinter'"),
-    ("bench --suite self_speculation --model zoo:base", "name it with --data DIR"),
+    ("bench --suite self_speculation --model zoo:base", "use --data DIR"),
     ("bench serve --url http://localhost:1 --out no/out.json", "there is no folder no"),
     ("analyze scaling --out o --data . --corpus good.jsonl", "--data . and --corpus good.jsonl"),
 ]

@@ -147,7 +147,7 @@ def test_what_a_request_may_not_say(tmp_path, record, message):
 
 def test_a_measurement_runs_all_prompts_alike(tmp_path):
     path = write(tmp_path, '{"prompt": "x", "max_tokens": 3}')
-    with pytest.raises(InputError, match="here all prompts run alike"):
+    with pytest.raises(InputError, match="here prompts share parameters"):
         read_prompts(path)
 
 

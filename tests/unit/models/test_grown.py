@@ -113,7 +113,7 @@ def test_gemma_is_not_rounded_in_bfloat16_and_its_parts_do_not_grow(tmp_path: Pa
     assert_same_function(str(source), str(tmp_path / "grown"))
     origin = grown.Origin(source, 64, 3, 4, 3, shared=False)
     assert origin.first_share == 1.0
-    with pytest.raises(MismatchError, match=r"does not fit 'it'.* train one for it"):
+    with pytest.raises(MismatchError, match=r"does not serve 'it'.* train one for it"):
         origin.check_shared("head", "it")
 
 

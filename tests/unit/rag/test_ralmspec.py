@@ -239,7 +239,7 @@ def test_a_question_too_long_for_the_context_ends_alone():
     system = Rag(short(), passages(), retriever="bm25", config=RagConfig())
     found = list(system.generate(["word " * 90, QUESTIONS[0]], max_tokens=4))
     assert found[0].completion.finish_reason == "error"
-    assert "leave no room for a passage" in found[0].completion.error
+    assert "leave no tokens for a passage" in found[0].completion.error
     assert found[1].completion.error is None
 
 

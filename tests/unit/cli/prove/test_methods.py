@@ -27,7 +27,7 @@ def test_methods_with_options():
     ("text", "sets", "message"),
     [
         ("ngrm", [], "did you mean 'ngram'"),
-        ("a,,b", [], "commas"),
+        ("a,,b", [], "comma-separated"),
         ("ngram,ngram", [], "twice"),
         ("ngram+a=1+a=2", [], "'a' twice"),
         ("ngram", ["suffix.tree=false"], "not among"),

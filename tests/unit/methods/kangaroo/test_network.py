@@ -145,8 +145,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], type[ForetokenError], str]] = {
     "a base in words": (edit(rope_theta="x"), ModelError, "cannot be read"),
     "no fingerprint": (disown(None), ModelError, "cannot be read"),
     "another target": (disown("0" * 64), MismatchError, "fingerprint 000000000000"),
-    "too deep": (edit(exit_layer=8), MismatchError, "leaves after layer 8"),
-    "too shallow": (edit(exit_layer=0), MismatchError, "leaves after layer 0"),
+    "too deep": (edit(exit_layer=8), MismatchError, "exits after layer 8"),
+    "too shallow": (edit(exit_layer=0), MismatchError, "exits after layer 0"),
     "other heads, same weights": (
         edit(heads=12, kv_heads=4, head_dim=32),
         MismatchError,
