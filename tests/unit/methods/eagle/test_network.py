@@ -258,12 +258,14 @@ def test_a_folder_of_the_published_schema_drafts(prefix: str, tmp_path: Path) ->
     assert sum(each.metrics.num_draft_tokens for each in found) > 3
 
 
-def test_fields_that_ask_for_nothing_else_are_no_reason_to_refuse(folder: Path) -> None:
+def test_neutral_values_of_unsupported_fields_change_nothing(folder: Path) -> None:
+    plain = Eagle.load(folder).config
     edit_block(layer_types=["full_attention"], sliding_window=None, use_sliding_window=False, max_window_layers=28)(
         folder
     )
     edit_block(partial_rotary_factor=1.0, rope_scaling=None)(folder)
     compose.build({"method": "eagle", "head": str(folder)}, target())
+    assert Eagle.load(folder).config == plain
 
 
 def test_the_layers_that_an_older_folder_counts_are_its_targets(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_damaged_heads(kind: str, model: LanguageModel, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_quiet_embedding_is_heard_from_the_beginning() -> None:
+def test_an_untrained_head_scales_small_embeddings_up() -> None:
     """What an untrained head mixes in of a token is 0.3 / sqrt(2) large, whatever the size of the embeddings."""
     head = Scylla.random(target())
     table_VW = head.embedding_of(target().model).detach().float()
@@ -153,10 +153,13 @@ def test_a_quiet_embedding_is_heard_from_the_beginning() -> None:
     assert float(mixed_VW.std()) == pytest.approx(0.3 / 2**0.5, rel=0.2)
 
 
-def test_a_rate_that_is_a_large_whole_number(model: LanguageModel, tmp_path: Path) -> None:
+def test_a_rope_theta_beyond_64_bit_integers_gives_finite_frequencies(model: LanguageModel, tmp_path: Path) -> None:
     folder = Path(Scylla.untrained(model, tmp_path / "head"))
     edit(rope_theta=10**20)(folder)
     compose.build({"method": "scylla", "head": str(folder)}, model)
+    head = Scylla.load(folder)
+    exponents = -torch.arange(head.config.head_dim // 2, dtype=torch.float64) / (head.config.head_dim // 2)
+    torch.testing.assert_close(head.rates(), 1e20**exponents)
 
 
 def test_a_missing_head_is_refused_with_its_command(model: LanguageModel) -> None:
