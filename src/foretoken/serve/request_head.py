@@ -153,7 +153,7 @@ class _Bounded(asyncio.Protocol):
         if self._refusal is None:
             self._await_head()
         else:
-            self._tell(self._refusal)
+            self._send_refusal(self._refusal)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse invalid input; uvicorn calls it after an error of the parser."""
@@ -201,7 +201,7 @@ class _Bounded(asyncio.Protocol):
             return
         self._refusal = refusal
         if not self._answering:
-            self._tell(refusal)
+            self._send_refusal(refusal)
         elif self.cycle.more_body:  # the answer to the refused request has begun
             begun = self.cycle.response_started or getattr(self, "pipeline", ())
             self.cycle.disconnected = True
@@ -209,9 +209,9 @@ class _Bounded(asyncio.Protocol):
             if begun:
                 self.transport.close()
             else:
-                self._tell(refusal)
+                self._send_refusal(refusal)
 
-    def _tell(self, refusal: ApiError) -> None:
+    def _send_refusal(self, refusal: ApiError) -> None:
         self.flow.resume_reading()
         body = json.dumps(refusal.body).encode()
         fields = [
