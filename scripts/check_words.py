@@ -44,10 +44,10 @@ AVOID = {
 _ANY = re.compile(r"\b(?:" + "|".join(AVOID.values()) + r")\b", re.IGNORECASE)
 # the paper's or the field's own use of such a word
 _FINE = re.compile(
-    r"scaling laws?|power laws?|law of large numbers|odd (?:number|position|row|head|bit)s?", re.IGNORECASE
+    r"scaling laws?|power laws?|law of large numbers|odd (?:number|position|row|head|bit)s?|\blaws?[:=,]", re.IGNORECASE
 )
 _CODE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
-_INLINE = re.compile(r"``[^`]*``|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL)
+_INLINE = re.compile(r"``[^`]*``|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|\{[^{}]*\}", re.DOTALL)
 _C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 

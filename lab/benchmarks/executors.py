@@ -97,7 +97,7 @@ def sides(timeline: Timeline) -> dict[str, float]:
     """Seconds that each was busy in a step: medians."""
     found: dict[str, list[float]] = {}
     for each in timeline.intervals:
-        found.setdefault(each.who, []).append(each.end - each.begin)
+        found.setdefault(each.actor, []).append(each.end - each.begin)
     return {who: statistics.median(seconds) for who, seconds in found.items()}
 
 
@@ -136,11 +136,11 @@ def draw(timelines: dict[str, Timeline], path: Path, seconds: float) -> None:
     for axes, (label, timeline) in zip(panels[:, 0], timelines.items(), strict=True):
         shown = last_steps(timeline.intervals, seconds)
         start, stop = min(each.begin for each in shown), max(each.end for each in shown)
-        own_lane = any(each.who == "drafter" for each in shown)
+        own_lane = any(each.actor == "drafter" for each in shown)
         names = []
         for place, who in enumerate(colours):
             # a drafter without a lane is busy while the engine's thread asks it
-            busy = [each for each in shown if each.who == ("propose" if who == "drafter" and not own_lane else who)]
+            busy = [each for each in shown if each.actor == ("propose" if who == "drafter" and not own_lane else who)]
             share = sum(each.end - each.begin for each in busy) / (stop - start)
             names.append(f"{who} {share:.0%}")
             axes.barh(place, 1e3 * (stop - start), height=0.7, color="#eeeeee")

@@ -69,8 +69,8 @@ class Delayed(Verbs):
         self._wait()
         return drafts
 
-    def room(self, work: Work) -> list[int]:
-        return self._engine.room(work)
+    def node_budgets(self, work: Work) -> list[int]:
+        return self._engine.node_budgets(work)
 
     def ahead(
         self, shadows: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]
@@ -228,12 +228,12 @@ def test_a_timeline_holds_every_part_of_every_step(make: type[SerialExecutor] | 
     llm.engine.executor = executor
     (out,) = llm.generate([{"prompt_token_ids": prompt}], params)
     llm.close()
-    told = {who: [each for each in timeline.intervals if each.who == who] for who in ("target", "engine")}
+    told = {who: [each for each in timeline.intervals if each.actor == who] for who in ("target", "engine")}
     assert len(told["target"]) == len(told["engine"]) == out.metrics.num_steps
     assert sum(each.tokens for each in timeline.intervals) == len(out.token_ids) - 1  # the first comes with the prompt
-    asked = [each for each in timeline.intervals if each.who in ("propose", "drafter")]
-    assert {each.who for each in asked} == {"propose" if make is SerialExecutor else "drafter"}
-    engine = sorted((each for each in timeline.intervals if each.who != "drafter"), key=lambda each: each.begin)
+    asked = [each for each in timeline.intervals if each.actor in ("propose", "drafter")]
+    assert {each.actor for each in asked} == {"propose" if make is SerialExecutor else "drafter"}
+    engine = sorted((each for each in timeline.intervals if each.actor != "drafter"), key=lambda each: each.begin)
     assert all(one.begin <= one.end <= other.begin for one, other in pairwise(engine))
 
 
@@ -287,7 +287,7 @@ def test_the_parts_of_an_overlapped_step_get_their_own_times(monkeypatch: pytest
 
     engine: Any = SimpleNamespace(
         schedule=verb(1.0, Work([request], [], 0)),
-        room=verb(4.0, [3]),
+        node_budgets=verb(4.0, [3]),
         pack=verb(8.0, current),
         ahead=ahead,
         forward=verb(16.0),
@@ -304,7 +304,7 @@ def test_the_parts_of_an_overlapped_step_get_their_own_times(monkeypatch: pytest
     assert current.ahead
     assert told == {"draft": 2.0, "verify": 16.0, "total": 255.0}
     parts = [Interval("target", 113.0, 129.0), Interval("engine", 131.0, 355.0)]
-    assert [each for each in executor.timeline.intervals if each.who != "drafter"] == parts
+    assert [each for each in executor.timeline.intervals if each.actor != "drafter"] == parts
 
 
 class Hasty(SerialExecutor):

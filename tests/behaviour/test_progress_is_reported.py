@@ -27,7 +27,7 @@ def test_slow_loading_and_checking_are_reported(
     with console.passing_note("loading it"):
         PHASES.info("checking %s", "it")
     assert capsys.readouterr().err == ""
-    PHASES.info("nobody listens")
+    PHASES.info("without a listener")
     assert capsys.readouterr().err == ""
 
 
@@ -73,8 +73,8 @@ def test_an_answer_that_was_cut_says_so() -> None:
 
 
 def test_statistics_say_why_nothing_was_drafted() -> None:
-    llm = SimpleNamespace(why_undrafted="the drafter was asked, and proposed nothing")
-    assert "nothing was drafted: the drafter was asked" in statistics([output("stop")], 1.0, llm)
+    llm = SimpleNamespace(why_undrafted="the drafter was called and proposed nothing")
+    assert "nothing was drafted: the drafter was called" in statistics([output("stop")], 1.0, llm)
     assert "nothing was drafted" not in statistics([output("stop", num_draft_tokens=3)], 1.0, llm)
     assert "nothing was drafted" not in statistics([output("stop")], 1.0, SimpleNamespace(why_undrafted=""))
 

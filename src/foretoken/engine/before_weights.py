@@ -1,7 +1,7 @@
 """What can be refused before any weight is read: what configs, tokenizers and the names of files say.
 
-A model takes up to minutes to load, a mistake in what stands next to it is told at once. The same checks are made again
-with the loaded model, by the parts that need them; nothing here may refuse what they would take.
+Loading a model takes up to minutes; a mistake in its other options is reported before that. The parts that need these
+checks repeat them with the loaded model, and nothing here may refuse a value that they would accept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check(
 
     Args:
         model: the target, as typed.
-        settings: the ``speculative_config``; what is wrong with the options themselves is for engine/compose.py.
+        settings: the ``speculative_config``; engine/compose.py checks the options themselves.
         revision, trust_remote_code: as for the target's loading.
     Raises:
         ConfigError, ModelError, MismatchError: as the loaded model would be refused.
@@ -63,7 +63,7 @@ def check(
 
 
 def check_vocabulary(target: str, draft: str, *, revision: str | None = None, trust_remote_code: bool = False) -> None:
-    """Refuse a draft model whose tokens are not the target's.
+    """Refuse a draft model with another vocabulary than the target's.
 
     Raises:
         ConfigError, ModelError: one of them cannot be read.

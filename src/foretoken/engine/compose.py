@@ -58,16 +58,16 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         raise ConfigError("num_speculative_tokens is given without a method: add 'method', for example 'suffix'")
     for key in OWN_KEYS:
         settings.pop(key, None)
-    method, asked, executor, lane = own.method, own.verifier, own.executor, own.lane
+    method, wanted, executor, lane = own.method, own.verifier, own.executor, own.lane
     if method is None:
         method = "draft_model" if "model" in settings else "none"
     if isinstance(method, str):
         method = METHODS.get(method, method)
     _check_lane(lane, executor, method)
     num_nodes, adaptive = _length(own.num_speculative_tokens, method)
-    if asked is None:  # a drafter may have a rule of its own; 'auto' is lossless
-        asked = _class_of(method).declared.own_verifier
-    verifier = None if asked in (None, "auto") else _rule(asked, settings, method, target)
+    if wanted is None:  # a drafter may have a rule of its own; 'auto' is lossless
+        wanted = _class_of(method).declared.own_verifier
+    verifier = None if wanted in (None, "auto") else _rule(wanted, settings, method, target)
     if isinstance(method, str):
         drafter, config = _named(method, settings, target, verifier)
     else:
@@ -160,18 +160,18 @@ def plan_of(settings: dict[str, Any], target: Any) -> PlanMaker:
     fitting = next((maker_class for maker_class in makers.values() if maker_class.suits(target)), None)
     own = _DENSE if fitting is None else fitting.name
     named = {name: each for name, each in makers.items() if not each.settings_key or each is fitting}
-    asked = settings.pop("plan", own)
-    if asked not in (own, _DENSE, *named):
-        key = makers[asked].settings_key if asked in makers else ""
-        remedy = f"it is switched on by its settings, {key}.*" if key else nearest(str(asked), [_DENSE, *named])
-        raise ConfigError(f"unknown plan '{asked}': {remedy}")
-    if fitting is not None and asked != own:
-        raise ConfigError(f"plan='{asked}' lacks a part of model '{target.name}': leave it out for '{own}'")
-    base: PlanMaker = DensePlans() if asked == _DENSE else named[asked].arranged({}, target)
+    wanted = settings.pop("plan", own)
+    if wanted not in (own, _DENSE, *named):
+        key = makers[wanted].settings_key if wanted in makers else ""
+        remedy = f"it is switched on by its settings, {key}.*" if key else nearest(str(wanted), [_DENSE, *named])
+        raise ConfigError(f"unknown plan '{wanted}': {remedy}")
+    if fitting is not None and wanted != own:
+        raise ConfigError(f"plan='{wanted}' lacks a part of model '{target.name}': leave it out for '{own}'")
+    base: PlanMaker = DensePlans() if wanted == _DENSE else named[wanted].arranged({}, target)
     for maker_class in makers.values():
         given = settings_of(maker_class.settings_key, settings) if maker_class.settings_key else {}
         if given and (maker := maker_class.arranged(given, target)) is not None:
-            found: PlanMaker = maker if asked == own else maker.over(base)
+            found: PlanMaker = maker if wanted == own else maker.over(base)
             return found
     return base
 
@@ -279,16 +279,16 @@ def _class_of(method: Any) -> type[Drafter]:
     return found
 
 
-def _rule(asked: Any, settings: dict[str, Any], method: Any, target: Any) -> Verifier:
+def _rule(wanted: Any, settings: dict[str, Any], method: Any, target: Any) -> Verifier:
     """A verifier by name, or one of your own; takes its options out of ``settings``."""
-    if isinstance(asked, str):
+    if isinstance(wanted, str):
         return (
-            _with_options(asked, settings, method, target)
-            if _options(catalog.find(asked, "verifier").load())
-            else verifier_named(asked)
+            _with_options(wanted, settings, method, target)
+            if _options(catalog.find(wanted, "verifier").load())
+            else verifier_named(wanted)
         )
-    _check_members(asked, "verifier", "verifier", Verifier)
-    own: Verifier = asked
+    _check_members(wanted, "verifier", "verifier", Verifier)
+    own: Verifier = wanted
     return own
 
 

@@ -20,8 +20,8 @@ class Faults:
     """Ends single requests of one engine.
 
     Args:
-        scheduler: who runs and who waits.
-        drafter: is told of every request that leaves.
+        scheduler: the running and the waiting requests.
+        drafter: releases every request that leaves.
     """
 
     def __init__(self, scheduler: Scheduler, drafter: Drafter) -> None:
@@ -38,7 +38,7 @@ class Faults:
         self.leave(request)
 
     def leave(self, request: Request) -> None:
-        """Free a request's place; a drafter that fails to forget it harms nobody."""
+        """Free a request's slot; a failure of the drafter's ``release`` is only logged."""
         if request.slot < 0 and request not in self._scheduler.waiting:
             return
         request.metrics.seconds = perf_counter() - request.started

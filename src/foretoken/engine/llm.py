@@ -47,8 +47,8 @@ class LLM:
         max_num_seqs, max_rows_per_step, seed, generation_config, enable_prefix_caching, prefix_cache_bytes: of the
             engine, see :class:`~foretoken.options.model.EngineOptions`. Recipes that cannot reuse prefixes
             (``recipe.reuses_prefixes``) do not.
-        others: options of vLLM's ``LLM`` that ask for what is so here (``tensor_parallel_size=1``); one line of the log
-            names them, and every other is refused (engine/intake/vllm_options.py).
+        others: options of vLLM's ``LLM`` with the value that always holds here (``tensor_parallel_size=1``); one line
+            of the log names them, and every other is refused (engine/intake/vllm_options.py).
     Raises:
         ConfigError: an option is unknown or out of range.
         ModelError: a checkpoint cannot be loaded, is not supported, or does not fit.
@@ -136,10 +136,10 @@ class LLM:
         """
         from foretoken.models.language_model import LanguageModel
 
-        odd: Any = target  # whatever a caller may give
-        if not isinstance(odd, LanguageModel):
-            remedy = "LLM(...) loads a model by its name" if isinstance(odd, (str, Path)) else "give an LLM's .target"
-            raise ConfigError(f"target must be a loaded model, not {type(odd).__name__}: {remedy}")
+        given: Any = target  # of any type, if the caller is not type-checked
+        if not isinstance(given, LanguageModel):
+            remedy = "LLM(...) loads a model by its name" if isinstance(given, (str, Path)) else "give an LLM's .target"
+            raise ConfigError(f"target must be a loaded model, not {type(given).__name__}: {remedy}")
         engine = EngineOptions(
             max_num_seqs=max_num_seqs,
             max_rows_per_step=max_rows_per_step,
@@ -198,7 +198,7 @@ class LLM:
         if self.recipe.num_nodes == 0:
             return ""
         if not self.recipe.may_skip_drafting:
-            return "the drafter was asked, and proposed nothing"
+            return "the drafter was called and proposed nothing"
         return f"{self.engine.controller.why_undrafted}; --set num_speculative_tokens=4 drafts in any case"
 
     @property
@@ -371,13 +371,13 @@ class LLM:
     ) -> list[Request]:
         """The requests that :meth:`generate` would make of one prompt, not queued yet.
 
-        For those who drive ``llm.engine`` themselves (the server's loop, tests, measurements): ``engine.add(request)``,
+        For code that drives ``llm.engine`` itself (the server's loop, tests, measurements): ``engine.add(request)``,
         then ``engine.step()`` until ``request.finished``.
 
         Args:
             prompt, params: as for :meth:`generate`.
             max_draft: draft nodes a step for these requests, at most; 0: plain decoding; None: as the recipe has it.
-            cache_salt: only requests with the same one share what was read of a prompt.
+            cache_salt: only requests with the same one share the cached prefix of a prompt.
         Returns:
             ``params.n`` requests.
         Raises:
@@ -413,7 +413,7 @@ class LLM:
             raise InputError(f"prompt must be the text of the prompt, or None, not {type(prompt).__name__}")
         return self._driver.output_of(group, prompt)
 
-    if not TYPE_CHECKING:  # whose readers know what there is
+    if not TYPE_CHECKING:  # hidden from type checkers
 
         def __getattr__(self, name: str) -> Any:
             raise absent(name)
@@ -444,7 +444,7 @@ def _one_of(params: Any, sampling_params: Any) -> Any:
 
 
 def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:
-    """The params that the checkpoint asks for; a warning says what they are."""
+    """The sampling params of the checkpoint's generation_config.json; a warning lists them."""
     found = CheckpointDefaults.of(getattr(target.model, "generation_config", None), target.name)
     if found.in_words:
         log.warning(

@@ -13,12 +13,12 @@ class Completion:
     """One completion of a prompt.
 
     Attributes:
-        text: generated text; the stop string is not in it unless that was asked for.
+        text: generated text; without the stop string unless ``include_stop_str_in_output``.
         token_ids: generated tokens; a stop token is included, since the model emitted it.
         finish_reason: "stop", "length", "cancelled", "error"; None while it runs.
         error: the message if it failed.
         metrics: counters and times.
-        logprobs: one entry per token if asked for.
+        logprobs: one entry per token if requested.
         promise: what the recipe promises about this output.
         index: which of the prompt's completions.
         stop_reason: the stop string, or the one of ``stop_token_ids``, that ended it; None: the model's own end of
@@ -38,7 +38,7 @@ class Completion:
     @property
     def cumulative_logprob(self) -> float | None:
         """Log-probability of all tokens together, under the model's own distribution; None unless ``logprobs`` are
-        asked for.
+        requested.
         """
         return None if self.logprobs is None else sum(each.logprob for each in self.logprobs)
 
@@ -51,7 +51,7 @@ class RequestOutput:
         prompt: the prompt as text (decoded if token ids were given).
         prompt_token_ids: the prompt as the model saw it.
         outputs: ``params.n`` completions.
-        prompt_logprobs: one entry per token of the prompt but the first, if asked for.
+        prompt_logprobs: one entry per token of the prompt but the first, if requested.
         request_id: of the first completion, unique within an ``LLM``.
         num_cached_tokens: tokens of the prompt that were read before (``enable_prefix_caching``).
         place: of the prompt among those of the call.

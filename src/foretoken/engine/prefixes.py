@@ -31,12 +31,11 @@ class Prefixes:
 
     Args:
         cache: the target's; kept slots are not free in it.
-        max_bytes: the cache is not made larger than this so that slots can be kept; nor is what drafters are shown, nor
-            are marked states.
-        drafter: whose needs say how much can be reused.
+        max_bytes: bounds the cache with kept slots, the hidden states kept for drafters, and marked states, each.
+        drafter: its needs limit how much can be reused.
     Attributes:
-        shown: hidden states of the rows that slots begin with; empty where no drafter asks for any.
-        joined: requests that have got rows since somebody looked last, whose drafter has not been shown them.
+        shown: hidden states of the rows that slots begin with; empty if the drafter needs none.
+        joined: requests that have inherited rows which their drafter has not seen yet.
     """
 
     def __init__(self, cache: KVCache, max_bytes: int, drafter: Drafter) -> None:
@@ -45,8 +44,8 @@ class Prefixes:
         self._cache = cache
         self._max_bytes = max_bytes
         self._drafter = drafter
-        asked = drafter.needs.hidden_layers
-        self._last = None if asked is None else asked.last  # rows of a prompt's end that are shown, and no others
+        wanted = drafter.needs.hidden_layers
+        self._last = None if wanted is None else wanted.last  # rows of a prompt's end that are shown, and no others
         self._kept: OrderedDict[int, tuple[list[int], str | None]] = OrderedDict()
 
     @property
@@ -70,10 +69,10 @@ class Prefixes:
         return True
 
     def acquire(self, request: Request, running: Sequence[Request]) -> int:
-        """A slot for a request, with as much of its prompt as is known; says so in ``request.num_cached``.
+        """A slot for a request, with as much of its prompt as is cached; ``request.num_cached`` counts it.
 
-        At least one token of the prompt is left to read, since its logits are needed. Nothing is reused where the
-        prompt's log-probabilities are asked for.
+        At least one token of the prompt is left to read, since its logits are needed. Nothing is reused if the
+        prompt's log-probabilities are requested.
         """
         cache, slot = self._cache, -1
         best, owner, common = self._longest(request, running) if request.prompt_logprobs is None else (0, -1, 0)
@@ -111,8 +110,8 @@ class Prefixes:
             self._give_up(slot)
 
     def _longest(self, request: Request, running: Sequence[Request]) -> tuple[int, int, int]:
-        """The longest common prefix with anybody that can be reused, whose slot has it (kept ones first), and the
-        longest that there is."""
+        """The longest common prefix with another request that can be reused, its slot (kept ones first), and the
+        length of the longest common prefix at all."""
         best, owner, longest = 0, -1, 0
         limit, lengths = self._limit(request), self._cache.lengths
         known = [(slot, tokens, salt) for slot, (tokens, salt) in self._kept.items()]
@@ -127,15 +126,15 @@ class Prefixes:
         return best, owner, longest
 
     def _limit(self, request: Request) -> int:
-        """How much of a prompt can be reused at most: of the rest logits are needed, or what a drafter is shown."""
+        """How much of a prompt can be reused at most: the rest is needed for logits or for the drafter's states."""
         return max(0, request.num_prompt - max(1, self._last or 0))
 
     def _usable(self, slot: int) -> int:
-        """Rows of a slot of which the drafter can be shown what it asks for."""
-        asked = self._drafter.needs.hidden_layers
-        if asked is None or self._last is not None:
+        """Rows of a slot with the hidden states that the drafter needs."""
+        wanted = self._drafter.needs.hidden_layers
+        if wanted is None or self._last is not None:
             return self._cache.lengths[slot]
-        return self.shown.count(slot, asked.depths)
+        return self.shown.count(slot, wanted.depths)
 
     def _inherit(self, request: Request, owner: int, slot: int, count: int) -> None:
         """The request begins with rows of another one."""

@@ -1,4 +1,4 @@
-"""Asking the drafter: the budgets, the check of what it proposes, and whose fault a failure is."""
+"""Call the drafter: compute the budgets, check the proposals, and find the request that a failure belongs to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foretoken.engine.request import Request
 
 
 class Anatomy(Protocol):
-    """What must be known of the target (models/language_model.py has it)."""
+    """The sizes of the target that checks of drafts need (models/language_model.py)."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -34,19 +34,19 @@ class Anatomy(Protocol):
 
 
 class Proposer:
-    """One engine's drafter, asked for all requests together.
+    """Calls one engine's drafter for all requests together.
 
     Args:
         recipe: the drafter, and how long its drafts may be.
-        target: whose tokens and layers drafts are of.
+        target: the sizes that drafts must fit.
         max_length: of the target's cache, in rows.
-        controller: decides who is drafted for, where the recipe may skip drafting, and the draft length, where it is
-            adaptive; but for requests with a rule of their own.
-        own_nodes: nodes that a request may draft whose drafts follow from its own past only.
-        own_rows: rows after the root that are such a request's own: its nodes, and what is probed after them.
+        controller: selects the requests that get drafts, if the recipe may skip drafting, and sets an adaptive draft
+            length; except for requests with their own rule.
+        own_nodes: draft nodes of a request with ``history_only``.
+        own_rows: rows after the root that are reserved for such a request: its nodes and their probes.
         node_cost: of one drafted and verified token, in plain steps.
-        faults: ends requests whose drafts fail.
-        unseen: what the drafter is shown before it is asked.
+        faults: ends a request if its draft fails.
+        backlog: steps that the drafter sees before it is called.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Proposer:
         max_length: int,
         controller: Controller,
         faults: Faults,
-        unseen: FeatureBacklog,
+        backlog: FeatureBacklog,
         *,
         own_nodes: int,
         own_rows: int,
@@ -67,19 +67,19 @@ class Proposer:
         self._max_length = max_length
         self._controller = controller
         self._faults = faults
-        self._backlog = unseen
+        self._backlog = backlog
         self._own_nodes = own_nodes
         self._own_rows = own_rows
         self._node_cost = node_cost
 
     def kept(self, request: Request) -> int:
-        """Rows for drafts that are a request's own, whoever else runs."""
+        """Rows for drafts that are reserved for a request, whichever others run."""
         return self._own_rows if request.history_only else 0
 
     def propose(
         self, decoding: Sequence[Request], spare_rows: int, failed: list[Request], *, queued: bool = False
     ) -> list[Draft]:
-        """The drafter's drafts; where there is none, what a constraint forces.
+        """The drafter's drafts; for a request without one, the tokens that its constraint forces.
 
         Arguments and result are those of :meth:`_drafts`.
         """
@@ -89,7 +89,7 @@ class Proposer:
             constraint = request.laws.constraint
             if constraint is None or len(drafts[place]) or request.finished or not self._may_force(request):
                 continue
-            limit = min(request.room - 1, spare, self._max_length - len(request.tokens))
+            limit = min(request.tokens_left - 1, spare, self._max_length - len(request.tokens))
             forced = constraint.forced(limit)
             if forced:
                 drafts[place] = Draft(TokenTree(forced), PointMass(), sources=("grammar",) * len(forced), forced=True)
@@ -97,21 +97,21 @@ class Proposer:
         return drafts
 
     def _may_force(self, request: Request) -> bool:
-        """Whether a point mass that is not the drafter's may be verified: the rule takes it, and the drafter, which
-        is not told of it, finds out by itself what was read."""
+        """Whether a draft of forced tokens may be verified: the rule accepts point masses, and the drafter, which gets
+        no message about it, reads the accepted tokens by itself."""
         recipe = self._recipe
         kind = recipe.verifier is None or request.params.greedy or PointMass in recipe.drafter.laws
-        asked = recipe.evidence_for(request.params) is not None or recipe.drafter.needs.hidden_layers is not None
-        return kind and not asked and not recipe.takes_turns and request.max_draft != 0 and not request.history_only
+        informed = recipe.evidence_for(request.params) is not None or recipe.drafter.needs.hidden_layers is not None
+        return kind and not informed and not recipe.takes_turns and request.max_draft != 0 and not request.history_only
 
     def _drafts(self, decoding: Sequence[Request], spare_rows: int, failed: list[Request], queued: bool) -> list[Draft]:
         """Ask the drafter; if it fails, ask for one request at a time, so that only the culprit ends.
 
-        What was drawn for the others is drawn again from where their streams stood before.
+        The random streams of the others are rewound, so that they draw the same numbers again.
 
         Args:
-            decoding: who is drafted for.
-            spare_rows: rows that the step has room for next to the roots.
+            decoding: the requests to draft for.
+            spare_rows: rows of the step in addition to the roots.
             failed: requests that end here are added.
             queued: whether others wait for their places.
         Returns:
@@ -147,23 +147,25 @@ class Proposer:
                 self._faults.fail(request, error)
                 failed.append(request)
                 drafts.append(NO_DRAFT)
-        # Drafts that were asked for alone may resume at different depths, and one forward goes on from one of them.
+        # Drafts of separate calls may resume at different depths, and one forward continues from one depth only.
         depth = next((draft.resume.depth for draft in drafts if draft.resume is not None), 0)
         return [NO_DRAFT if draft.resume is not None and draft.resume.depth != depth else draft for draft in drafts]
 
-    def rooms(self, decoding: Sequence[Request], spare_rows: int) -> list[int]:
-        """Nodes that each request may draft where all are drafted for."""
+    def node_budgets(self, decoding: Sequence[Request], spare_rows: int) -> list[int]:
+        """Nodes that each request may draft if all of them get drafts."""
         num_own = sum(request.history_only for request in decoding)
         shared = self._shared(num_own, len(decoding) - num_own, spare_rows)
-        rooms = [self._own_nodes if request.history_only else shared for request in decoding]
-        most = [room if each.max_draft is None else each.max_draft for room, each in zip(rooms, decoding, strict=True)]
-        return list(map(min, rooms, most))
+        limits = [self._own_nodes if request.history_only else shared for request in decoding]
+        most = [
+            limit if each.max_draft is None else each.max_draft for limit, each in zip(limits, decoding, strict=True)
+        ]
+        return list(map(min, limits, most))
 
     def ahead(
-        self, shadows: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]
+        self, shadows: Sequence[AssumedContext], limits: Sequence[int], stopped: Callable[[], bool]
     ) -> list[DraftOrError]:
-        """Ask the drafter what comes after pending drafts; whoever it fails for gets the error in place of a draft."""
-        budgets = [self._budget_ahead(shadow, room, stopped) for shadow, room in zip(shadows, rooms, strict=True)]
+        """Let the drafter continue pending drafts; a request that it fails for gets the error in place of a draft."""
+        budgets = [self._budget_ahead(shadow, limit, stopped) for shadow, limit in zip(shadows, limits, strict=True)]
         if not any(budget.max_nodes for budget in budgets):
             return [NO_DRAFT] * len(shadows)
         marks = [(shadow.streams, shadow.streams.mark()) for shadow in shadows if shadow.params.repeatable]
@@ -182,10 +184,10 @@ class Proposer:
                 found.append(error)
         return found
 
-    def _budget_ahead(self, shadow: AssumedContext, room: int, stopped: Callable[[], bool]) -> Budget:
-        """Of one shadow. The guess is no row of a draft, but the next root; what comes after it is."""
-        depth = min(shadow.room - 1, room)
-        most = min(room, self._max_length - len(shadow.tokens)) if depth > 0 else 0
+    def _budget_ahead(self, shadow: AssumedContext, limit: int, stopped: Callable[[], bool]) -> Budget:
+        """The budget of one shadow: the guess is the next root, not a draft row; only the tokens after it are."""
+        depth = min(shadow.tokens_left - 1, limit)
+        most = min(limit, self._max_length - len(shadow.tokens)) if depth > 0 else 0
         rule: StopRule | None = None
         if self._recipe.adaptive:
             request = shadow.request
@@ -203,11 +205,11 @@ class Proposer:
         return drafts
 
     def _shared(self, num_own: int, sharing: int, spare_rows: int) -> int:
-        """Nodes for each of those who share the rows that are nobody's own."""
+        """Nodes for each of the requests that share the rows which are not reserved."""
         return min(self._recipe.num_nodes, max(0, spare_rows - self._own_rows * num_own) // max(1, sharing))
 
     def _chosen(self, decoding: Sequence[Request], queued: bool) -> dict[int, StopRule]:
-        """The controller's rules for those whom it drafts for, by request."""
+        """The controller's rules for the requests that it drafts for, by request."""
         shared = [each for each in decoding if each.shown and not each.history_only and each.max_draft != 0]
         rules = self._controller.choose(shared, len(decoding), queued=queued)
         return {each.request_id: rule for each, rule in zip(shared, rules, strict=True) if rule is not None}
@@ -235,14 +237,14 @@ class Proposer:
                 stop_rule = rules.get(request.request_id)
             # The last token of a request never needs a draft after it: one token of the target is always emitted,
             # unless the drafter may write that one, too.
-            depth = min(request.room - (not recipe.takes_turns), nodes)
-            # A tree may be wider than deep: all of its rows must find room in the cache.
+            depth = min(request.tokens_left - (not recipe.takes_turns), nodes)
+            # A tree may be wider than deep: all of its rows must fit into the cache.
             most = min(nodes, self._max_length - len(request.tokens)) if depth else 0
             budgets.append(Budget(most, depth, stop_rule, recipe.evidence_for(request.params), own))
         return budgets
 
     def _ask(self, requests: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """The drafter's proposals, refused if they would break the forward of everybody, or bias what is emitted."""
+        """The drafter's proposals, refused if they would break the forward of all requests, or bias the output."""
         drafts = self._recipe.drafter.propose(requests, budgets)
         if not _are_drafts(drafts, len(requests)):
             raise RequestError(
@@ -311,8 +313,8 @@ class Proposer:
             )
 
     def _check_law(self, request: Context, draft: Draft) -> None:
-        """Refuse a draft whose distribution is not of the declared kinds (the verifier was chosen for those), or is no
-        distribution.
+        """Refuse a draft if its distribution is not of the declared kinds (the verifier was chosen for those), or is
+        not a distribution.
         """
         drafter, kind = self._recipe.drafter, type(draft.law)
         # At temperature 0 the kind does not matter: every rule walks along the argmax.
@@ -325,23 +327,23 @@ class Proposer:
             check(draft.law, draft.tree, self._target.vocab_size)
         except ValueError as error:
             raise RequestError(
-                f"drafter '{self._recipe.method}' proposed a draft whose distribution "
-                f"({kind.__name__}) cannot be right: {error}"
+                f"drafter '{self._recipe.method}' proposed a draft with a distribution "
+                f"({kind.__name__}) that cannot be right: {error}"
             ) from error
 
 
 def _are_drafts(found: Any, count: int) -> bool:
-    """Whether a drafter gave what it was asked for; it may be anybody's."""
+    """Whether a drafter, perhaps of a third party, returned one draft for each request."""
     if not isinstance(found, Sequence) or len(found) != count:
         return False
     return all(isinstance(each, Draft) and isinstance(each.tree, TokenTree) for each in found)
 
 
 def _within(draft: Draft, request: Context) -> Draft:
-    """A draft without the nodes that the request's constraint forbids: they would be read for nothing.
+    """A draft without the nodes that the request's constraint forbids: verifying them would be wasted.
 
-    Of point masses only: what was drawn from q stays, since leaving out what was drawn would be another distribution. q
-    is processed by the same distribution, so that hardly anything of it is forbidden.
+    Of point masses only: nodes drawn from q stay, since leaving out drawn nodes would change their distribution. q has
+    passed through the same constraint, so that hardly any of its nodes is forbidden.
     """
     constraint, tree = request.laws.constraint, draft.tree
     if constraint is None or not isinstance(draft.law, PointMass) or draft.resume is not None or not len(draft):

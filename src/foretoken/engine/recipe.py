@@ -28,15 +28,15 @@ class Recipe:
     Attributes:
         method: name of the drafter.
         drafter: the instance.
-        verifier: the verifier that was asked for, or the drafter's own; None chooses per draft.
+        verifier: the requested verifier, or the drafter's own; None chooses per draft.
         num_nodes: draft nodes per step, at most.
         adaptive: whether the controller decides the draft length (up to ``num_nodes``).
-        may_skip_drafting: whether it decides who is drafted for at all, so that requests go without drafts where these
-            are slower than plain decoding; not where a number of tokens was asked for, nor where the text would be
-            another one.
+        may_skip_drafting: whether the controller also selects the requests that get drafts at all, so that drafting
+            stops where it is slower than plain decoding; False if a number of tokens was requested, or if the text
+            would change.
         plan: makes the plan of every step: how the target computes it.
-        executor: who runs when: "serial", "pearl" or "auto" (engine/executors/).
-        explanation: what was chosen about that, for the user, in one line; "" where the choice was theirs.
+        executor: the order of target and drafter: "serial", "pearl" or "auto" (engine/executors/).
+        explanation: why the executor is not the one of the options, in one line; "" if it is.
     """
 
     method: str
@@ -50,7 +50,7 @@ class Recipe:
     explanation: str = ""
 
     def verifier_for(self, draft: Draft, params: SamplingParams) -> Verifier:
-        """The asked-for verifier, else the strongest lossless rule for this draft.
+        """The requested verifier, else the strongest lossless rule for this draft.
 
         * temperature 0: `greedy`.
         * point-mass drafts, coupled and empty ones included: `match`. Accepting exactly when the target's own sample
@@ -70,7 +70,7 @@ class Recipe:
     @property
     def promise(self) -> str:
         """What this recipe promises about sampled output; at temperature 0 a lossless recipe gives the same text."""
-        if not self.plan.exact:  # the rule is exact, but for the distribution that it is shown
+        if not self.plan.exact:  # the rule is exact, but for an approximate target distribution
             return "approximate"
         if self.verifier is not None:
             return self.verifier.promise
@@ -95,14 +95,15 @@ class Recipe:
         return self.plan.exact
 
     def history_only(self, params: SamplingParams) -> bool:
-        """Whether drafts of a request may follow from its own past only.
+        """Whether the drafts of a request must follow from its own past only.
 
-        So that its seed gives the same tokens, or because who writes would else depend on the room that others leave.
+        Otherwise its seed would not give the same tokens; with turns, the number of rows that other requests leave
+        would decide whether drafter or target writes a token.
         """
         return self.takes_turns or (params.repeatable and self.promise != "same stream")
 
     def evidence_for(self, params: SamplingParams) -> type[Evidence] | None:
-        """What the drafts of a request are to carry for the verifier."""
+        """The evidence that drafts of a request must carry for the verifier."""
         kind = None if self.verifier is None else self.verifier.needs.evidence
         return None if kind is None or (kind.greedy_only and not params.greedy) else kind
 
@@ -110,8 +111,8 @@ class Recipe:
         """Refuse a request that the verifier cannot honour.
 
         Raises:
-            ConfigError: the `greedy` verifier was asked to sample, a lossy one for log-probabilities, or one that
-                compares distributions for temperature 0 where the drafter has none to show.
+            ConfigError: a temperature with the `greedy` verifier, log-probabilities with a lossy one, or temperature 0
+                with one that compares distributions, while the drafter has none.
         """
         evidence = self.evidence_for(params)
         if evidence is not None and evidence not in self.drafter.offers.evidence:
@@ -127,10 +128,10 @@ class Recipe:
                 f"verifier='greedy' cannot honour temperature={params.temperature:g}: "
                 "use temperature 0, or leave the verifier out to get the strongest lossless rule"
             )
-        for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-            if self.promise == "approximate" and asked is not None:
+        for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if self.promise == "approximate" and count is not None:
                 raise ConfigError(
-                    f"{name}={asked} with {self.why_approximate}: log-probabilities are the target's, "
+                    f"{name}={count} with {self.why_approximate}: log-probabilities are the target's, "
                     "but this recipe emits by another distribution; leave one of them out"
                 )
 
@@ -146,7 +147,7 @@ _loaded: dict[str, Verifier] = {}
 
 
 def verifier_named(name: str) -> Verifier:
-    """A verifier without options: it has no state, so one instance serves everybody."""
+    """A verifier without options: it has no state, so one instance serves all requests."""
     if name not in _loaded:
         _loaded[name] = catalog.find(name, "verifier").load()()
     return _loaded[name]

@@ -32,7 +32,7 @@ class TokenLogprob:
     logprob: float
     top: tuple[tuple[int, float], ...]
 
-    if not TYPE_CHECKING:  # whose readers know what there is
+    if not TYPE_CHECKING:  # hidden from type checkers
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(f"no '{name}' here: a log-probability has token_id, logprob and top, pairs of both")
@@ -57,29 +57,29 @@ class Request:
         request_id: unique within an engine.
         tokens: prompt and committed output. All but the last have keys and values once the prompt is processed.
         num_prompt: length of the prompt.
-        params: what was asked.
+        params: its sampling parameters.
         streams: random streams of this request.
-        laws: turns logits into this request's distribution.
+        laws: makes this request's distribution from logits.
         stop_ids: tokens that end it.
         max_total: longest allowed sequence, prompt included.
-        text: incremental text of the output; None until somebody reads it.
+        text: incremental text of the output; None until a reader needs it.
         slot: its place in the target's cache, -1 while waiting.
         history_only: whether its drafts may follow from its own past only (``Recipe.history_only``).
         shown: whether the drafter is shown its hidden states, if it asks for any; else nothing is drafted for it.
-        own_rule: decides the draft length of a seeded request; None where the engine's controller does, or nobody.
-        cache_salt: only requests with the same one reuse what it has read.
+        own_rule: decides the draft length of a seeded request; None if the engine's controller does, or it is fixed.
+        cache_salt: only requests with the same one reuse its cached rows.
         num_cached: tokens of its prompt that were reused, not read.
         borders: lengths of its prompt, increasing, at which a chunk ends, so that others can go on from there.
         max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
-        ahead_rule: weighs what is drafted ahead for it; None where nothing is.
-        ledger: how it stands with the drafter, where the controller decides who is drafted for.
+        ahead_rule: decides the length of drafts ahead; None if there are none.
+        ledger: its drafting so far, if the controller selects the requests that get drafts.
         started, admitted: when it was queued, and when it got its slot, by ``time.perf_counter``.
-        prompt_logprobs: of the prompt's tokens but the first, as far as it was read; None: nobody asks for them.
+        prompt_logprobs: of the prompt's tokens but the first, as far as it was read; None: not requested.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
         stop_reason: the stop string, or the one of the params' ``stop_token_ids``, that ended it; None: nothing of
             these did.
         error: why it failed.
-        unfit: whether it failed because nothing can be written that is what it asks for.
+        unfit: whether it failed because no text satisfies its constraint.
     """
 
     request_id: int
@@ -126,20 +126,20 @@ class Request:
         return self.finish_reason is not None
 
     @property
-    def room(self) -> int:
+    def tokens_left(self) -> int:
         """Tokens this request may still emit."""
         return self.max_total - len(self.tokens)
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Append the tokens of one step, as many as the request may take, and decide whether it ends here.
 
-        A stop token, a stop string or the length limit may fall inside the block: what follows is dropped.
+        A stop token, a stop string or the length limit may fall inside the block: the tokens after it are dropped.
 
         Returns:
             how many of ``tokens`` were taken (at least one).
         """
-        taken = list(tokens[: self.room])
-        if len(taken) == self.room:
+        taken = list(tokens[: self.tokens_left])
+        if len(taken) == self.tokens_left:
             self.finish_reason = "length"
         if self.stop_ids:
             for index, token in enumerate(taken):
@@ -158,7 +158,7 @@ class Request:
         """Feed the text; a stop string ends the request at the token that completes it."""
         assert self.text is not None
         stopped = self.finish_reason == "stop"
-        # the stop token itself is not text, unless it is asked for
+        # the stop token itself is not text, unless include_stop_str_in_output
         visible = taken[:-1] if stopped and not self.params.include_stop_str_in_output else taken
         for index, token in enumerate(visible):
             count = self.num_output + index + 1

@@ -22,10 +22,10 @@ class Job:
         num_rows: its rows in the batch: the root, the draft's, and those that its verifier probes after them.
         wanted: how many of them, the last ones, are decided; 0 for a chunk in the middle of a prompt.
         prompt: whether the rows are a chunk of its prompt.
-        read: rows in front of the decided ones whose logits say how probable the prompt was.
-        laws, logits_MV: the target's at the decided rows without probes, once the forward is done.
-        damaged: nodes of the draft, and probes after them, whose own logits are NaN or infinite.
-        guess: the token that a drafter expects after the draft, as a draft of one node; None: it was not asked ahead.
+        read: rows before the decided ones; their logits give the prompt's log-probabilities.
+        laws, logits_MV: the target's distributions and logits at the decided rows without probes, after the forward.
+        damaged: nodes of the draft, and probes after them, that have NaN or infinite logits.
+        guess: the token that a drafter expects after the draft, as a draft of one node; None: it did not draft ahead.
         verdict: None until its rule has decided; it stays so where the request has ended.
     """
 
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def guessed(self) -> bool:
-        """Whether the guess was right, so that what was drafted after it hangs on the next root."""
+        """Whether the guess was right, so that the draft after it continues the next root."""
         if self.guess is None or self.verdict is None or not self.stood:
             return False
         return self.guess.tree.tokens == (self.verdict.extra,)
@@ -61,7 +61,7 @@ class Round:
     Attributes:
         jobs: one for each segment of the batch.
         failed: requests that ended with an error before the forward.
-        ahead: whether the drafter was asked while the forward ran; then the step's time says nothing of drafting.
+        ahead: whether the drafter ran during the forward; then the step's time does not include drafting.
         touched: requests that got tokens or ended, once it is committed.
         num_nodes, num_accepted: draft nodes that were put to the test, and drafted tokens that were emitted.
         gained: what the latter are worth, each by its request's weight (engine/draft_length/draft_ledger.py).

@@ -1,8 +1,8 @@
-"""Who runs in the next step: requests join and leave at every step, within a budget of rows.
+"""Select the requests of the next step: they join and leave at every step, within a budget of rows.
 
-Every running request gets one row (its root) before anybody drafts; prompts are fed in chunks from what is left, so a
-long prompt never stops the others. Waiting requests join in order of arrival as soon as a slot is free. Of prompts that
-come at once the first is answered before the last is read, where reading them together is not faster anyhow.
+Every running request gets one row (its root) before any gets draft rows; chunks of prompts get rows that are left, so a
+long prompt never stops the others. Waiting requests join in order of arrival as soon as a slot is free. If several
+prompts arrive at once, the first is answered before the last is read, unless reading them together is faster.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Work:
     """One step's work.
 
     Attributes:
-        decoding: requests whose prompt is processed; each needs its root row.
+        decoding: requests after their prompt; each needs its root row.
         prefill: (request, number of prompt rows to process now).
         spare_rows: rows left in the budget for drafts.
         failed: requests that ended with an error before the forward.
-        queued: whether others wait for their places.
+        queued: whether other requests wait for a slot.
     """
 
     decoding: list[Request]
@@ -42,19 +42,19 @@ class Scheduler:
     Args:
         cache: the target's cache; its slots bound the number of running requests.
         max_rows: rows of one forward, at most.
-        kept: how many rows for drafts a request has for itself, whoever else runs; no prompt is fed into them. At most
-            its even share, ``max_rows // cache.max_slots - 1``.
+        reserved: the number of rows for drafts that is reserved for a request, whichever others run; no prompt uses
+            them. At most its even share, ``max_rows // cache.max_slots - 1``.
         drafted_first: a draft may begin with the first token of the answer: a prompt's last token is not fed, but is
             the root of that draft.
-        prefixes: keeps what finished requests have read; None: nothing is kept.
-        enough: rows of prompts in a step beyond which no other prompt is begun; None: as many as there is room for.
+        prefixes: keeps the cache rows of finished requests; None: nothing is kept.
+        enough: rows of prompts in a step beyond which no other prompt is begun; None: only ``max_rows`` bounds them.
     """
 
     def __init__(
         self,
         cache: KVCache,
         max_rows: int,
-        kept: Callable[[Request], int] = lambda request: 0,
+        reserved: Callable[[Request], int] = lambda request: 0,
         *,
         drafted_first: bool = False,
         prefixes: Prefixes | None = None,
@@ -62,7 +62,7 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.max_rows = max_rows
-        self.kept = kept
+        self.reserved = reserved
         self.drafted_first = drafted_first
         self.prefixes = prefixes
         self.enough = max_rows if enough is None else enough
@@ -93,14 +93,14 @@ class Scheduler:
         filling: list[Request] = []
         lengths = self.cache.lengths
         for request in self.running:
-            # a prompt that was reused, or cut, but for one token is read like any other: whether its first token is
-            # drafted would follow from who runs next to it, and a seed would not give the same tokens
+            # a prompt of which all but one token is cached, or was cut off, is read like any other: else the other
+            # requests would decide whether its first token is drafted, and a seed would not give the same tokens
             cut = lengths[request.slot] or request.borders
             reads = bool(cut) and not request.num_output and not self.drafted_first
             last = lengths[request.slot] == len(request.tokens) - 1
             (decoding if last and not reads else filling).append(request)
         # a prompt of one token needs one row either way: it is a root
-        kept = sum(map(self.kept, decoding))
+        kept = sum(map(self.reserved, decoding))
         spare = self.max_rows - len(decoding) - kept
         prefill: list[tuple[Request, int]] = []
         read = 0

@@ -52,12 +52,12 @@ class Engine:
     """Runs requests to their end, several tokens per target call.
 
     Args:
-        target: the model whose output is promised.
+        target: the model; its output is promised.
         recipe: drafter, verifier, and the plan of a step.
         max_slots: requests that run at once, at most.
         max_rows: rows of one forward, at most.
-        prefix_bytes: how large the cache may be made so that prefixes can be reused; None: nothing is reused. Nor is
-            it by a recipe whose plan is not exact.
+        prefix_bytes: how large the cache may grow so that prefixes can be reused; None: nothing is reused. A recipe
+            with an approximate plan reuses nothing either.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Engine:
             self.scheduler.add(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request now; what it has generated stays."""
+        """End a request now; its output so far stays."""
         with self.lock:
             if not request.finished:
                 request.finish_reason = "cancelled"
@@ -145,14 +145,14 @@ class Engine:
         return self.scheduler.busy
 
     def step(self) -> list[Request]:
-        """One round for everybody who runs. Returns the requests that got tokens or ended."""
+        """Run one round for all running requests. Returns the requests that got tokens or ended."""
         with self.lock:
             return self.executor.step(self)
 
     # ------------------------------------------------------------------ the verbs
 
     def schedule(self) -> Work:
-        """Decide who runs in this step, and bring up to date what an earlier plan has left."""
+        """Select the requests of this step, and finish deferred work of an earlier plan."""
         work = self.scheduler.next()
         if self.prefixes is not None and self.prefixes.joined:
             self._show_again(work, self.prefixes)
@@ -163,15 +163,15 @@ class Engine:
         """One draft for each request that decodes, in order, checked against its budget; empty where there is none."""
         return self._proposer.propose(work.decoding, work.spare_rows, work.failed, queued=work.queued)
 
-    def room(self, work: Work) -> list[int]:
+    def node_budgets(self, work: Work) -> list[int]:
         """Rows after the root that each request that decodes may have in this step, in order."""
-        return self._proposer.rooms(work.decoding, work.spare_rows)
+        return self._proposer.node_budgets(work.decoding, work.spare_rows)
 
     def ahead(
-        self, shadows: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]
+        self, shadows: Sequence[AssumedContext], limits: Sequence[int], stopped: Callable[[], bool]
     ) -> list[DraftOrError]:
         """What the drafter proposes after the pending drafts of requests; may run on another thread than the rest."""
-        return self._proposer.ahead(shadows, rooms, stopped)
+        return self._proposer.ahead(shadows, limits, stopped)
 
     def expect(self, current: Round, shadows: Sequence[AssumedContext], ahead: Sequence[DraftOrError]) -> None:
         """Hand the guesses to their jobs. Where nothing was pending, a failure of the drafter ends its request."""
@@ -182,7 +182,7 @@ class Engine:
                 continue
             if isinstance(found, Draft):
                 job.guess = found.part(0, 1) if len(found) else None
-            elif not len(shadow.pending):  # else it is asked again at the root that comes of this step
+            elif not len(shadow.pending):  # else the drafter is called again at the root after this step
                 self._faults.fail(shadow.request, found)
 
     def pack(self, work: Work, drafts: Sequence[Draft]) -> Round:
@@ -196,9 +196,8 @@ class Engine:
             if request.finished:
                 continue
             try:
-                kept = (
-                    self._reserved_rows(request) if self._probes else 0
-                )  # a seed's probes do not depend on who else runs
+                # a seed's probes do not depend on the other requests
+                kept = self._reserved_rows(request) if self._probes else 0
                 tree = self._with_probes(request, draft, kept - len(draft) if kept else spare)
                 rows = 1 + len(tree)
                 cache.reserve(request.slot, rows)
@@ -222,15 +221,15 @@ class Engine:
         return current
 
     def forward(self, current: Round) -> None:
-        """Compute the batch by the recipe's plan, and show a drafter what it has asked for.
+        """Compute the batch by the recipe's plan, and give a drafter the hidden states that it needs.
 
         The last hidden states of the wanted rows are kept if a verifier will look at a draft.
         """
         jobs, batch = current.jobs, current.batch
         plan = self.recipe.plan(self.cache, batch)
         drafter = self.recipe.drafter
-        asked = drafter.needs.hidden_layers if any(job.request.shown for job in jobs) else None
-        depths = () if asked is None else asked.depths
+        needed = drafter.needs.hidden_layers if any(job.request.shown for job in jobs) else None
+        depths = () if needed is None else needed.depths
         if not any(len(job.draft) or (job.prompt and depths) for job in jobs):
             current.output = self.target.forward(batch, plan, span=self._tapping(depths))
             if depths:
@@ -238,24 +237,24 @@ class Engine:
                 self._backlog.keep([job.request for job in jobs], *rows)
             self._count_what_was_read(current, plan)
             return
-        if asked is None and any(job.draft.resume is not None for job in jobs):
-            asked = _NOTHING
+        if needed is None and any(job.draft.resume is not None for job in jobs):
+            needed = _NOTHING
         last = self._last if any(len(job.draft) for job in jobs) else None
-        if asked is None:
+        if needed is None:
             span = None if last is None else replace(last.span, tap_rows=batch.wanted)
             current.output = self.target.forward(batch, plan, span=span)
         else:
             self._backlog.show()
             drafts = [job.draft for job in jobs]
             current.output, pieces = resumed_forward(
-                self.target, self.cache, batch, drafts, plan, asked, last=last is not None
+                self.target, self.cache, batch, drafts, plan, needed, last=last is not None
             )
             features = [
                 Features(job.request, piece.begin, job.draft, piece.hidden, piece.best)
                 for job, piece in zip(jobs, pieces, strict=True)
                 if job.request.shown
             ]
-            if self.prefixes is not None and asked.last is None:
+            if self.prefixes is not None and needed.last is None:
                 for job, piece in zip(jobs, pieces, strict=True):
                     if job.prompt and job.request.shown:
                         self.prefixes.shown.add(job.request.slot, piece.begin, piece.hidden)
@@ -268,7 +267,7 @@ class Engine:
         self._decider.decide(current)
 
     def commit(self, current: Round) -> list[Request]:
-        """Keep accepted rows, append the tokens, tell the drafter. Returns the requests that got tokens or ended."""
+        """Keep accepted rows, append the tokens, inform the drafter. Returns the requests that got tokens or ended."""
         tested: list[Job] = []
         outcomes: list[Outcome] = []
         for job in current.jobs:
@@ -366,10 +365,10 @@ class Engine:
         return Span(0, self.target.num_layers, taps=depths) if depths else None
 
     def _with_probes(self, request: Request, draft: Draft, spare: int) -> TokenTree:
-        """The draft's tree, and after it what its verifier wants to see next to, where there is room for all of it.
+        """The draft's tree followed by its verifier's probes, if all of them fit; else the draft's tree alone.
 
-        There is none beyond the step's ``spare`` rows, the cache's length or a layer's sliding window, which would hide
-        the draft from its probe; nor in a forward that goes on from the draft's resume point: layers below it were run
+        They fit within the step's ``spare`` rows, the cache's length and a layer's sliding window, which would hide the
+        draft from its probe. They do not fit into a forward from the draft's resume point: the layers below it were run
         for the draft's own rows only.
         """
         if not len(draft):
@@ -382,8 +381,7 @@ class Engine:
         fits = self.cache.lengths[request.slot] + 1 + len(probed) <= self.cache.max_length
         if self.target.window is not None:
             fits = fits and 1 + max(probed.depths) <= self.target.window
-        room = fits and len(probed) - len(draft) <= spare and draft.resume is None
-        return probed if room else draft.tree
+        return probed if fits and len(probed) - len(draft) <= spare and draft.resume is None else draft.tree
 
     def _count_what_was_read(self, current: Round, plan: Plan) -> None:
         """Note how much of its prefix a sparse verification read, and how many different experts."""
@@ -422,8 +420,8 @@ def check_probe(tree: TokenTree, probed: TokenTree, verifier: str, vocab_size: i
     count = len(tree)
     if probed.tokens[:count] != tree.tokens or probed.parents[:count] != tree.parents:
         raise RequestError(f"verifier '{verifier}' probes another draft than the one that was proposed")
-    behind = probed.tokens[count:]
-    if behind and not 0 <= min(behind) <= max(behind) < vocab_size:
+    tokens = probed.tokens[count:]
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         raise RequestError(
-            f"verifier '{verifier}' probes tokens from {min(behind)} to {max(behind)}: they must be below {vocab_size}"
+            f"verifier '{verifier}' probes tokens from {min(tokens)} to {max(tokens)}: they must be below {vocab_size}"
         )

@@ -1,4 +1,4 @@
-"""Updates: what is new of a request since its reader last took something; for the library's streams and the server."""
+"""Updates: the new part of a request since its reader's last call; for the library's streams and the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from foretoken.engine.request import Request, TokenLogprob
 
 @dataclass(slots=True)
 class Update:
-    """What is new of one completion.
+    """The new part of one completion.
 
     Attributes:
         index: which completion of the prompt.
@@ -71,7 +71,7 @@ class Tracked:
         return self.request.finished or self.request.num_output > self.num_read
 
     def update(self) -> Update:
-        """Take what is new. The engine's lock must be held: tokens, text and end belong to one moment."""
+        """Take the new part. The engine's lock must be held: tokens, text and end belong to one moment."""
         request = self.request
         assert request.text is not None
         tokens = request.tokens[request.num_prompt + self.num_read :]

@@ -206,9 +206,13 @@ def test_node_budgets_of_prefetched_drafts() -> None:
     proposer = proposer_of(recipe, cast(Faults, None))
     seeded, asking, other = (make_request([9], max_tokens=50) for _ in range(3))
     seeded.history_only, asking.max_draft = True, 1
-    assert proposer.rooms([seeded, asking, other], 100) == [2, 1, 6]
-    assert proposer.rooms([seeded, asking, other], 11) == [2, 1, 4]  # nine rows for two, next to the two of its own
-    assert proposer.rooms([other, other], 7) == [3, 3]
+    assert proposer.node_budgets([seeded, asking, other], 100) == [2, 1, 6]
+    assert proposer.node_budgets([seeded, asking, other], 11) == [
+        2,
+        1,
+        4,
+    ]  # nine rows for two, next to the two of its own
+    assert proposer.node_budgets([other, other], 7) == [3, 3]
 
 
 def test_drafting_ahead_ends_with_the_target_except_for_seeded_requests() -> None:

@@ -16,7 +16,7 @@ def test_max_tokens_is_exact_however_the_blocks_fall(blocks):
         assert request.accept(block) >= 1
     assert request.output_ids == [1, 2, 3, 4, 5]
     assert request.finish_reason == "length"
-    assert request.room == 0
+    assert request.tokens_left == 0
 
 
 def test_the_context_limit_is_a_length_limit():

@@ -124,12 +124,12 @@ def test_every_request_ends_and_no_step_exceeds_its_rows():
 def test_rows_that_requests_have_for_their_drafts_are_not_fed_prompts():
     """Two that decode, with two and three rows of their own, next to a long prompt."""
     made, (one, other, long) = scheduler(1, 1, 40, max_rows=16)
-    made.kept = {one: 2, other: 3, long: 100}.__getitem__
+    made.reserved = {one: 2, other: 3, long: 100}.__getitem__
     work = made.next()
     assert work.decoding == [one, other]
     assert work.prefill == [(long, 16 - 2 - 5)]
     assert work.spare_rows == 5
-    made.kept = {one: 7, other: 7, long: 100}.__getitem__
+    made.reserved = {one: 7, other: 7, long: 100}.__getitem__
     assert made.next().prefill == []
     assert made.next().spare_rows == 14
 

@@ -50,7 +50,7 @@ class Reaches:
     """Corrects how likely whole paths of one draft stand: a path's error is the product of its nodes' errors.
 
     A drafter says of a node's parent how likely it stands by its own confidences, multiplied along the path. What that
-    product is called here tells which path it was, and its result is remembered for the nodes below.
+    product is called here identifies the path, and its result is remembered for the nodes below.
 
     Args:
         confidence: corrects each node.

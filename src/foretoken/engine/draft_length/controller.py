@@ -78,11 +78,11 @@ class Controller:
 
     @property
     def why_undrafted(self) -> str:
-        """Why nothing has been drafted, in words; asked where that is so."""
+        """Why nothing has been drafted, in words; call it only if so."""
         if self._worth.found_slower:
             return "drafts were tried, and plain decoding was faster"
         if self._worth.total_asked:
-            return "the drafter was asked, and proposed nothing"
+            return "the drafter was called and proposed nothing"
         if not any(regime.costs.known for regime in self._regimes.values()):
             return "the answers ended before a plain step had been timed, which comes first"
         return "to find out whether drafts pay would have cost more than answers of this length can gain"

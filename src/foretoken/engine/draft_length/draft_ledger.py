@@ -11,15 +11,15 @@ some steps all the same, because the text may have changed. That costs, and the 
 
     budget   + a small share of all time, plus the gains of drafting       - its losses
 
-A trial of something known begins when the budget holds what it will cost; the first one of its kind, as soon as nothing
-is owed. Where more than a few run together, the budget has to hold what that one reads, too: they gain little, and a
-batch is soon over. So in the long run the loss against plain decoding stays within that share, however expensive the
-drafter and however long the prompts. Steps of a like number of requests have a budget of their own: what drafting gains
-where few run together would else be spent on trials where many do.
+A trial of known cost begins when the budget covers that cost; the first trial of its kind, as soon as the budget is not
+negative. Where more than a few requests run together, the budget must also cover the drafter's reading for that first
+trial: they gain little, and a batch is soon over. So in the long run the loss stays within that share, however
+expensive the drafter and however long the prompts. Steps with a similar number of requests have their own budget; else
+the gains of steps with few requests would be spent on trials in steps with many.
 
-A token is not worth the same for every request. A step takes what it takes however few requests run, and in addition a
-row for each. Where no request waits for a slot, a token saves the row of the step that its request leaves earlier; the
-rest of a step is saved only if those get tokens that will run longest. So tokens are weighted: with n requests, a share
+A token is not worth the same for every request. A step has a fixed cost, however few requests run, plus the cost of one
+row for each. Where no request waits for a slot, a token saves its request's row in one later step; the fixed cost of a
+step is saved only if the requests that will run longest get tokens. So tokens are weighted: with n requests, a share
 s of a step that grows with the rows, and k requests that will run longest,
 
     weight  s + (1 - s) * n / k for those k, s for the others; 1 for all where a request waits
@@ -72,7 +72,7 @@ class Candidate(Protocol):
     def tokens(self) -> list[int]: ...
 
     @property
-    def room(self) -> int: ...
+    def tokens_left(self) -> int: ...
 
     @property
     def ledger(self) -> DraftLedger: ...
@@ -205,7 +205,7 @@ class Worth:
 
     def _to_come(self, request: Candidate) -> float:
         """Steps that a request is expected to run for: as long as an answer is on average, however long it has been."""
-        return min(request.room, self._answer.value) if self._answer.weight else request.room
+        return min(request.tokens_left, self._answer.value) if self._answer.weight else request.tokens_left
 
     def _weigh(self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts, queued: bool) -> None:
         """What a token is worth to each request; the same to all until it is known what a row takes."""

@@ -26,18 +26,18 @@ class Verbs(Protocol):
         """Return a draft for each decoding request, in order, checked against its budget; possibly empty."""
         ...
 
-    def room(self, work: Work) -> list[int]:
+    def node_budgets(self, work: Work) -> list[int]:
         """Return the largest number of rows after the root of each decoding request, in order."""
         ...
 
     def ahead(
-        self, contexts: Sequence[AssumedContext], rooms: Sequence[int], stopped: Callable[[], bool]
+        self, contexts: Sequence[AssumedContext], limits: Sequence[int], stopped: Callable[[], bool]
     ) -> list[DraftOrError]:
         """Draft after the pending drafts of requests; may run on another thread than the other verbs.
 
         Args:
             contexts: the requests, as if their pending drafts were accepted.
-            rooms: largest number of nodes of each draft.
+            limits: largest number of nodes of each draft.
             stopped: where the draft length is adaptive, drafts end when this returns True.
         """
         ...

@@ -65,7 +65,7 @@ class AssumedContext:
         return self.request.stop_ids
 
     @property
-    def room(self) -> int:
+    def tokens_left(self) -> int:
         """Tokens that may still follow."""
         return self.request.max_total - len(self.tokens)
 
@@ -78,7 +78,7 @@ class OverlapRule(StopRule):
 
     Args:
         past: of the request; it compares a node's probability with that cost.
-        stopped: whether the target has finished; constantly False for a seeded request whose text depends on drafts.
+        stopped: whether the target has finished; always False for a seeded request if its text depends on drafts.
     """
 
     def __init__(self, past: OwnPastRule, stopped: Callable[[], bool]) -> None:

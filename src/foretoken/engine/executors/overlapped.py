@@ -70,7 +70,7 @@ class OverlappedExecutor:
             began: when scheduling began.
         """
         blocks, self._blocks = self._blocks, {}  # an interrupted step keeps no block: it is drafted again
-        limits = {each.request_id: limit for each, limit in zip(work.decoding, engine.room(work), strict=True)}
+        limits = {each.request_id: limit for each, limit in zip(work.decoding, engine.node_budgets(work), strict=True)}
         # C of each request: the rest of its block after a hit (post-verify), or empty (pre-verify)
         drafts = [
             blocks.get((each.request_id, len(each.tokens)), NO_DRAFT).part(0, limits[each.request_id])

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """``who`` worked from ``begin`` to ``end``, in seconds of ``time.perf_counter``.
+    """``actor`` worked from ``begin`` to ``end``, in seconds of ``time.perf_counter``.
 
     Attributes:
-        who: "target" (its forward), "drafter" (on its worker thread), "propose" (the engine's thread runs the drafter),
-            "engine" (verify and commit).
+        actor: "target" (its forward), "drafter" (on its worker thread), "propose" (the engine's thread runs the
+            drafter), "engine" (verify and commit).
         tokens: that a step added to decoding requests, for "engine".
     """
 
-    who: str
+    actor: str
     begin: float
     end: float
     tokens: int = 0
@@ -27,6 +27,6 @@ class Timeline:
 
     intervals: list[Interval] = field(default_factory=list)
 
-    def add(self, who: str, begin: float, end: float, tokens: int = 0) -> None:
+    def add(self, actor: str, begin: float, end: float, tokens: int = 0) -> None:
         """Add one interval; any thread may call it."""
-        self.intervals.append(Interval(who, begin, end, tokens))
+        self.intervals.append(Interval(actor, begin, end, tokens))

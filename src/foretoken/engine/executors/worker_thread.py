@@ -31,7 +31,7 @@ class Task(Generic[_Result]):
         self._stopped = stopped
 
     def stop(self) -> None:
-        """Ask the task to end with what it has; the current computation is finished first."""
+        """Ask the task to end early; the current computation is finished first."""
         self._stopped.set()
 
     def result(self) -> _Result:
@@ -63,7 +63,7 @@ class WorkerThread:
         self._process = 0
 
     def begin(self, work: Callable[[Callable[[], bool]], _Result]) -> Task[_Result]:
-        """Start a task. Its argument is a function that returns whether the task was asked to stop."""
+        """Start a task. Its argument is a function that returns whether the task should stop."""
         if self._pool is None or self._process != os.getpid():
             self._pool, self._process = ThreadPoolExecutor(1, thread_name_prefix="foretoken-worker"), os.getpid()
         stopped = threading.Event()

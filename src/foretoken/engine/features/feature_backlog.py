@@ -1,8 +1,8 @@
-"""What the target computed while nobody drafted: kept as it came, and shown to the drafter when it is asked again.
+"""The target's hidden states of steps without drafts: kept as computed, and given to the drafter before its next call.
 
-Where drafting does not pay, nearly every step is one row for each request. Cutting such forwards into requests and
-showing them one by one costs a small model's step five to ten percent; keeping a step's tensors costs next to nothing.
-What belongs to a request that ends before the drafter is asked is never looked at.
+Where drafting does not pay, nearly every step is one row for each request. Splitting such forwards by request and
+handing them to the drafter one by one costs 5 to 10 % of a small model's step; keeping a step's tensors costs almost
+nothing. The states of a request that ends before the drafter's next call are never read.
 
 A request that begins where another trial is out of reach (engine/draft_length/draft_ledger.py) is not shown at all.
 """
@@ -20,12 +20,12 @@ from foretoken.core.protocols import Drafter, Features
 from foretoken.engine.faults import Faults
 from foretoken.engine.request import Request
 
-_MOST = 128  # steps; then the drafter is shown them all the same, since it may store them more tightly
+_MOST = 128  # steps; then the drafter gets them in any case, since it may store them more compactly
 
 
 @dataclass(slots=True)
 class _Step:
-    """One row for each request: its position, what was most probable after it, and depth -> [rows, D]."""
+    """One row for each request: its position, the most probable token after it, and depth -> [rows, D]."""
 
     requests: Sequence[Request]
     positions: Sequence[int]
@@ -34,10 +34,10 @@ class _Step:
 
 
 class FeatureBacklog:
-    """Steps that one engine's drafter has not been shown yet.
+    """Steps that one engine's drafter has not seen yet.
 
     Args:
-        drafter: is shown them in their order.
+        drafter: gets them in their order.
         faults: ends requests that the drafter fails on.
     """
 
@@ -55,7 +55,7 @@ class FeatureBacklog:
             self.show()
 
     def show(self) -> None:
-        """Show what was kept of the requests that go on and are shown at all, the rows of each together."""
+        """Give the drafter the kept rows of requests that still run and are shown, the rows of each together."""
         if not self._steps:
             return
         steps, self._steps = self._steps, []
@@ -71,7 +71,7 @@ class FeatureBacklog:
                 row += 1
         if not begun:
             return
-        # a drafter that changes what it needs is shown what was tapped in all of these steps
+        # a drafter may change its needs: it gets the depths that were tapped in all of these steps
         depths = [depth for depth in steps[0].hidden if all(depth in step.hidden for step in steps)]
         hidden = {depth: torch.cat([step.hidden[depth] for step in steps]) for depth in depths}
         features = [

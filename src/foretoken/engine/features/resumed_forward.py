@@ -30,7 +30,7 @@ from foretoken.models.language_model import LanguageModel, Output
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one segment shows.
+    """The rows of one segment that the drafter sees.
 
     Attributes:
         begin: position of the first row shown.
@@ -49,19 +49,19 @@ def resumed_forward(
     batch: PackedBatch,
     drafts: Sequence[Draft],
     plan: Plan,
-    asked: HiddenLayers,
+    needed: HiddenLayers,
     *,
     last: bool = False,
 ) -> tuple[Output, list[Piece]]:
-    """Compute the wanted rows, each layer once for every row, and what the drafter wants to see of them.
+    """Compute the wanted rows, each layer once for every row, and the hidden states that the drafter needs.
 
     Args:
         cache: the target's.
         batch: one segment per draft.
         drafts: one for each segment; those with a resume point have it at the same depth.
         plan: of the batch; rows that catch up do so under dense attention.
-        asked: the depths to show.
-        last: also keep what the last layer gives of the wanted rows, [M, D], as the output's ``hidden[L]``.
+        needed: the depths to show.
+        last: also keep the last layer's output for the wanted rows, [M, D], as the output's ``hidden[L]``.
     Raises:
         ValueError: drafts resume at different depths.
     """
@@ -71,7 +71,7 @@ def resumed_forward(
         raise ValueError(f"drafts of one step resume at different depths: {sorted(depths)}")
     depth = depths.pop() if depths else 0
     late = [s for s, draft in zip(segments, drafts, strict=True) if draft.resume is None] if depth else []
-    below = _catch_up(target, cache, batch.of_segments(late), depth, asked) if late else {}
+    below = _catch_up(target, cache, batch.of_segments(late), depth, needed) if late else {}
 
     entering_TD = None
     if depth:
@@ -83,12 +83,12 @@ def resumed_forward(
                 pieces.append(below[depth][start : start + segment.num_rows])
                 start += segment.num_rows
         entering_TD = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-    shown = [_shown(segment, draft, asked) for segment, draft in zip(segments, drafts, strict=True)]
-    taps = tuple(each for each in asked.depths if each > depth)
+    shown = [_shown(segment, draft, needed) for segment, draft in zip(segments, drafts, strict=True)]
+    taps = tuple(each for each in needed.depths if each > depth)
     rows = [row for each in shown for row in each] if taps else []
     if not last:
         output = target.forward(batch, plan, span=Span(depth, target.num_layers, entering_TD, taps, rows))
-        return output, _pieces(batch, drafts, shown, output, output.hidden, below, asked)
+        return output, _pieces(batch, drafts, shown, output, output.hidden, below, needed)
     end = target.num_layers
     kept = sorted({*rows, *batch.wanted})
     span = Span(depth, end, entering_TD, tuple(sorted({*taps, end})), kept)
@@ -97,23 +97,23 @@ def resumed_forward(
     ours, theirs = ([place[row] for row in each] for each in (batch.wanted, rows))
     seen = {each: output.hidden[each][theirs] for each in taps}
     output = replace(output, hidden={end: output.hidden[end][ours]})
-    return output, _pieces(batch, drafts, shown, output, seen, below, asked)
+    return output, _pieces(batch, drafts, shown, output, seen, below, needed)
 
 
 def _catch_up(
-    target: LanguageModel, cache: KVCache, late: PackedBatch, depth: int, asked: HiddenLayers
+    target: LanguageModel, cache: KVCache, late: PackedBatch, depth: int, needed: HiddenLayers
 ) -> dict[int, Tensor]:
     """Bring rows without a resume point to the depth of the others: depth -> [rows, D], all rows."""
-    taps = tuple(sorted({depth, *(each for each in asked.depths if each < depth)}))
+    taps = tuple(sorted({depth, *(each for each in needed.depths if each < depth)}))
     return dict(target.forward(late, DensePlan(cache, late), span=Span(0, depth, taps=taps)).hidden)
 
 
-def _shown(segment: Segment, draft: Draft, asked: HiddenLayers) -> range:
-    """Packed rows that are shown: of a prompt perhaps only the last, of a draft not what is probed after it."""
+def _shown(segment: Segment, draft: Draft, needed: HiddenLayers) -> range:
+    """Packed rows that are shown: of a prompt perhaps only the last ones, of a draft not the probes after it."""
     start, end = segment.start, segment.start + segment.num_rows
     if len(draft):
         return range(start, start + 1 + len(draft))
-    return range(start if asked.last is None else max(start, end - asked.last), end)
+    return range(start if needed.last is None else max(start, end - needed.last), end)
 
 
 def _pieces(
@@ -123,9 +123,9 @@ def _pieces(
     output: Output,
     seen: Mapping[int, Tensor],
     below: dict[int, Tensor],
-    asked: HiddenLayers,
+    needed: HiddenLayers,
 ) -> list[Piece]:
-    """Cut what was computed into requests; ``seen`` has the shown rows one after the other."""
+    """Split the hidden states by request; ``seen`` has the shown rows one after the other."""
     scored = {row: index for index, row in enumerate(batch.wanted)}
     found = []
     above = caught_up = 0
@@ -134,7 +134,7 @@ def _pieces(
         above += len(rows)
         first = rows.start - segment.start
         if below and draft.resume is None:
-            for d in asked.depths:
+            for d in needed.depths:
                 if d in below:
                     hidden[d] = below[d][caught_up + first : caught_up + first + len(rows)]
             caught_up += segment.num_rows

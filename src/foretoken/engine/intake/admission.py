@@ -29,7 +29,7 @@ class Admission:
 
     Args:
         target: the model.
-        recipe: what it runs by.
+        recipe: of the engine.
         prompts: reads prompts.
         seed: fixes the seeds of requests that bring none; None draws fresh ones.
     """
@@ -93,7 +93,7 @@ class Admission:
             InputError: the prompt cannot be used.
             ConfigError: structured outputs cannot be had, or no token would be allowed.
         """
-        params = copy.copy(params)  # what is set afterwards is for later requests
+        params = copy.copy(params)  # a later change of the caller's object must not reach this request
         target, ids = self._target, self._prompts.ids(prompt, index, _prompt_limit(params, self._target.max_length))
         request_ids = [next(self._ids) for _ in range(params.n)]
         base = params.seed
@@ -133,5 +133,5 @@ class Admission:
 
 def _prompt_limit(params: SamplingParams, context: int) -> int | None:
     """How many of a prompt's tokens are kept, at most; None: all, or it is refused."""
-    asked = params.truncate_prompt_tokens
-    return max(1, context - params.max_tokens) if asked == -1 else asked
+    limit = params.truncate_prompt_tokens
+    return max(1, context - params.max_tokens) if limit == -1 else limit

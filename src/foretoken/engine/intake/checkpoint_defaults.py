@@ -1,8 +1,8 @@
-"""What a checkpoint's ``generation_config.json`` asks for, as the defaults of requests that bring no params.
+"""The settings of a checkpoint's ``generation_config.json`` as the defaults of requests without params.
 
-transformers' ``generate`` and vLLM follow that file unless they are told otherwise; a repetition penalty or a list of
-suppressed tokens changes greedy text, too. Lengths and end tokens are not taken from here: a request has a length of
-its own, and end tokens always count (models/language_model.py).
+transformers' ``generate`` and vLLM follow that file by default; a repetition penalty or a list of suppressed tokens
+changes greedy text, too. Lengths and end tokens are not read here: a request has its own length, and end tokens always
+count (models/language_model.py).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _NOT_HONOURED = (
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDefaults:
-    """What a checkpoint asks for.
+    """The sampling settings of a checkpoint.
 
     Attributes:
         params: as sampling params.
-        asked: the settings among them that are not the neutral ones, by their names in the file.
-        not_honoured: what it asks for next to them, and does not get.
+        settings: those of them that are not neutral, by their names in the file.
+        not_honoured: its other settings, which are not supported.
     """
 
     params: SamplingParams
-    asked: dict[str, Any]
+    settings: dict[str, Any]
     not_honoured: dict[str, Any]
 
     @classmethod
@@ -47,7 +47,7 @@ class CheckpointDefaults:
         Raises:
             ConfigError: a value is out of range.
         """
-        asked = {}
+        stated = {}
         sampled = getattr(config, "do_sample", None)
         if not isinstance(sampled, bool | None):
             raise ConfigError(
@@ -55,9 +55,9 @@ class CheckpointDefaults:
                 "generation_config='none' leaves it out"
             )
         if sampled:
-            asked = {"temperature": 1.0, **_stated(config, _WHEN_SAMPLED)}
-        asked |= _stated(config, ("repetition_penalty", "suppress_tokens"))
-        settings = dict(asked)
+            stated = {"temperature": 1.0, **_stated(config, _WHEN_SAMPLED)}
+        stated |= _stated(config, ("repetition_penalty", "suppress_tokens"))
+        settings = dict(stated)
         suppressed = settings.pop("suppress_tokens", ())
         try:
             params = SamplingParams(**settings)
@@ -67,14 +67,14 @@ class CheckpointDefaults:
             raise ConfigError(
                 f"generation_config.json of model '{name}': {error}; generation_config='none' leaves it out"
             ) from None
-        return cls(params, asked, _stated(config, _NOT_HONOURED))
+        return cls(params, stated, _stated(config, _NOT_HONOURED))
 
     @property
     def in_words(self) -> str:
-        """What is asked for, and what is not honoured; empty if nothing is asked for."""
+        """The settings and the unsupported settings for a message; empty if there are none."""
         parts = []
-        if self.asked:
-            parts.append(f"asks for {_list(self.asked)}")
+        if self.settings:
+            parts.append(f"asks for {_list(self.settings)}")
         if self.not_honoured:
             parts.append(f"asks for {_list(self.not_honoured)}, which is not supported")
         return " and ".join(parts)

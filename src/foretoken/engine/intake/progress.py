@@ -1,4 +1,4 @@
-"""A bar that says how many prompts are answered, for callers who ask for one (``use_tqdm``)."""
+"""A progress bar of answered prompts, for calls with ``use_tqdm``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shown(wanted: bool | Callable[..., Any], total: int, progress: Progress | No
         total: outputs that will come.
         progress: the caller's own function; None: there is none.
     Raises:
-        ConfigError: what is wanted is no bar.
+        ConfigError: the value of ``use_tqdm`` is not a progress bar.
     """
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress={progress!r:.60} must be a function that takes an output")

@@ -37,7 +37,7 @@ class PromptReader:
     """Reads prompts and conversations for one target.
 
     Args:
-        target: whose tokenizer, vocabulary and context.
+        target: its tokenizer, vocabulary and context length count.
     """
 
     def __init__(self, target: LanguageModel) -> None:
@@ -158,7 +158,7 @@ def _names(template: str, name: str) -> bool:
 
 
 def as_list(prompts: Any) -> list[Any]:
-    """One prompt or several: a list of integers is one prompt, and so is an array of one dimension.
+    """One prompt or several: a list of integers or an array of one dimension is one prompt.
 
     Raises:
         InputError: it is neither, or there are none.

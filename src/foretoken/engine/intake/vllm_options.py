@@ -1,4 +1,4 @@
-"""Options of vLLM's ``LLM`` that code brings along: those that ask for what is so here, and those that cannot be had.
+"""Options of vLLM's ``LLM``: values that always hold here are accepted, unsupported ones are refused with a remedy.
 
 Nothing is taken in silence: an option that changes nothing is named in one line of the log, and a value that would
 change something is refused.
@@ -17,7 +17,7 @@ from foretoken.options.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 
-_NOTHING_TO_SET = (  # how memory is reserved, kernels are chosen and compiled, weights are read, and what is logged
+_NOTHING_TO_SET = (  # of memory, kernels, compilation, reading of weights, and logging
     *("gpu_memory_utilization", "swap_space", "enforce_eager", "disable_log_stats", "block_size", "max_logprobs"),
     *("enable_chunked_prefill", "disable_custom_all_reduce", "max_seq_len_to_capture", "compilation_config"),
     *("async_scheduling", "enable_log_requests", "disable_log_requests", "num_gpu_blocks_override"),
@@ -38,7 +38,7 @@ _NOTHING_TO_SET = (  # how memory is reserved, kernels are chosen and compiled, 
     *("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "interleave_mm_strings", "video_pruning_rate"),
     *("allowed_local_media_path", "allowed_media_domains"),
 )
-_ONLY: Mapping[str, tuple[Any, ...]] = {  # None and what is empty ask for nothing, whatever the name
+_ONLY: Mapping[str, tuple[Any, ...]] = {  # None and empty values have no effect, whatever the name
     "tokenizer_mode": ("auto", "hf"),
     "load_format": ("auto", "safetensors"),
     "config_format": ("auto", "hf"),
@@ -98,7 +98,7 @@ _INSTEAD = {  # of what _ONLY refuses
     "tokenizer": "the tokenizer is the checkpoint's; prompts may be ids, {'prompt_token_ids': [...]}",
     "skip_tokenizer_init": "the tokenizer is the checkpoint's; prompts may be ids, {'prompt_token_ids': [...]}",
     "served_model_name": "only a server has one, foretoken serve --served-model-name",
-    "reasoning_parser": "a server tells reasoning apart, foretoken serve --reasoning",
+    "reasoning_parser": "a server separates reasoning, foretoken serve --reasoning",
     "override_generation_config": "write llm.generate(..., SamplingParams(...))",
     "disable_sliding_window": "write max_model_len=WINDOW, which no sequence leaves",
     "cpu_offload_gb": "weights lie where device= says; dtype='int8' or 'int4' halves or quarters them, on a CPU",
@@ -180,10 +180,10 @@ _LOSSY = "lossy rules are verifiers here, see 'foretoken methods'"
 SPECULATION = {  # keys of vLLM's speculative_config, and what to say of them
     **dict.fromkeys(("draft_tensor_parallel_size", "tensor_parallel_size"), "a model runs on one device: leave it out"),
     "disable_by_batch_size": "nothing is drafted where that was measured to be slower: leave it out",
-    "num_speculative_tokens_per_batch_size": "without num_speculative_tokens the length follows what is measured, "
+    "num_speculative_tokens_per_batch_size": "without num_speculative_tokens the length follows measurements, "
     "also of the batch: leave it out",
-    "enable_adaptive_verification": "without num_speculative_tokens the length follows what is measured: leave it out",
-    "speculative_token_tree": "a tree is asked for by tree=... and num_drafts=N of method 'draft_model'",
+    "enable_adaptive_verification": "without num_speculative_tokens the length follows measurements: leave it out",
+    "speculative_token_tree": "use tree=... and num_drafts=N of method 'draft_model' for a tree",
     "max_model_len": "a drafter reads what the target reads: leave it out",
     "enforce_eager": "there are no graphs to switch off: leave it out",
     "model": "it drafts without a second model: leave it out",
@@ -196,7 +196,7 @@ SPECULATION = {  # keys of vLLM's speculative_config, and what to say of them
     **dict.fromkeys(("quantization", "revision", "code_revision"), _ONE_PLACE),
     **dict.fromkeys(("use_local_argmax_reduction", "disable_mqa_scorer", "disable_logprobs"), "leave it out"),
     **dict.fromkeys(("index_share_for_mtp_iteration", "dspark_draft_topk"), "leave it out"),
-    **dict.fromkeys(("synthetic_acceptance_rates", "synthetic_acceptance_length"), "what is accepted is measured"),
+    **dict.fromkeys(("synthetic_acceptance_rates", "synthetic_acceptance_length"), "acceptance is measured"),
     **dict.fromkeys(("posterior_threshold", "posterior_alpha"), f"{_LOSSY}: typical.epsilon of verifier 'typical'"),
     **dict.fromkeys(("acceptance_method", "rejection_sample_method"), "it is called verifier"),
     **dict.fromkeys(("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"), _SUFFIXES),
@@ -209,7 +209,7 @@ class AbsentMethod(ConfigError, AttributeError):
 
 
 def absent(name: str, methods: Mapping[str, str] = _METHODS, *, owner: str = "LLM") -> AttributeError:
-    """What is said of an attribute that ``LLM``, or another owner of methods, does not have."""
+    """The message for an attribute that ``LLM``, or another class with methods of vLLM's, does not have."""
     if name in methods:
         return AbsentMethod(f"{owner} has no '{name}': {methods[name]}")
     return AttributeError(f"'{owner}' object has no attribute '{name}'")
@@ -225,7 +225,7 @@ def arguments(function: Made) -> Made:
 
 
 def check_options(options: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse what is not known here, or asks for what there is not.
+    """Refuse unknown options and unsupported values.
 
     Args:
         options: by name.

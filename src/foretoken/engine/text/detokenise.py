@@ -21,7 +21,7 @@ _CONTEXT = 8  # tokens of a prompt to look back at, until one of them is text
 
 
 def text_of(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = (), *, skip_special: bool = True) -> str:
-    """The text of a completion, as it continues its prompt; special tokens are left out unless they are asked for."""
+    """The text of a completion, as it continues its prompt; without special tokens if ``skip_special``."""
     context = _context(tokenizer, prompt)
     before = _decode(tokenizer, context, skip_special)
     return _decode(tokenizer, [*context, *ids], skip_special)[len(before) :]
@@ -101,7 +101,7 @@ class TextStream:
         return may_stop and self._cut(len(now) - len(before))
 
     def close(self) -> None:
-        """No more tokens: take in what was waiting for the rest of a character."""
+        """End the text: release the bytes of an incomplete character, too."""
         before = self._decode(self._read_from, self._read_to)
         fresh = self._decode(self._read_from, len(self._ids))[len(before) :]
         self._text += fresh

@@ -1,7 +1,7 @@
 """Structured output: JSON schemas, regular expressions and grammars as constraints, through llguidance.
 
-The library tells which tokens may follow; what is allowed is a filter of the distribution (core/constraint.py). Where
-it allows one token only, that is drafted and verified like any other draft, never jumped over.
+The library returns the tokens that may follow; they filter the distribution (core/constraint.py). If only one token may
+follow, it is drafted and verified like any other draft, never emitted unverified.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Grammars:
     """Compiles constraints for one target.
 
     Args:
-        target: whose tokenizer and vocabulary.
+        target: its tokenizer and vocabulary count.
     """
 
     def __init__(self, target: LanguageModel) -> None:
@@ -47,7 +47,7 @@ class Grammars:
         Args:
             stop_ids: tokens that end the request; they are allowed where the text may end.
         Raises:
-            ConfigError: llguidance is not installed, cannot read the tokenizer, or does not support what is wanted.
+            ConfigError: llguidance is not installed, cannot read the tokenizer, or does not support the grammar.
         """
         try:
             from llguidance import LLMatcher
@@ -55,8 +55,8 @@ class Grammars:
             raise ConfigError("structured_outputs need llguidance: pip install 'foretoken[structured]'") from None
         kind, grammar = _grammar(wanted)
         if wanted.reasoning is not None:
-            grammar = _behind_reasoning(grammar, wanted.reasoning)
-        matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)  # what is wrong is raised
+            grammar = _after_reasoning(grammar, wanted.reasoning)
+        matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)  # errors are raised, not logged
         if matcher.is_error():
             why = " ".join(str(matcher.get_error()).split())
             if kind == "grammar" and "::=" in str(wanted.grammar):  # vLLM and llama.cpp take these
@@ -112,8 +112,8 @@ class _Keys:
 class Grammar(Constraint):
     """One request's place in a grammar.
 
-    A parser that runs into a limit of llguidance's stays useless and permits nothing, or anything. So it is asked
-    after every step whether that has happened: no distribution is made of what it says then, and the request ends.
+    A parser that reaches one of llguidance's limits stays broken and permits nothing, or anything. So every step checks
+    for that: its masks are not used any more, and the request ends.
 
     Args:
         matcher: llguidance's, which has read the committed output.
@@ -205,7 +205,7 @@ class Grammar(Constraint):
 
     def append(self, tokens: Sequence[int]) -> None:
         text = [token for token in tokens if token not in self._stop_ids]
-        if not self._goes(text):  # of a draft that is looked beyond: nothing is known there, and nobody will get there
+        if not self._goes(text):  # a copy that follows a draft past a forbidden token, which is never accepted
             self._lost = True
         elif text:
             self._matcher.consume_tokens(text)  # where it gives up, the next question is refused
@@ -221,8 +221,8 @@ class Grammar(Constraint):
         if self._matcher.is_error():
             why = " ".join(str(self._matcher.get_error()).split("<state>")[0].split())
             if "NoExtensionBias" in why:  # its word for it
-                raise NothingFits("structured_outputs: no text goes on from here that fits what is asked for")
-            raise NothingFits(f"structured_outputs: llguidance gave up after what is written: {why[:_LONGEST]}")
+                raise NothingFits("structured_outputs: no continuation of this text satisfies the constraint")
+            raise NothingFits(f"structured_outputs: llguidance gave up after this text: {why[:_LONGEST]}")
 
     def _goes(self, path: Sequence[int]) -> bool:
         """Whether the text may go on with these tokens; an end among them is the end."""
@@ -237,7 +237,7 @@ class Grammar(Constraint):
 
 
 def _read(keys: _Keys, path: Sequence[int]) -> JsonKeys:
-    """Return what is known of a text after more tokens."""
+    """Return the keys of a text after more tokens."""
     read = keys.read.copy()
     for token in path:
         read.feed(keys.tokens.of[token])
@@ -309,7 +309,7 @@ def _check_patterns(properties: dict[str, Any], patterns: dict[str, Any], shared
                 )
 
 
-def _behind_reasoning(grammar: str, form: str) -> str:
+def _after_reasoning(grammar: str, form: str) -> str:
     """The grammar of a text that may reason first, and then is what the grammar says."""
     written = grammar.lstrip().startswith("{")  # the library's own form, else Lark
     answer = json.loads(grammar)["grammars"][0] if written else {"lark_grammar": grammar}

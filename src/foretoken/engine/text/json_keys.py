@@ -1,7 +1,7 @@
 """Keys of JSON objects that are being written, so that none is given twice.
 
-A grammar of JSON cannot count: after ``patternProperties`` or ``additionalProperties`` it permits a key again that is
-there already. What is permitted is therefore narrowed by the keys that each open object has.
+A grammar of JSON cannot count: with ``patternProperties`` or ``additionalProperties`` it permits a key a second time.
+So the keys of each open object are removed from the permitted tokens.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class JsonKeys:
     """Follows a JSON text, which a grammar keeps valid, from its first byte.
 
     Args:
-        behind: what precedes the text and ends with these bytes; b"": nothing.
-        optional: whether the text may begin at once; what precedes it begins with "<" then.
+        after: the JSON text begins after these bytes; b"": at the first byte.
+        optional: whether it may also begin at the first byte; a preceding text begins with "<" then.
     Attributes:
         twice: an object has been given a key for the second time.
     """
 
-    def __init__(self, behind: bytes = b"", *, optional: bool = False) -> None:
-        self._behind = behind
+    def __init__(self, after: bytes = b"", *, optional: bool = False) -> None:
+        self._after = after
         self._optional = optional
-        self._before = b""  # what has been read of that which precedes the text
+        self._before = b""  # the preceding text so far
         self._objects: list[set[str] | None] = []  # keys of each open object; None: an array
         self._awaits_key = False
         self._in_string = self._in_key = self._escaped = False
@@ -64,7 +64,7 @@ class JsonKeys:
 
     def copy(self) -> JsonKeys:
         """Return a twin that goes on by itself."""
-        twin = JsonKeys(self._behind, optional=self._optional)
+        twin = JsonKeys(self._after, optional=self._optional)
         twin.__dict__.update(self.__dict__)
         twin._objects = [None if each is None else set(each) for each in self._objects]
         twin._string = bytearray(self._string)
@@ -72,7 +72,7 @@ class JsonKeys:
 
     def feed(self, data: bytes) -> None:
         """Read on."""
-        if self._behind:
+        if self._after:
             data = self._skip(data)
         for byte in data:
             if self._in_string:
@@ -96,11 +96,11 @@ class JsonKeys:
         self._before += data
         begun = self._before.lstrip()
         if self._optional and begun and not begun.startswith(b"<"):
-            self._behind = b""
+            self._after = b""
             return begun
-        _, found, rest = self._before.partition(self._behind)
+        _, found, rest = self._before.partition(self._after)
         if found:
-            self._behind = b""
+            self._after = b""
         return rest
 
     def _feed_string(self, byte: int) -> None:
@@ -150,13 +150,13 @@ class JsonKeys:
         Args:
             allowed: a truth value for each token.
             tokens: their bytes.
-            ahead: what is allowed after more tokens, as ``allowed``; None: keys are of any text, so that one is left
-                everywhere.
+            ahead: returns the tokens allowed after more tokens, as ``allowed``; None: keys may be any text, so that one
+                is always left.
         """
         return [each for each in self._suspects(allowed, tokens) if self._leads_nowhere([each], tokens, ahead)]
 
     def _suspects(self, allowed: np.ndarray[Any, Any], tokens: TokenBytes) -> list[int]:
-        if self._behind or not self._objects:
+        if self._after or not self._objects:
             return []
         if self._awaits_key and not self._in_string:
             return [int(each) for each in np.flatnonzero(allowed)]  # few: a quotation mark, perhaps after a space

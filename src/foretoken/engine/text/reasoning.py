@@ -20,7 +20,7 @@ def knows_reasoning(tokenizer: Any) -> bool:
 
 
 class Thinking:
-    """Tells reasoning and answer apart in a text that comes in pieces.
+    """Separates reasoning and answer in a text that comes in pieces.
 
     Args:
         tokenizer: a Hugging Face tokenizer.

@@ -61,7 +61,7 @@ class Endless:
     """A request that is never done; the controller sees no more of one."""
 
     tokens: list[int] = field(default_factory=lambda: [0])
-    room: int = 1_000_000
+    tokens_left: int = 1_000_000
     ledger: DraftLedger = field(default_factory=DraftLedger)
 
 

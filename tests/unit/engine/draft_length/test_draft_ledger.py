@@ -23,7 +23,7 @@ class Answer:
     """A request: what the controller sees of one, and how much of it the drafter has read."""
 
     tokens: list[int]
-    room: int
+    tokens_left: int
     num_prompt: int
     ledger: DraftLedger = field(default_factory=DraftLedger)
     num_read: int = 0
@@ -106,9 +106,9 @@ class Batches:
             while running:
                 ours += self._step(running, late)
                 for each in running:
-                    if not each.room:
+                    if not each.tokens_left:
                         self.controller.ended(len(each.tokens) - each.num_prompt)
-                running = [each for each in running if each.room]
+                running = [each for each in running if each.tokens_left]
         return plain / ours
 
     def _step(self, running: list[Answer], late: float) -> float:
@@ -127,7 +127,7 @@ class Batches:
                 self.num_read += len(each.tokens) - each.num_read
                 each.num_read = len(each.tokens)
                 stands = each.stands if drafts.steady else rng.choice(drafts.stands)
-                most = min(MOST if drafts.length is None else drafts.length, each.room - 1)
+                most = min(MOST if drafts.length is None else drafts.length, each.tokens_left - 1)
                 while length < most and (drafts.length or rule.worthwhile(stands**length, stands, length)):
                     length += 1
                 while stood < length and rng.random() < stands:
@@ -141,7 +141,7 @@ class Batches:
             accepted += stood
             gained += stood * each.ledger.weight
             each.tokens += [0] * (stood + 1)
-            each.room -= stood + 1
+            each.tokens_left -= stood + 1
         verify = self.machine.base + self.machine.row * (len(running) + nodes)
         total = (draft + verify) * rng.uniform(0.93, 1.07)
         seen = total * 10 if rng.random() < late else total
@@ -342,8 +342,8 @@ class Book:
         return sum(self.step(*requests, gained=gained, typical=typical)[0] for _ in range(count))
 
 
-def unread(count: int, room: int = 100_000) -> Answer:
-    return Answer([0] * count, room, count)
+def unread(count: int, tokens_left: int = 100_000) -> Answer:
+    return Answer([0] * count, tokens_left, count)
 
 
 def test_the_first_trial_is_of_the_request_that_has_least_to_read_and_of_it_alone():
@@ -358,7 +358,7 @@ def test_the_first_trial_is_of_the_request_that_has_least_to_read_and_of_it_alon
 
 def test_a_request_that_would_gain_nothing_is_passed_over():
     """Nothing is to come of the first, which has less to read."""
-    assert Book(reading=0.1).step(unread(50, room=3), unread(90, room=1000)) == [False, True]
+    assert Book(reading=0.1).step(unread(50, tokens_left=3), unread(90, tokens_left=1000)) == [False, True]
 
 
 def test_a_trial_lasts_sixteen_steps_while_little_is_known():
@@ -371,9 +371,9 @@ def test_a_trial_lasts_sixteen_steps_while_little_is_known():
 
 @pytest.mark.parametrize(("tokens", "asked"), [(490, True), (510, False)])
 def test_what_costs_more_to_read_than_half_of_the_steps_to_come_is_not_tried(tokens, asked):
-    assert Book(reading=0.1).step(unread(tokens, room=100)) == [asked]
+    assert Book(reading=0.1).step(unread(tokens, tokens_left=100)) == [asked]
     book = Book(reading=0.1)
-    book.worth.ended(100)  # answers end, however much room there is
+    book.worth.ended(100)  # answers end, however many tokens they may still have
     assert book.step(unread(tokens)) == [asked]
 
 
@@ -431,25 +431,25 @@ def test_nothing_goes_on_credit_while_anything_is_owed():
 def test_a_request_that_ends_before_its_next_trial_is_hopeless():
     """By one 128th of the time, of all who run; of nobody before it is known what drafting brings, or if it pays."""
     book = Book()
-    assert not book.worth.hopeless(unread(10, room=1), 1)
+    assert not book.worth.hopeless(unread(10, tokens_left=1), 1)
     book.steps(100, unread(10), gained=-5.0)
     missing = 16 * 5.0 - book.worth._budget(1)
     assert missing > 16 * 5.0 + 1.0  # something is owed, too
     for steps, hopeless in ((0.98 * 128 * missing, True), (1.02 * 128 * missing, False)):
-        assert book.worth.hopeless(unread(10, room=int(steps)), 1) is hopeless
-    assert not book.worth.hopeless(unread(10, room=1), 8)
+        assert book.worth.hopeless(unread(10, tokens_left=int(steps)), 1) is hopeless
+    assert not book.worth.hopeless(unread(10, tokens_left=1), 8)
     for _ in range(20):
-        book.worth.ended(5)  # answers end, however much room there is
+        book.worth.ended(5)  # answers end, however many tokens they may still have
     assert book.worth.hopeless(unread(10), 1)
     among = Worth(Reading(0.0))
     among_eight(among, 200, lost=2.0)
     missing = 16 * 2.0 - among._budget(8)
     assert missing > 1.0
     for steps, hopeless in ((0.95 * 16 * missing, True), (1.05 * 16 * missing, False)):
-        assert among.hopeless(unread(10, room=int(steps)), 8) is hopeless
+        assert among.hopeless(unread(10, tokens_left=int(steps)), 8) is hopeless
     paying = Book()
     paying.steps(100, unread(10), gained=1.0)
-    assert not paying.worth.hopeless(unread(10, room=1), 1)
+    assert not paying.worth.hopeless(unread(10, tokens_left=1), 1)
 
 
 @pytest.mark.parametrize("gained", [-0.1, -0.5, -3.0])
@@ -468,17 +468,25 @@ def test_where_drafting_pays_it_is_used_but_for_every_64th_step():
 def test_a_request_drafts_where_its_gain_exceeds_its_reading_cost():
     book = Book(reading=0.1)
     book.steps(30, unread(10), gained=1.0)
-    assert book.step(unread(400, room=60), unread(400, room=30), unread(200, room=30)) == [True, False, True]
+    assert book.step(unread(400, tokens_left=60), unread(400, tokens_left=30), unread(200, tokens_left=30)) == [
+        True,
+        False,
+        True,
+    ]
     for _ in range(10):
         book.worth.ended(30)
-    assert book.step(unread(400, room=60), unread(200, room=60), unread(200, room=10)) == [False, True, False]
+    assert book.step(unread(400, tokens_left=60), unread(200, tokens_left=60), unread(200, tokens_left=10)) == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_what_a_drafter_has_read_costs_nothing_again():
     book, request = Book(reading=0.1), unread(400)
     book.steps(30, request, gained=1.0)
     assert request.ledger.num_read == 400
-    request.room = 30
+    request.tokens_left = 30
     request.tokens += [0] * 20
     assert book.step(request) == [True]
 
@@ -507,7 +515,7 @@ def test_the_budget_holds_256_tokens_at_most_and_allows_all_of_them():
     book, request = Book(reading=0.1), unread(10)
     assert book.worth.affords(0.0)
     assert not book.worth.affords(0.1)
-    book.steps(256, unread(10, room=0), gained=0.0)  # nobody is asked where nothing is to come
+    book.steps(256, unread(10, tokens_left=0), gained=0.0)  # nobody is asked where nothing is to come
     assert book.worth.affords(1.99)
     assert not book.worth.affords(2.01)
     book.steps(400, request, gained=1.0)
@@ -561,7 +569,7 @@ def test_a_token_is_worth_more_to_the_longest_requests():
 def test_a_token_is_worth_the_same_to_all_where_lengths_are_unknown():
     costs = rows_at(0.5, 4)
     assert weights([30, 50, 48, 47], costs, queued=True) == [1.0] * 4  # a place that is given up is taken at once
-    assert weights([30, 50, 48, 47], costs, answer=20) == pytest.approx([1.0] * 4)  # they end before their room does
+    assert weights([30, 50, 48, 47], costs, answer=20) == pytest.approx([1.0] * 4)  # they end before their limit
     unknown = StepCosts()
     for _ in range(3):
         unknown.measure(4, 0, 1.0)

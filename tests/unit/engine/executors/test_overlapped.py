@@ -216,14 +216,14 @@ def compared() -> Compared:
 def now_and_then(drafter: Compared) -> list[list[int]]:
     """Drafted ahead for three steps, then not for two, in turns: so what was refused is asked about late."""
     llm = with_config({"method": drafter, "num_speculative_tokens": 5, "executor": "pearl"})
-    room, num_steps = llm.engine.room, 0
+    room, num_steps = llm.engine.node_budgets, 0
 
     def sometimes(work: Work) -> list[int]:
         nonlocal num_steps
         num_steps += 1
         return [0] * len(work.decoding) if num_steps % 5 < 2 else room(work)
 
-    llm.engine.room = sometimes  # type: ignore[method-assign]
+    llm.engine.node_budgets = sometimes  # type: ignore[method-assign]
     return ids(llm.generate(list(PROMPTS), GREEDY))
 
 
@@ -300,7 +300,7 @@ def test_drafter_and_target_are_busy_at_the_same_time() -> None:
     executor.timeline = timeline = Timeline()
     llm.generate([{"prompt_token_ids": [5, 9]}], SamplingParams(max_tokens=4, ignore_eos=True))
     assert all(name.startswith("foretoken-worker") for name in drafter.threads)
-    busy = {who: [each for each in timeline.intervals if each.who == who] for who in ("drafter", "target")}
+    busy = {who: [each for each in timeline.intervals if each.actor == who] for who in ("drafter", "target")}
     both = [
         min(a.end, b.end) - max(a.begin, b.begin)
         for a, b in zip(busy["drafter"], busy["target"], strict=True)

@@ -1,11 +1,11 @@
-"""What PEARL's helper process does: it drafts for an engine, and is told all that it needs with every order.
+"""PEARL's helper process: it drafts for an engine, and every order contains all that it needs.
 
-              ORDER ────►                   requests with all their tokens, budgets, and whom to forget
-              STOP  ────►                   give what is there (only where drafts are as long as pays)
-                    ◄──── REPLY             a draft each, or why there is none
+              ORDER ────►                   requests with all their tokens, their budgets, and requests to forget
+              STOP  ────►                   return the drafts so far (only if the draft length is adaptive)
+                    ◄──── REPLY             a draft for each request, or the reason why there is none
 
-One pipe (process.py), one order at a time. The helper keeps nothing that an order could contradict: which cache rows
-hold is seen from the tokens (drafting/draft_runner.py).
+One pipe (process.py), one order at a time. The helper keeps no state that an order could contradict: it compares the
+tokens to find the cache rows that are still valid (drafting/draft_runner.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from foretoken.options.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """What a drafter's constructor asks of the target, without the target."""
+    """The properties of the target that a drafter's constructor reads, without the target itself."""
 
     name: str
     vocab_size: int
@@ -90,7 +90,7 @@ class Helper:
     Args:
         drafter: of this process.
         vocab_size: of the target.
-        stopped: whether the engine has said something since the order.
+        stopped: whether the engine has sent a message since the order.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int, stopped: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""A drafter whose drafts ahead are written by a second process, and by this one where that process fails."""
+"""A drafter that lets a second process draft ahead, and drafts in this process if the second one fails."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from foretoken.engine.executors.overlap import AssumedContext, DraftOrError, Ove
 from foretoken.engine.executors.remote.helper import Helper, Order, Question, TargetFacts
 from foretoken.models.language_model import LanguageModel
 
-_READING = 0.01  # seconds more for every token that it has not been told of before
+_READING = 0.01  # seconds more for every token that is new to the helper
 
 
 class RemoteDrafter(Drafter):
-    """Another drafter, asked ahead in a helper's process (helper.py); everything else is asked of it here.
+    """Another drafter: a helper process (helper.py) drafts ahead with it; all other calls run in this process.
 
-    The helper is killed when it does not answer in time, and started once more; until the new one is ready, and for
-    good after the second loss, drafts ahead are written in this process. The step in which it is lost has no guess.
-    Every helper draws numbers of its own, and so does this process: after a loss the distribution stays, the text of a
-    seed need not.
+    The helper is killed when it does not answer in time, and started once more. Until the new one is ready, and for
+    good after the second loss, this process drafts ahead. The step in which the helper is lost has no guess. Every
+    helper and this process draw their own random numbers: a loss keeps the distribution, but may change a seed's text.
 
     Args:
         inner: of this process.
-        config: it was made of; the helper's is made of it, too.
-        target: what the helper's drafter has to know of it is sent along.
+        config: of ``inner``; the helper's drafter is made with it, too.
+        target: the helper gets only its :class:`TargetFacts`.
         threads: of the helper.
-        gloo: whether it is talked to over torch.distributed.
+        gloo: whether messages go over torch.distributed.
     Raises:
         ConfigError: the helper fails to start.
     """
@@ -43,7 +42,7 @@ class RemoteDrafter(Drafter):
         facts = TargetFacts(
             target.name, target.vocab_size, target.dtype, target.device, target.trusted, target.tokenizer
         )
-        self._known: dict[int, int] = {}  # request -> tokens of it that the helper was told of
+        self._known: dict[int, int] = {}  # request -> number of its tokens that the helper has
         self._gone: list[int] = []
         self._helper = HelperProcess(
             Helper.made,
