@@ -68,7 +68,7 @@ def test_text_becomes_features_of_the_target(target: Path, capsys: pytest.Captur
 def test_the_bound_is_reported_and_held(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert features(f"--target {target} --corpus my.jsonl --out out --block 16 --max-gb 0.00005") == 0
     said = capsys.readouterr().err
-    assert "room for about" in said
+    assert "the limit allows about" in said
     assert "stopped because --max-gb 5e-05 is reached" in said
     held = sum(path.stat().st_size for path in Path("out").iterdir() if path.is_file())
     assert 30_000 < held <= 50_000

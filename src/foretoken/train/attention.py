@@ -95,7 +95,7 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The library's attention signature; what is not plainly causal goes to the library's own kernel.
+    """Attention with the library's signature; all but plain causal attention goes to the library's own kernel.
 
     Args:
         query, key, value: [B, H, T, D], [B, G, T, D], [B, G, T, D].

@@ -59,11 +59,11 @@ def begin_as(part: Learning, start: Learning, folder: Path, free: Collection[str
                 f"{option}, or leave --start out"
             )
     theirs, ours = start.state_dict(), part.state_dict()
-    if odd := sorted(theirs.keys() ^ ours.keys()):
-        side = "has" if odd[0] in theirs else "lacks"
+    if different := sorted(theirs.keys() ^ ours.keys()):
+        side = "has" if different[0] in theirs else "lacks"
         raise MismatchError(
-            f"--start {folder}: it {side} {odd[0]}, unlike what is trained here: ask for the same shape, or leave "
-            "--start out"
+            f"--start {folder}: it {side} {different[0]}, unlike the network to train: request the same shape, or "
+            "leave --start out"
         )
     part.load_state_dict(
         {name: _as_wide(name, value.to(ours[name].dtype), ours[name]) for name, value in theirs.items()}
@@ -71,7 +71,7 @@ def begin_as(part: Learning, start: Learning, folder: Path, free: Collection[str
 
 
 def _as_wide(name: str, theirs: Tensor, ours: Tensor) -> Tensor:
-    """A matrix of an MLP with more channels; all others are what they are."""
+    """Extend a matrix of an MLP to more channels; return every other tensor unchanged."""
     if name.endswith(_INTO_CHANNELS):
         return torch.cat((theirs, ours[len(theirs) :]))
     if name.endswith(_OUT_OF_CHANNELS):

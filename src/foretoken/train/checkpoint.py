@@ -86,4 +86,4 @@ def _explain(folder: Path, error: Exception) -> str:
     kept = f"the last checkpoint, {last.name}, is kept" if last else "no earlier checkpoint exists"
     full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
     why = "the disk is full" if full else str(getattr(error, "strerror", None) or error)
-    return f"{folder}: a checkpoint cannot be written ({why}); {kept}; make room and run the same command to go on"
+    return f"{folder}: a checkpoint cannot be written ({why}); {kept}; free space and run the same command to go on"

@@ -4,8 +4,8 @@
             ── run       (config, session) -> the record of the run
             ── say       (record, out) -> lines for a person
 
-A method declares one ("module:NAME"). Help is shown without torch: the module that holds a command imports what it
-needs inside of ``run``. Options that several commands have are said once, in the classes below that a Config inherits.
+A method declares one ("module:NAME"). Help needs no torch: the module of a command imports it inside of ``run``.
+Options that several commands share are declared once, in the classes below, which a Config inherits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from foretoken.train.trainer import Bounds, Report
 
 
-WIDEST = 1 << 17  # channels of an MLP that may be asked for: what a slip of the hand adds to that fills the memory
+WIDEST = 1 << 17  # the most channels of an MLP: a mistyped number beyond it would fill the memory
 
 OUT = Option("Folder to make.", "-o", metavar="PATH")
 OUT_AGAIN = Option("Folder to make; give it again to go on after a stop.", "-o", metavar="PATH")
@@ -85,8 +85,8 @@ class Loop(Text):
     minutes: Annotated[
         float | None,
         Option(
-            "Stop training so many minutes after the start, preparation included; what is measured at the end comes on "
-            "top. Default: the recipe's 30 to 120, or none with --tokens.",
+            "Stop training so many minutes after the start, preparation included; the measurements at the end take "
+            "longer. Default: the recipe's 30 to 120, or none with --tokens.",
             above=0,
         ),
     ] = None
@@ -148,7 +148,7 @@ class Compiling(Loop):
 
 @dataclass(frozen=True, kw_only=True)
 class Judged(Common):
-    """Options of commands whose result is tried in the engine."""
+    """Options of commands that measure the result in the engine."""
 
     suite: Annotated[
         str | None,
@@ -158,7 +158,7 @@ class Judged(Common):
 
 @dataclass(frozen=True, kw_only=True)
 class Continued(Common):
-    """Options of commands that can go on from what was trained before."""
+    """Options of commands that can begin with trained weights."""
 
     start: Annotated[
         Path | None,
@@ -171,7 +171,7 @@ class Continued(Common):
 
 @dataclass(frozen=True)
 class Session:
-    """What a run is given next to its options.
+    """The arguments of a run in addition to its options.
 
     Attributes:
         arguments: the command line, for the record.
@@ -196,7 +196,7 @@ class Command:
         example: a whole command line.
         config: its options: a frozen dataclass that inherits :class:`Common`.
         run: does it; raises ForetokenError.
-        say: what a person is told at the end, a line each.
+        say: the lines to print at the end.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The recipe of a draft: a Llama of 2 layers and width 192, distilled on its target's own words.
 
-Three quarters of what it reads are the target's continuations of openings, half of them greedy, half drawn; the loss is
-KL(target || draft) at every position.
+Three quarters of its training text are the target's continuations of openings, half of them greedy, half drawn; the
+loss is KL(target || draft) at every position.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def distil(target: str, start: str | None, loss: str, own_words: float, on_polic
 
     Args:
         target: zoo name, folder or hub id; its tokenizer is the draft's.
-        start: a draft whose architecture and weights are taken; None: a new one of this recipe's shape.
+        start: a draft to take architecture and weights from; None: a new one of this recipe's shape.
         loss: one of ``DISTANCES``.
         own_words: share of the text that the target writes.
         on_policy: share that the draft in training writes.

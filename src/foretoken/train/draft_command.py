@@ -1,4 +1,4 @@
-"""``foretoken train draft``: its options, the run, and what it says; without torch until it runs."""
+"""``foretoken train draft``: its options, the run, and its messages; without torch until it runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train_draft(config: DraftConfig, session: Session) -> dict[str, Any]:
 
 
 def say_draft(record: dict[str, Any], out: Path) -> list[str]:
-    """What it became, and what stands of its drafts."""
+    """The loss of the trained draft model, and the acceptance of its drafts."""
     before, after = record["acceptance"]["before"], record["acceptance"]["after"]
     lines = [
         f"{out}: {record['tokens'] / 1e6:.2f} M tokens in {record['minutes']} minutes, held-out "

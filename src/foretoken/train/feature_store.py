@@ -1,6 +1,6 @@
-"""Features on disk: shards of whole sequences end to end, an index that says what they are, and a reader that streams.
+"""Features on disk: shards of whole sequences end to end, an index that describes them, and a reader that streams.
 
-    FOLDER/index.json                 of which target, what was taken, of which text, and the shards with their hashes
+    FOLDER/index.json                 the target, its taps, the text, and the shards with their hashes
     FOLDER/shard-00000.safetensors    one row a token; N tokens of S sequences
 
 A shard holds
@@ -178,12 +178,12 @@ def write_shard(folder: Path, index: Index, tensors: Mapping[str, Tensor], text:
 
 
 def explain(folder: Path, kept: int, error: Exception) -> str:
-    """Why writing stopped, what is kept, and what to do."""
+    """Why writing stopped, which shards are kept, and the remedy."""
     full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
     why = "the disk is full" if full else str(getattr(error, "strerror", None) or error)
     return (
         f"{folder}: features cannot be written ({why}); the shards before it, {kept}, are kept and can be read; "
-        "make room and run the same command to go on"
+        "free space and run the same command to go on"
     )
 
 
@@ -194,7 +194,7 @@ def size_bound(row_bytes: int, tensors: int, tokens: int, sequences: int) -> int
 
 @dataclass(frozen=True)
 class Features:
-    """Whole sequences end to end with what was taken from the target: a shard, a batch or one sequence.
+    """Whole sequences end to end with the target's hidden states: a shard, a batch or one sequence.
 
     Attributes:
         tokens_N: int64.

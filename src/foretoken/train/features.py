@@ -44,8 +44,8 @@ class Progress:
         tokens: extracted, those of earlier runs included.
         new: of them, extracted by this run.
         seconds: of this run.
-        token_bytes: what one token takes.
-        fits: tokens that there is room for, about; None without a bound.
+        token_bytes: of one token.
+        fits: about the number of tokens that the bound allows; None without a bound.
     """
 
     tokens: int
@@ -144,7 +144,7 @@ class _Run:
         self._started = time.monotonic()
 
     def follow(self, sequences: Iterator[Tensor]) -> Summary:
-        """Shard after shard, until the text or the room ends."""
+        """Write shard after shard, until the text ends or the bound is reached."""
         self._report(0)
         try:
             self._skip(sequences)
@@ -178,7 +178,7 @@ class _Run:
         )
 
     def _skip(self, sequences: Iterator[Tensor]) -> None:
-        """Pass over what is extracted already, and see that it is the same text."""
+        """Skip the sequences of finished shards, and check that the text is the same."""
         for shard in self._index.shards:
             if _digest(islice(sequences, shard.sequences)) != shard.text:
                 raise ForetokenError(

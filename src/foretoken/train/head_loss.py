@@ -117,13 +117,13 @@ def law_loss(hidden_ND: Tensor, head_KD: Tensor, p_MK: Tensor, of_N: Tensor, wei
         hidden_ND: what the head reads.
         head_KD: float32; its gradient is computed if it wants one.
         p_MK: float32, distributions, of any mass; no gradient.
-        of_N: int64, whose distribution a row is to learn.
+        of_N: int64, the row of ``p_MK`` that a row is to learn.
         weights_N: float32.
     Returns:
         a float32 scalar with a gradient.
     """
     dtype = _product_dtype(hidden_ND)
-    with torch.autocast(hidden_ND.device.type, enabled=False):  # what is no product is computed in float32
+    with torch.autocast(hidden_ND.device.type, enabled=False):  # all but products is computed in float32
         loss: Tensor = _LawLoss.apply(hidden_ND, head_KD, p_MK, of_N, weights_N, dtype)
     return loss
 
@@ -156,6 +156,6 @@ def next_token_loss(model: nn.Module, tokens_BT: Tensor, weights_BT: Tensor | No
         counted = weights_N.nonzero().squeeze(1)
         hidden_ND, targets_N, weights_N = hidden_ND[counted], targets_N[counted], weights_N[counted]
     dtype = _product_dtype(hidden_ND)
-    with torch.autocast(hidden_ND.device.type, enabled=False):  # what is no product is computed in float32
+    with torch.autocast(hidden_ND.device.type, enabled=False):  # all but products is computed in float32
         loss: Tensor = _HeadLoss.apply(hidden_ND, parts.head.weight, targets_N, weights_N, dtype)
     return loss

@@ -21,5 +21,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    # one arena for all threads: that of the backward pass frees what another one has asked for
+    # one arena for all threads: the backward pass frees memory that another thread has allocated
     return bool(mallopt(_MMAP_THRESHOLD, _LARGEST) and mallopt(_TRIM_THRESHOLD, _LARGEST) and mallopt(_ARENA_MAX, 1))

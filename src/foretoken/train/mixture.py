@@ -1,8 +1,8 @@
 """The training text as a deterministic stream of token blocks: sources in given shares, tokenised once, kept on disk.
 
 Every source has a file of uint16 or uint32 tokens that grows as the training asks for more, so that neither a corpus
-nor its tokens are ever whole in memory (one document and one block at a time), and a source that is never asked for is
-never read. Which source a block is cut from depends on (seed, block number) alone, and where it is cut on how many
+nor its tokens are ever whole in memory (one document and one block at a time), and a source without a share is never
+read. Which source a block is cut from depends on (seed, block number) alone, and where it is cut on how many
 blocks that source has given: a resumed run reads exactly what the interrupted one would have read.
 """
 
@@ -28,7 +28,7 @@ HELD_OUT = 100  # one document in so many is kept for the held-out loss
 GROW_CHARACTERS = 1 << 18  # text that is tokenised at a time
 GROW_HELD_OUT = 1 << 13  # the same of held-out text: a hundred times as much is read for it
 GROW_WRITTEN = 1 << 14  # the same of text that a model has to write first: little of it ahead of its use
-TOKEN_FILE_LIMIT = 1 << 27  # tokens of one source on disk (0.25 GB); what lies beyond is not used
+TOKEN_FILE_LIMIT = 1 << 27  # tokens of one source on disk (0.25 GB); the rest is not used
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Source:
         name: unique in the mixture; names the token file.
         share: weight of this source; the mixture divides by the sum.
         documents: gives an iterator over the documents, the same each time.
-        files: what it is read from, for the record; empty for generated text.
+        files: its files, for the record; empty for generated text.
         kept: the documents that exist already, where a model writes more of them while it is read: none are written
             for the held-out loss.
     """
@@ -61,7 +61,7 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 class TokenStream:
-    """The tokens of one source as an endless sequence, tokenised as far as somebody has read.
+    """The tokens of one source as an endless sequence, tokenised as far as it has been read.
 
     Args:
         source: its documents.
@@ -83,7 +83,7 @@ class TokenStream:
         with self._tokens_path.open("ab") as file:
             if file.tell() < self._length * self._dtype.itemsize:  # lost with the machine's power: begin again
                 self._documents, self._length, self._whole = 0, 0, False
-            # what was written after the index last was is written again
+            # tokens after the last index are written again
             file.truncate(self._length * self._dtype.itemsize)
         self._reader: Iterator[str] | None = None
         self._view: np.ndarray | None = None
@@ -226,7 +226,7 @@ class Mixture:
         self._given = [int(state["given"][name]) for name in self._names()]
 
     def report(self) -> list[dict[str, Any]]:
-        """What was read from each source: for the record next to the weights."""
+        """The tokens read from each source: for the record next to the weights."""
         total = sum(self._shares)
         return [
             {

@@ -1,4 +1,4 @@
-"""Muon: momentum whose directions all have the same length.
+"""Muon: momentum with all its directions scaled to the same length.
 
 Jordan et al. (2024): the momentum of a matrix is replaced by the nearest semi-orthogonal one, approximately, by five
 steps of a Newton-Schulz iteration with a quintic polynomial. The update is scaled to the root mean square of AdamW's

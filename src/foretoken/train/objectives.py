@@ -102,7 +102,7 @@ class Distil:
 
 
 def _balance(model: nn.Module, output: Any) -> Tensor | float:
-    """The load-balancing loss of a mixture of experts that was asked for it, weighted as its configuration says."""
+    """The load-balancing loss of a mixture of experts, if its configuration enables it, with its weight."""
     balance: Tensor | None = getattr(output, "aux_loss", None) if model.training else None
     if balance is None:
         return 0.0

@@ -50,7 +50,7 @@ class Optimiser:
     """Two optimisers that step together.
 
     Args:
-        model: what is trained; parameters that need no gradient are left out.
+        model: to train; parameters that need no gradient are left out.
     """
 
     def __init__(self, model: nn.Module, rates: Rates) -> None:
@@ -86,7 +86,7 @@ class Optimiser:
         """Clip, step with the rate of this moment, and forget the gradients.
 
         Returns:
-            the norm of the gradient before clipping; what is not finite leaves the parameters as they were.
+            the norm of the gradient before clipping; if it is not finite, the parameters stay as they were.
         """
         parameters = [parameter for named in self._named for parameter in named.values()]
         norm = float(nn.utils.clip_grad_norm_(parameters, 1.0))

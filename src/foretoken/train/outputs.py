@@ -1,8 +1,8 @@
 """What a model says itself, as training documents: openings taken from a mixture, continued by the model.
 
 A draft is judged on the target's own words, not on those of a corpus, so it is trained on them (Zhou et al.,
-"DistillSpec", 2024, section 4), or on its own words (on-policy), where the target tells it at every position what
-would have been better. Documents are stored as they are made: an interrupted run reads what it had and goes on.
+"DistillSpec", 2024, section 4), or on its own words (on-policy), with the target's distribution at every position as
+the label. Documents are stored as they are made: an interrupted run reads the stored ones and goes on.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _ASSISTANT = "<|assistant|>\n"
 
 
 class Outputs:
-    """A model's continuations of a mixture's openings, generated as far as somebody reads.
+    """A model's continuations of a mixture's openings, generated as far as they are read.
 
     Args:
-        model: gives the folder or name of the model; asked again for every batch, so that it may change.
+        model: returns the folder or name of the model; called for every batch, so that it may change.
         sources: where the openings come from, in their shares.
-        store: JSON Lines file that keeps what was generated.
+        store: JSON Lines file of the generated documents.
         seed: of the choice of openings and of the sampling.
         renew: load the model anew for every batch.
     """
@@ -51,7 +51,7 @@ class Outputs:
         return Source(name, share, self._documents, kept=self._stored)
 
     def _stored(self) -> Iterator[str]:
-        """What was generated so far."""
+        """The documents generated so far."""
         if self._store.exists():
             with self._store.open(encoding="utf-8") as file:
                 for line in file:
@@ -110,7 +110,7 @@ class Outputs:
 
 
 def opening(document: str, rng: random.Random) -> str:
-    """A document up to a point where a model is asked to go on: an answer's beginning, or anywhere in a text."""
+    """A document up to a point where a model continues it: an answer's beginning, or anywhere in a text."""
     answers = document.count(_ASSISTANT)
     unasked = int(document.startswith(BOS + _ASSISTANT))
     if answers > unasked:

@@ -1,8 +1,8 @@
 """A recipe: everything that decides what a model becomes, in one object; and the run that follows it.
 
 ``run`` makes an ordinary Hugging Face folder: configuration, weights in bf16, tokenizer with chat template, and
-``training.json`` with the seed, the hashes of the data, the time it took, the loss curve and the versions. What it
-needs on the way (tokens, checkpoints) lies in ``run/`` inside that folder.
+``training.json`` with the seed, the hashes of the data, the time it took, the loss curve and the versions. Its
+intermediate files (tokens, checkpoints) lie in ``run/`` inside that folder.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class Recipe:
         block: tokens of a training block.
         schedule: batch and rates.
         bounds: when to stop unless the command says otherwise.
-        tokenizer: a zoo name or folder whose tokenizer is taken, or what learns one from the sources.
-        start: a zoo name or folder whose weights are taken as far as ``adopt`` says; None: random.
+        tokenizer: a zoo name or folder with a tokenizer, or a function that learns one from the sources.
+        start: a zoo name or folder with the first weights; None: random.
         adopt: puts the weights of ``start`` into the new model.
         teacher: a zoo name or folder that the objective measures against.
-        own_words: share of what is read that the teacher itself wrote, continuing openings of the mixture.
+        own_words: share of the training text that the teacher itself wrote, continuing openings of the mixture.
         on_policy: share that the model in training wrote.
         objective: given the tokenizer and the loaded teacher, which is there if ``teacher`` names one.
         initialise: draws weights that the library draws badly.
         prepare: swaps in what only training needs; gives back what undoes it.
-        encode: given the tokenizer, what turns documents into ids, and the number that all of them are below.
+        encode: given the tokenizer, returns the function from documents to ids, and a bound of the ids.
     """
 
     name: str
@@ -107,7 +107,7 @@ def run(
     Returns:
         the record that is saved as ``training.json``.
     Raises:
-        ForetokenError: data, tokenizer, disk or loss stop the run; what was reached is kept.
+        ForetokenError: data, tokenizer, disk or loss stop the run; the last checkpoint is kept.
     """
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: this is a file; name a folder to make")

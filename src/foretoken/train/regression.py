@@ -42,7 +42,7 @@ class Standard:
 
 
 def regress(x_ND: Tensor, y_N: Tensor, weight_N: Tensor, penalty_D: Tensor, start: Tensor) -> Tensor:
-    """w and b, [D + 1], that minimise what stands above; the loss is binary cross-entropy.
+    """w and b, [D + 1], that minimise the objective above; the loss is binary cross-entropy.
 
     Args:
         x_ND: standardised.

@@ -40,7 +40,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
 
 
 def beginning(opening: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The beginning of a document as a model with this tokenizer is asked to go on from it."""
+    """The beginning of a document as the prompt for a model with this tokenizer."""
     if has_markers(tokenizer):
         return opening
     turns = _parts(opening, tokenizer)

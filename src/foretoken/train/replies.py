@@ -5,8 +5,8 @@
 
 A position is used if the token *after* it belongs to a reply. The line break after ``<|assistant|>`` belongs to the
 prompt; the end of a turn belongs to the reply, since the model writes it. A document without turns is a reply from its
-first token to its last. What stands before the first marker of a block is judged by what follows it: an answer is
-followed by a question or a new document, a question by an answer; text that no marker follows is taken for a document.
+first token to its last. The text before the first marker of a block is classified by that marker: a question or a new
+document follows an answer, an answer follows a question; text without a marker after it is taken for a document.
 
 Letters: B blocks, T positions.
 """
@@ -49,7 +49,7 @@ class Replies:
         Args:
             tokens_BT: int64.
         Returns:
-            bool [B, T] on the same device; the last position is never used, as what follows it is not there.
+            bool [B, T] on the same device; the last position is never used, since the block has no token after it.
         """
         used_BT = torch.zeros(tokens_BT.shape, dtype=torch.bool)
         if not self.known:
@@ -86,7 +86,7 @@ def _replies(markers: list[tuple[int, str]], length: int) -> list[tuple[int, int
 
 
 def _begins_in_reply(names: list[str]) -> bool:
-    """Whether what stands before a block's first marker is a reply."""
+    """Whether the text before a block's first marker is a reply."""
     if names[:1] == [END]:
         return len(names) > 1 and names[1] != _ASSISTANT
     return not names or names[0] in (EOS, BOS)

@@ -1,4 +1,4 @@
-"""How well scores tell good from bad, and where to draw the line."""
+"""How well scores separate good from bad, and the threshold to choose."""
 
 from __future__ import annotations
 

@@ -274,5 +274,5 @@ class TrainingRun:
 
 
 def within_memory(schedule: Schedule, block: int, vocabulary: int) -> Schedule:
-    """Return the schedule with micro-batches whose logits fit the memory."""
+    """Return the schedule with micro-batches small enough that their logits fit the memory."""
     return replace(schedule, micro_batch=max(1, min(schedule.micro_batch, LOGITS // (block * vocabulary))))

@@ -30,7 +30,7 @@ def write_record(out: Path, record: dict[str, Any]) -> None:
 
 
 def add_to_record(out: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """Add what was measured after a run to its ``training.json``, and return all of it."""
+    """Add measurements after a run to its ``training.json``, and return all of it."""
     record: dict[str, Any] = {**json.loads((out / RECORD).read_text(encoding="utf-8")), **found}
     write_record(out, record)
     return record
@@ -49,7 +49,7 @@ def disk_trouble(out: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or first_line(error)
         raise ForetokenError(
-            f"{out}: cannot be written ({why}); what was reached is kept; make room and run the same command to go on"
+            f"{out}: cannot be written ({why}); the last checkpoint is kept; free space and run the same command again"
         ) from None
 
 

@@ -5,7 +5,7 @@ tokenizer over a corpus, a backward pass of a large model. So a thread is woken 
 
     main thread    preparation ··· step: forwards and backwards │ optimiser │ ···    the handler raises an exception,
                                    weights stay as they were    │ not cut   │        except where weights change
-    this thread    asleep ── signal ── GRACE seconds ── still running? save what stands, say so, end the process
+    this thread    asleep ── signal ── GRACE seconds ── still running? save a checkpoint, report it, end the process
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ INTERRUPTED = 130
 
 
 class Interrupted(ForetokenError):
-    """The run was stopped by its user; the message says what is kept."""
+    """The run was stopped by its user; the message names the kept files."""
 
     exit_code = INTERRUPTED
 
 
 class Cut(BaseException):
-    """Raised within a step that is not finished, because a stop was asked for."""
+    """Raised within a step that is not finished, because a stop was requested."""
 
 
 class Stopping:
@@ -46,13 +46,13 @@ class Stopping:
         minutes: that the whole run may take until its training ends; None: no limit but the training loop's own.
     Attributes:
         since: from when on time counts for the next training loop; the preparation before it counts, too.
-        asked: a stop was asked for.
+        requested: a stop was requested.
         training: a training loop has begun, so that the limit is its business.
     """
 
     def __init__(self, folder: Path | None = None, minutes: float | None = None) -> None:
         self.since = time.monotonic()
-        self.asked = False
+        self.requested = False
         self.training = False
         self._folder = folder
         self._minutes = minutes
@@ -64,19 +64,19 @@ class Stopping:
         self._over = False
 
     def kept(self) -> str:
-        """What a stopped run leaves, in words."""
+        """The files that a stopped run leaves, in words."""
         run = None if self._folder is None else self._folder / "run"
         if self._folder is not None and (self._folder / "training.json").exists():
-            return f"what was trained is kept in {self._folder}"
+            return f"the trained weights are kept in {self._folder}"
         if run is None or not run.is_dir() or not any(run.iterdir()):
             return "nothing was trained yet, and nothing is kept"
         steps = sorted(run.rglob("step-*"))
-        what = f"the checkpoint {steps[-1]}" if steps else f"what was prepared, in {run},"
+        what = f"the checkpoint {steps[-1]}" if steps else f"the preparation, in {run},"
         return f"{what} is kept; give the same command to go on"
 
     @property
     def message(self) -> str:
-        """Why the run stopped before its training loop saved anything, and what is kept."""
+        """Why the run stopped before its training loop saved anything, and the kept files."""
         if self._limit_reached:
             return f"--minutes {self._minutes:g} were over before training began: give more; {self.kept()}"
         return f"stopped; {self.kept()}"
@@ -84,14 +84,14 @@ class Stopping:
     @contextmanager
     def cuttable(self) -> Iterator[None]:
         """A stretch in which nothing changes that a checkpoint holds: a stop raises :class:`Cut` in it."""
-        if self.asked:
+        if self.requested:
             raise Cut
         self._within = True
         try:
             yield
         finally:
             self._within = False
-        if self.asked:
+        if self.requested:
             raise Cut
 
     @contextmanager
@@ -105,8 +105,8 @@ class Stopping:
         """A training loop.
 
         Args:
-            rescue: writes a checkpoint of what stands, and says where; called by another thread where this one does not
-                come back from native code.
+            rescue: writes a checkpoint and returns a message with its path; another thread calls it if this one does
+                not return from native code.
         """
         self.training, self._rescue = True, rescue
         try:
@@ -116,7 +116,7 @@ class Stopping:
 
     def ask(self, number: int, frame: Any) -> None:
         """Handle a signal: a second one, and one before a training loop, ends the run at once."""
-        again, self.asked = self.asked, True
+        again, self.requested = self.requested, True
         if self._within and not again:
             raise Cut
         if self._rescue is None or again:
@@ -163,18 +163,18 @@ _current: Stopping | None = None
 
 
 def current() -> Stopping:
-    """That of the run under way; one that handles no signals where nobody said that there is a run."""
+    """The current run's; outside of a run, one that handles no signals."""
     return Stopping() if _current is None else _current
 
 
 @contextmanager
 def stoppable(folder: Path | None = None, minutes: float | None = None) -> Iterator[Stopping]:
-    """Have Ctrl-C, SIGTERM and the limit stop what runs here. Elsewhere than in the main thread nothing is handled.
+    """Let Ctrl-C, SIGTERM and the limit stop the code inside. Outside of the main thread nothing is handled.
 
     Args:
         folder, minutes: as :class:`Stopping` has them.
     Raises:
-        Interrupted: it was stopped; what is kept is said. Without a folder it is a KeyboardInterrupt.
+        Interrupted: it was stopped; the message names the kept files. Without a folder it is a KeyboardInterrupt.
         ForetokenError: the time was over before training began.
     """
     global _current

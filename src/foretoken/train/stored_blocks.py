@@ -1,7 +1,7 @@
 """A feature store as a run reads it: numbers of sequences in a shuffled order that a resumed run repeats.
 
 The training loop passes blocks of integers about. Here they are the numbers of sequences, int64 [count, 1], and the
-objective asks for what is stored under them. Shards are shuffled, then the sequences of each, so that neighbours come
+objective reads the features stored under them. Shards are shuffled, then the sequences of each, so that neighbours come
 from the same shard: two shards are in memory at most.
 """
 
@@ -95,7 +95,7 @@ class StoredBlocks:
         self._given = int(state["given"])
 
     def report(self) -> list[dict[str, Any]]:
-        """What was read, for the record."""
+        """The sequences read, for the record."""
         files = [{"name": shard.name, "sha256": shard.sha256} for shard in self.store.index.shards]
         return [
             {
@@ -109,7 +109,7 @@ class StoredBlocks:
         ]
 
     def sequences(self, numbers: Sequence[int]) -> list[Features]:
-        """What is stored of these sequences."""
+        """The stored features of these sequences."""
         found = []
         for number in numbers:
             shard = next(i for i, first in enumerate(self._first[1:]) if number < first)

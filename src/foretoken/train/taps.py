@@ -156,7 +156,7 @@ class Taps:
 
     @torch.inference_mode()
     def _probe(self) -> Rows:
-        """Refuse here, and not mid-run, a model whose parts are not what they were taken for."""
+        """Refuse a model with unexpected parts here, before the run."""
         read: list[Tensor] = []
         handle = reads(self._anatomy.head, read.append)
         found: Rows = {}

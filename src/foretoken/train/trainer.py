@@ -1,6 +1,6 @@
 """The training loop: one model, one objective, one mixture, until the tokens or the minutes are used up.
 
-What it promises: a run that is interrupted at any moment goes on from its last checkpoint when the same command is
+Guarantees: a run that is interrupted at any moment goes on from its last checkpoint when the same command is
 given again, with the same blocks in the same order; a loss that is not a number stops it and leaves the last good
 checkpoint; progress (tokens or time, whichever is further) decides the learning rate, so a bounded run always ends
 with the rate at zero.
@@ -90,7 +90,7 @@ class Progress:
 
     Attributes:
         curve: [tokens, seconds, mean training loss since the point before] a point.
-        measured: what the run's own measure said last; empty: there is none yet.
+        measured: the last result of the run's own measure; empty: there is none yet.
     """
 
     step: int = 0
@@ -124,7 +124,7 @@ class Blocks(Protocol):
         ...
 
     def report(self) -> list[dict[str, Any]]:
-        """Describe what was read from each source, for the record."""
+        """Describe the data read from each source, for the record."""
         ...
 
 
@@ -151,7 +151,7 @@ def fit(
         folder: for the checkpoints.
         report: called after every step.
         checkpoint_every: seconds between two checkpoints; one is written at the end in any case.
-        measure: says how good the model is now, in a few words for the progress bar; asked about once a minute.
+        measure: describes how good the model is now, in a few words for the progress bar; called about once a minute.
     Raises:
         ForetokenError: the loss became NaN or infinite, or a checkpoint could not be written.
         Interrupted: Ctrl-C or SIGTERM; a checkpoint of the last whole step was written.
@@ -187,7 +187,7 @@ def fit(
             try:
                 loss = _step(model, objective, optimiser, mixture, schedule, done, progress.step, device, folder, over)
             except Cut:
-                if stop.asked:
+                if stop.requested:
                     with stop.whole():
                         raise Interrupted(keep()) from None
                 progress.seconds, progress.done = now(), 1.0
@@ -202,7 +202,7 @@ def fit(
             if measure is not None and (progress.step == 1 or time.monotonic() - measured > MEASURE_SECONDS):
                 progress.measured, measured = measure(), time.monotonic()
             report(progress)
-            if stop.asked:
+            if stop.requested:
                 with stop.whole():
                     raise Interrupted(keep())
             if time.monotonic() - saved > checkpoint_every:
@@ -256,7 +256,7 @@ def _step(
     Args:
         over: whether the time is.
     Raises:
-        Cut: a stop was asked for, or the time was over, before weights were changed.
+        Cut: a stop was requested, or the time was over, before weights were changed.
     """
     stop = current()
     seed = schedule.seed * 1_000_003 + step

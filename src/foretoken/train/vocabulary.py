@@ -2,7 +2,7 @@
 
     documents ─┬─ raw      the replies of the corpus itself
                ├─ drafter  what the draft model writes to its prompts
-               └─ target   what the target writes: what is drafted for, so the best of the three
+               └─ target   what the target writes: drafts imitate it, so the best of the three
     four in five ── count ── the K most frequent, and the forced ones
     one in five  ── coverage: the share of written tokens that could have been drafted
 
@@ -40,7 +40,7 @@ _FORCED_TEXTS = ("\n", *"0123456789")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One text: its tokens, and which of them somebody wrote who is to be drafted for.
+    """One text: its tokens, and which of them belong to replies, the text that drafts are for.
 
     Attributes:
         tokens: prompt and replies.

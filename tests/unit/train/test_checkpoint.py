@@ -82,7 +82,7 @@ def test_a_full_disk_leaves_the_one_before(tmp_path, monkeypatch, moment, earlie
     elif moment == "rename":
         monkeypatch.setattr(os, "replace", fail)
     kept = "the last checkpoint, step-00000001, is kept" if earlier else "no earlier checkpoint exists"
-    with pytest.raises(ForetokenError, match=rf"cannot be written \(the disk is full\); {kept}; make room and run"):
+    with pytest.raises(ForetokenError, match=rf"cannot be written \(the disk is full\); {kept}; free space and run"):
         save(tmp_path, 2)
     assert checkpoint.latest(tmp_path) == before
     assert names(tmp_path) == ([before.name] if before else [])

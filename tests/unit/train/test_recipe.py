@@ -174,7 +174,7 @@ def test_a_full_disk_at_the_export_keeps_the_checkpoint_and_the_old_model(tmp_pa
         raise error
 
     monkeypatch.setattr("transformers.LlamaForCausalLM.save_pretrained", fail)
-    with pytest.raises(ForetokenError, match=r"cannot be written .*; what was reached is kept; make room and run"):
+    with pytest.raises(ForetokenError, match=r"cannot be written .*; the last checkpoint is kept; free space and run"):
         run(RECIPE, [corpus], tmp_path, bounds=Bounds(tokens=3 * 32))
     assert {path.name: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()} == before
     assert checkpoint.latest(tmp_path / "run" / "checkpoints").name == "step-00000003"

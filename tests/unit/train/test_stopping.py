@@ -60,7 +60,7 @@ def test_the_limit_ends_preparation(tmp_path: Path, work: str) -> None:
     _, said = process.communicate(timeout=20)
     assert time.monotonic() - began < 6
     assert process.returncode == 1
-    assert "--minutes 0.02 were over before training began: give more; what was prepared, in " in said
+    assert "--minutes 0.02 were over before training began: give more; the preparation, in " in said
     assert "is kept; give the same command to go on" in said
 
 
