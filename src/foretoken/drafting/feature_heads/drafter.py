@@ -32,6 +32,7 @@ from foretoken.drafting.feature_heads.description import Taps
 from foretoken.drafting.feature_heads.native.chains import Prefetch
 from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree
 from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
+from foretoken.drafting.level_tree import extend_chain, grow_levels
 from foretoken.drafting.prefetch import Prefetched, prefetch_plan
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
@@ -257,18 +258,8 @@ class FeatureDrafter(Drafter):
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
             self._prefetched = Prefetched[DraftPass]()  # passes of other drafts do not fit these
             self._columns.begin([draft.context for draft in active])
-            if self._grow_at_once(active):
-                active = []
-            while active:
-                output, starts = self._prefetched_pass(active) or self._read(active)
-                for draft, start in zip(active, starts, strict=True):
-                    stop, own = start + len(draft.frontier), draft.budget.history_only
-                    seen, first = self._columns.view(output, start, stop, draft.context, top=self._top, own=own)
-                    if self.options.tree:
-                        draft.record_level(seen, first, width=self.options.width, name=self.name)
-                    else:
-                        self._extend_chain(draft, seen, first)
-                active = [draft for draft in active if draft.frontier]
+            if not self._grow_at_once(active):
+                grow_levels(active, self._read, self._columns, self._extend, top=self._top)
         drafts = {draft.context.request_id: self._finish(draft) for draft in growing}
         return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
 
@@ -283,11 +274,13 @@ class FeatureDrafter(Drafter):
 
     # ------------------------------------------------------------------ growing
 
-    def _extend_chain(self, draft: _Builder, output: Output, row: int) -> None:
-        node = draft.draw_if_it_pays(output, row, self.name)
-        draft.expanded, draft.frontier = draft.frontier, []
-        if node is not None and draft.has_room(node):
-            draft.frontier = [node]
+    def _extend(self, draft: _Builder, output: Output, first: int) -> None:
+        """Record a level of the tree, or draw a chain's next token."""
+        if self.options.tree:
+            draft.record_level(output, first, width=self.options.width, name=self.name)
+        else:
+            draft.expanded = draft.frontier
+            extend_chain(draft, output, first, self.name)
 
     def _grow_at_once(self, active: Sequence[_Builder]) -> bool:
         """Grow trees in one call, where the result equals that of recording them level by level."""
@@ -314,7 +307,7 @@ class FeatureDrafter(Drafter):
         )
         for draft, tree in zip(active, grown, strict=True):
             self._commit_pending(draft)
-            if tree.odd:
+            if tree.damaged:
                 raise RequestError(no_numbers(self.name))
             for token, parent, share in zip(tree.tokens, tree.parents, tree.shares, strict=True):
                 draft.add(token, parent, share, 0)
@@ -338,8 +331,12 @@ class FeatureDrafter(Drafter):
             return True
         return state.num_rows > 0 and read + state.num_rows == rows
 
+    def _read(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
+        """Score the frontiers; returns the output, and the row in it of each draft's first frontier node."""
+        return self._prefetched_pass(active) or self._pass(active)
+
     def _prefetched_pass(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
-        """The result of :meth:`_read`, if an earlier call computed it."""
+        """The result of :meth:`_pass`, if an earlier call computed it."""
         found = self._prefetched.next(active)
         if found is None:
             return None
@@ -349,12 +346,8 @@ class FeatureDrafter(Drafter):
             draft.rows[draft.frontier[0]] = len(draft.rows)
         return made.output, rows
 
-    def _read(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
-        """One forward of the network over each draft's frontier, or over the pending pairs of a new draft.
-
-        Returns:
-            the output, and the row in it of each draft's first frontier node.
-        """
+    def _pass(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
+        """One forward of the network over each draft's frontier, or over the pending pairs of a new draft."""
         batch, features, starts = PackedBatch(), [], []
         for draft in active:
             starts.append(len(batch.wanted))

@@ -89,18 +89,18 @@ class BlockLattices(LatticeNetwork):
         self._pending.release(request_id)
 
     @torch.inference_mode()
-    def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
+    def lattices(self, contexts: Sequence[Context], counts: Sequence[int] | None = None) -> list[Lattice | None]:
         """Run one pass for all requests with known rows before the root; score only the requested slots."""
         found: list[Lattice | None] = [None] * len(contexts)
         ready = [(place, state) for place, context in enumerate(contexts) if (state := self._ready(context))]
         if not ready:
             return found
-        counts = [self.slots if asked is None else min(asked[place], self.slots) for place, _ in ready]
+        wanted = [self.slots if counts is None else min(counts[place], self.slots) for place, _ in ready]
         roots = [contexts[place].tokens[-1] for place, _ in ready]
         states = [state for _, state in ready]
-        output = self._filled(states, roots, counts) if self._decoder is None else self._at_once(states, roots, counts)
+        output = self._filled(states, roots, wanted) if self._decoder is None else self._at_once(states, roots, wanted)
         first = 0
-        for (place, _), count in zip(ready, counts, strict=True):
+        for (place, _), count in zip(ready, wanted, strict=True):
             found[place] = Lattice(output, first, count)
             first += count
         return found

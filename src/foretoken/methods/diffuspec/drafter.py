@@ -236,16 +236,16 @@ class DiffuSpecDrafter(Drafter):
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Run one pass of the network for all requests; then search or sample each draft."""
-        asked = [
+        active = [
             place
             for place, budget in enumerate(budgets)
             if budget.max_nodes > 0 and budget.max_depth > 0 and _pays(budget, 1.0, 1.0, 0)
         ]
         drafts = [NO_DRAFT] * len(contexts)
         # adl needs the best tokens of all slots
-        slots = [self._slots if self.config.length == "adl" else budgets[place].max_depth for place in asked]
-        lattices = self._network.lattices([contexts[place] for place in asked], slots)
-        for place, lattice in zip(asked, lattices, strict=True):
+        slots = [self._slots if self.config.length == "adl" else budgets[place].max_depth for place in active]
+        lattices = self._network.lattices([contexts[place] for place in active], slots)
+        for place, lattice in zip(active, lattices, strict=True):
             if lattice is not None:
                 drafts[place] = self._draft(DraftBuilder(contexts[place], budgets[place]), lattice)
         return drafts

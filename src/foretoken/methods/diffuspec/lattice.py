@@ -73,11 +73,11 @@ class LatticeNetwork(Protocol):
     needs: Needs = Needs()
 
     @abstractmethod
-    def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
+    def lattices(self, contexts: Sequence[Context], counts: Sequence[int] | None = None) -> list[Lattice | None]:
         """Return one lattice per context, from one pass; None: the text is too long, or its states are unknown.
 
         Args:
-            asked: number of leading slots of each lattice to score; None: all of them.
+            counts: number of leading slots of each lattice to score; None: all of them.
         """
 
     def on_forward(self, features: Sequence[Features]) -> None:

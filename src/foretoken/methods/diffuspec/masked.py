@@ -120,7 +120,7 @@ class MaskedLattices(LatticeNetwork):
         self._cache = found.model.new_cache(_SLOTS) if isinstance(found.model, LanguageModel) else None
 
     @torch.inference_mode()
-    def lattices(self, contexts: Sequence[Context], asked: Sequence[int] | None = None) -> list[Lattice | None]:
+    def lattices(self, contexts: Sequence[Context], counts: Sequence[int] | None = None) -> list[Lattice | None]:
         """Run one forward for all requests if the model is a decoder, else one for each."""
         read = [list(context.tokens[-(self._context - self.slots) :]) for context in contexts]
         if not read:

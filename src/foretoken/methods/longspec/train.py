@@ -104,8 +104,8 @@ def recipe(target: str, own_words: float = OWN_WORDS) -> Recipe:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """The target's outputs for one micro-batch.
+class KeyedBatch:
+    """One micro-batch, with the target's outputs.
 
     Attributes:
         e_BTW: embedded tokens.
@@ -135,7 +135,7 @@ class KeyedTarget(FrozenTarget):
         self._replies = replies
 
     @torch.no_grad()
-    def lesson(self, tokens_BT: Tensor, positions_BT: Tensor) -> Lesson:
+    def batch(self, tokens_BT: Tensor, positions_BT: Tensor) -> KeyedBatch:
         """Run one forward of the target at the given positions."""
         kept = DynamicCache(config=self.model.config)
         with self._products():
@@ -149,7 +149,7 @@ class KeyedTarget(FrozenTarget):
             ).last_hidden_state
         layer = kept.layers[self.kv.layer]
         used_BT = self._replies.used(tokens_BT)
-        return Lesson(self.parts.embedding(tokens_BT), layer.keys, layer.values, used_BT, state_BTW)
+        return KeyedBatch(self.parts.embedding(tokens_BT), layer.keys, layer.values, used_BT, state_BTW)
 
 
 class Noisy:
@@ -172,15 +172,15 @@ class Noisy:
         count, length = tokens_BT.shape
         gaps = (1 + torch.randint(self._levels, (count,), generator=generator)).tolist()
         positions_BT = torch.stack([self._positions(length, generator) for _ in gaps]).to(tokens_BT.device)
-        lesson = self._target.lesson(tokens_BT, positions_BT)
-        out_BTW = read(cast(LongSpec, model), self._target, lesson, positions_BT, gaps)
+        batch = self._target.batch(tokens_BT, positions_BT)
+        out_BTW = read(cast(LongSpec, model), self._target, batch, positions_BT, gaps)
         total, weights = out_BTW.sum() * 0.0, 0.0  # 0, with the gradient 0, without counted positions
         for row, gap in enumerate(gaps):
-            used_T = _counted(lesson.used_BT[row], gap)
+            used_T = _counted(batch.used_BT[row], gap)
             if not bool(used_T.any()):
                 continue
             with torch.no_grad():
-                p_NV = self._target.logits(lesson.target_BTW[row][used_T]).softmax(-1)
+                p_NV = self._target.logits(batch.target_BTW[row][used_T]).softmax(-1)
             loss = F.cross_entropy(self._target.logits(out_BTW[row][used_T]), p_NV)
             total, weights = total + DECAY ** (gap - 1) * loss, weights + DECAY ** (gap - 1)
         return total / max(weights, 1e-9)
@@ -193,10 +193,10 @@ class Noisy:
         return positions_T
 
 
-def read(net: LongSpec, target: KeyedTarget, lesson: Lesson, positions_BT: Tensor, gaps: Sequence[int]) -> Tensor:
-    """Run the draft network on a lesson; return the inputs of the target's head, [B, T, W]."""
+def read(net: LongSpec, target: KeyedTarget, batch: KeyedBatch, positions_BT: Tensor, gaps: Sequence[int]) -> Tensor:
+    """Run the draft network on a batch; return the inputs of the target's head, [B, T, W]."""
     angles = [target.kv.angles(positions_T) for positions_T in positions_BT]
-    return noisy_forward(net, lesson.e_BTW, angles, lesson.keys_BGTd, lesson.values_BGTd, gaps)
+    return noisy_forward(net, batch.e_BTW, angles, batch.keys_BGTd, batch.values_BGTd, gaps)
 
 
 def _counted(used_T: Tensor, gap: int) -> Tensor:
@@ -217,14 +217,14 @@ def judge(heads: dict[str, LongSpec], target: KeyedTarget, blocks: Blocks) -> di
     sums = {name: torch.zeros(levels, 4, dtype=torch.float64) for name in heads}
     for tokens_T in blocks.held_out(max(1, HELD_OUT_TOKENS // blocks.block)):
         positions_1T = torch.arange(len(tokens_T), device=target.device)[None]
-        lesson = target.lesson(tokens_T[None].to(target.device), positions_1T)
+        batch = target.batch(tokens_T[None].to(target.device), positions_1T)
         for gap in range(1, levels + 1):
-            used_T = _counted(lesson.used_BT[0], gap)
+            used_T = _counted(batch.used_BT[0], gap)
             if not bool(used_T.any()):
                 continue
-            p_NV = target.logits(lesson.target_BTW[0][used_T]).softmax(-1)
+            p_NV = target.logits(batch.target_BTW[0][used_T]).softmax(-1)
             for name, head in heads.items():
-                rows_NW = read(head, target, lesson, positions_1T, [gap])[0][used_T]
+                rows_NW = read(head, target, batch, positions_1T, [gap])[0][used_T]
                 log_q_NV = target.logits(rows_NW).log_softmax(-1)
                 same_N = log_q_NV.argmax(-1) == p_NV.argmax(-1)
                 shared = torch.minimum(p_NV, log_q_NV.exp()).sum()

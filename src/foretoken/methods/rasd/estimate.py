@@ -33,7 +33,7 @@ class Estimates:
         return self._unit(evidence).probability(_log_odds(evidence))
 
     def learn(self, evidence: Mapping[str, float], stood: bool) -> None:
-        """Update with the outcome of a node whose parent was accepted."""
+        """Update with the outcome of a node with an accepted parent."""
         self._unit(evidence).learn(_log_odds(evidence), stood)
 
     def _unit(self, evidence: Mapping[str, float]) -> _Unit:
@@ -47,12 +47,12 @@ class Estimates:
 class _Unit:
     """Weights w and bias b over a few log odds."""
 
-    __slots__ = ("_bias", "_lessons", "_weights")
+    __slots__ = ("_bias", "_updates", "_weights")
 
     def __init__(self, size: int) -> None:
         self._weights = [1.0 / size] * size
         self._bias = 0.0
-        self._lessons = 0
+        self._updates = 0
 
     def probability(self, odds: list[float]) -> float:
         score = self._bias + sum(weight * each for weight, each in zip(self._weights, odds, strict=True))
@@ -60,11 +60,11 @@ class _Unit:
 
     def learn(self, odds: list[float], stood: bool) -> None:
         # a normalised step: log odds of 6 must not cause large updates
-        step = _STEP / math.sqrt(1.0 + self._lessons / _PATIENCE) / (1.0 + sum(each * each for each in odds))
+        step = _STEP / math.sqrt(1.0 + self._updates / _PATIENCE) / (1.0 + sum(each * each for each in odds))
         error = stood - self.probability(odds)
         self._bias += step * error
         self._weights = [weight + step * error * each for weight, each in zip(self._weights, odds, strict=True)]
-        self._lessons += 1
+        self._updates += 1
 
 
 def _log_odds(evidence: Mapping[str, float]) -> list[float]:

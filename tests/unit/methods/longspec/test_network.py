@@ -145,9 +145,9 @@ def trained_difference(model: LanguageModel, head: Path, gap: int, error: int = 
     target = KeyedTarget(loaded.model, "it", Replies(loaded.tokenizer))
     tokens = tokens_of(1, PROMPT, 100)
     positions_1T = torch.arange(PROMPT)[None]
-    lesson = target.lesson(torch.tensor([tokens]), positions_1T)
+    batch = target.batch(torch.tensor([tokens]), positions_1T)
     with torch.no_grad():
-        found = target.logits(read(LongSpec.load(head), target, lesson, positions_1T, [gap + error])[0])
+        found = target.logits(read(LongSpec.load(head), target, batch, positions_1T, [gap + error])[0])
     expected = paper(model, head, tokens, [max(0, place - gap + 1) for place in range(PROMPT)])
     return float((found - expected).abs().max())
 

@@ -1,4 +1,4 @@
-"""What a lesson consists of: gaps, positions, what counts; and that training teaches, and goes on where it stopped."""
+"""What a batch consists of: gaps, positions, what counts; and that training teaches, and goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_the_loss_is_the_cross_entropy_of_counted_tokens_weighted_by_gap(
     total = weights = 0.0
     for row, gap in enumerate(gaps):
         positions_1T = torch.tensor([positions[row]])
-        lesson = target.lesson(tokens_BT[row : row + 1], positions_1T)
-        out_TW = read(head, target, lesson, positions_1T, [gap])[0]
-        p_TV = target.logits(lesson.target_BTW[0]).softmax(-1)
+        batch = target.batch(tokens_BT[row : row + 1], positions_1T)
+        out_TW = read(head, target, batch, positions_1T, [gap])[0]
+        p_TV = target.logits(batch.target_BTW[0]).softmax(-1)
         losses_T = -(p_TV * target.logits(out_TW).log_softmax(-1)).sum(-1)
         total += DECAY ** (gap - 1) * float(losses_T[gap:-1].mean().detach())  # the last one predicts what is not there
         weights += DECAY ** (gap - 1)
@@ -103,15 +103,15 @@ def test_gaps_and_positions_are_drawn_for_every_block(target: KeyedTarget) -> No
 def test_a_column_sees_the_target_s_keys_up_to_its_gap(gap: int, target: KeyedTarget, head: LongSpec) -> None:
     """By which values a column's output depends on."""
     positions_1T = torch.arange(BLOCK)[None]
-    lesson = target.lesson(tokens(1), positions_1T)
-    values = lesson.values_BGTd.clone().requires_grad_()
-    out_BTW = read(head, target, replace(lesson, values_BGTd=values), positions_1T, [gap])
+    batch = target.batch(tokens(1), positions_1T)
+    values = batch.values_BGTd.clone().requires_grad_()
+    out_BTW = read(head, target, replace(batch, values_BGTd=values), positions_1T, [gap])
     column = 20
     (gradient,) = torch.autograd.grad(out_BTW[0, column].sum(), values)
     seen = (gradient[0].abs().sum((0, 2)) > 0).nonzero().flatten().tolist()
     assert seen == list(range(column - gap + 1))
-    e_BTW = lesson.e_BTW.clone().requires_grad_()
-    out_BTW = read(head, target, replace(lesson, e_BTW=e_BTW), positions_1T, [gap])
+    e_BTW = batch.e_BTW.clone().requires_grad_()
+    out_BTW = read(head, target, replace(batch, e_BTW=e_BTW), positions_1T, [gap])
     (gradient,) = torch.autograd.grad(out_BTW[0, column].sum(), e_BTW)
     near = (gradient[0].abs().sum(-1) > 0).nonzero().flatten().tolist()
     assert near == list(range(column - 5, column + 1))
@@ -119,17 +119,17 @@ def test_a_column_sees_the_target_s_keys_up_to_its_gap(gap: int, target: KeyedTa
 
 def test_long_blocks_have_the_same_window(target: KeyedTarget, head: LongSpec, monkeypatch: Any) -> None:
     positions_1T = torch.arange(BLOCK)[None]
-    lesson = target.lesson(tokens(1), positions_1T)
-    whole = read(head, target, lesson, positions_1T, [2])
+    batch = target.batch(tokens(1), positions_1T)
+    whole = read(head, target, batch, positions_1T, [2])
     monkeypatch.setattr("foretoken.methods.longspec.noisy._QUERIES", 7)
-    torch.testing.assert_close(read(head, target, lesson, positions_1T, [2]), whole)
+    torch.testing.assert_close(read(head, target, batch, positions_1T, [2]), whole)
 
 
 def test_keys_are_those_of_the_given_positions(target: KeyedTarget) -> None:
     """The target reads the same moved positions, and its keys are rotated by them."""
     own, moved = torch.arange(BLOCK)[None], torch.arange(BLOCK)[None].clone()
     moved[:, ANCHORS:] += 60
-    found = [target.lesson(tokens(1), positions_1T) for positions_1T in (own, moved)]
+    found = [target.batch(tokens(1), positions_1T) for positions_1T in (own, moved)]
     assert torch.allclose(found[0].keys_BGTd[..., :ANCHORS, :], found[1].keys_BGTd[..., :ANCHORS, :], atol=1e-5)
     assert not torch.allclose(found[0].keys_BGTd[..., ANCHORS:, :], found[1].keys_BGTd[..., ANCHORS:, :], atol=1e-2)
 
@@ -204,23 +204,23 @@ def test_a_head_that_returns_the_target_s_states_agrees_everywhere(
         def held_out(self, count: int) -> torch.Tensor:
             return tokens(2)
 
-    lessons: list[Any] = []
-    lesson_of = target.lesson
+    states: list[Any] = []
+    batch_of = target.batch
 
     def kept(*arguments: Any) -> Any:
-        found = lesson_of(*arguments)
-        lessons.append(found.target_BTW)
+        found = batch_of(*arguments)
+        states.append(found.target_BTW)
         return found
 
-    monkeypatch.setattr(training, "noisy_forward", lambda *arguments: lessons[-1])
+    monkeypatch.setattr(training, "noisy_forward", lambda *arguments: states[-1])
     head = LongSpec(config_for(target.model.config, "it", "0", target.kv, levels=2))
-    target.lesson = kept  # type: ignore[method-assign]
+    target.batch = kept  # type: ignore[method-assign]
     found = judge({"same": head}, target, Blocks())["same"]  # type: ignore[arg-type]
-    target.lesson = lesson_of  # type: ignore[method-assign]
+    target.batch = batch_of  # type: ignore[method-assign]
     assert found is not None
     assert [each["top_1"] for each in found] == [1.0, 1.0]
     assert all(each["acceptance"] == pytest.approx(1.0, abs=1e-4) for each in found)
-    p_NV = F.softmax(target.logits(lessons[0][0, 1:-1]), -1)
+    p_NV = F.softmax(target.logits(states[0][0, 1:-1]), -1)
     assert found[0]["cross_entropy"] > 0
     assert len(p_NV) * 2 == found[0]["positions"]
 

@@ -94,13 +94,13 @@ class GrownTree(NamedTuple):
     Attributes:
         tokens, parents: of each; -1: it hangs on the root.
         shares: the probability that it is accepted if its parent is.
-        odd: whether a logit is NaN.
+        damaged: whether a logit is NaN.
     """
 
     tokens: Sequence[int]
     parents: Sequence[int]
     shares: Sequence[float]
-    odd: bool
+    damaged: bool
 
 
 class PairDecoder(NativeDecoder):

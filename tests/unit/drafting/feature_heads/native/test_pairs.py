@@ -98,7 +98,7 @@ def test_a_tree_is_that_of_its_levels(
         expected = recorded(levels, draft, extent, width, top)
         assert (list(tree.tokens), list(tree.parents)) == (expected.tokens, expected.parents)
         assert list(tree.shares) == expected.confidence
-        assert not tree.odd
+        assert not tree.damaged
     for ours, theirs in zip(whole.kept(whole.ends), levels.kept(levels.ends), strict=True):
         assert torch.equal(ours, theirs)
     # nothing is left of the trees: other rows in their places are what they are without them
@@ -188,7 +188,7 @@ def test_logits_that_are_no_numbers_end_a_request(models: dict[str, LanguageMode
     run = Runner(model, head)
     read = Read(run, [3], [2], 1)
     (tree,) = run.trees(read.first, read.cache, read.g_TW, extents=[Extent(5, 3, 0.0)], width=4, top=4)
-    assert (tree.odd, list(tree.tokens)) == (True, [])
+    assert (tree.damaged, list(tree.tokens)) == (True, [])
     drafter = EagleDrafter(EagleDrafter.Config(head=Eagle.untrained(model, tmp_path / "head"), tree=True), model)
     drafter._runner = run
     llm = with_config({"method": drafter, "num_speculative_tokens": 5}, target=model)
