@@ -40,7 +40,7 @@ Generate = Callable[[Sequence[str], Sequence[SamplingParams]], list[list[int]]]
 
 
 def check_room(llm: Any, *, quick: bool) -> None:
-    """Refuse a model whose context does not hold the prompts and their answers in full.
+    """Refuse a model with a context too short for the prompts and their answers.
 
     Raises:
         ConfigError: the message has the required number of tokens.

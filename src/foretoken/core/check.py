@@ -46,7 +46,7 @@ def check(law: Law, tree: TokenTree, vocab_size: int) -> None:
         raise ValueError(f"q has the shape {list(q_KV.shape)}, not [rows, {width}]")
     if q_KV.dtype not in (torch.float32, torch.float64):
         raise ValueError(
-            f"q is {str(q_KV.dtype)[6:]}: what is sampled and declared must be the same distribution, in float32"
+            f"q is {str(q_KV.dtype)[6:]}: the sampled and the declared distribution must be the same, in float32"
         )
     if len(rows) != len(tree):
         raise ValueError(f"row_of has {len(rows)} entries for {len(tree)} nodes")

@@ -13,8 +13,8 @@ class Constraint(Protocol):
     """Which tokens may follow, for one request: a grammar, a schema, an automaton.
 
     A path holds tokens of a draft, hypothetically emitted after the committed output. It is part of the
-    distribution and not of the draft, so that every lossless rule stays lossless: the target's distribution under the
-    constraint is what is kept.
+    distribution and not of the draft, so that every lossless rule stays lossless: it keeps the target's distribution
+    under the constraint.
     """
 
     @abstractmethod

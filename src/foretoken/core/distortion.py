@@ -15,17 +15,17 @@ Exact:     both numbers at every token, computed from the p and q in hand; no sa
            tokens add 0.
 Charged:   three rules cannot know e. `judge`, and `sprinter` with a head that reads the state after a token, do not
            know what their heads would say of tokens that were not drafted (:func:`price_of`); `reflective` knows e
-           given the draft only. Their charges are estimates whose mean over drafts is TV(e, p), or more. A budget
+           given the draft only. Their charges are estimates with a mean over drafts of TV(e, p), or more. A budget
            limits the charges, and TV(e, p) only in this mean.
 Estimated: the distance of whole texts. The path along which they are summed is one draw from the emitted
            distribution E, and E[sum KL] = KL(E, P), E[sum TV] >= TV(E, P) for the distributions of whole texts; a mean
            over prompts estimates these.
 Checked:   tests/unit/verifiers/test_lossy.py by enumeration; tests/statistical/test_meter.py on the real pair.
 Condition: e is the distribution given the prefix *and* facts outside of the prefix: where the last step ended, and
-           for point masses the draft, so that q is one-hot, and a token that stands for certain has e = 1 there. Where
+           for point masses the draft, so that q is one-hot, and a token certain to be accepted has e = 1 there. Where
            the prefix leaves that open, the distribution given the prefix alone is a mixture, and nearer to p (both
            numbers are convex): in the mean the meter never flatters, and "=" above becomes ">=".
-Filters:   the reference is the distribution that the request asked for. Above temperature 0 a token with p = 0
+Filters:   the reference is the distribution that the request specifies. Above temperature 0 a token with p = 0
            (filtered, forbidden) is never emitted, so the divergence is finite. `entropy_adaptive` is the exception: it
            tests no token of the small model. `reflective` emits no such token, but its divergence can be infinite: it
            is compared with exact verification given the draft, which may be certain of another token.

@@ -292,9 +292,7 @@ class LawMaker:
     def _constrain(
         self, constraint: Constraint, x_MV: Tensor, tree: TokenTree, nodes: Sequence[int], columns: Columns | None
     ) -> None:
-        """Mask tokens that may not follow; a row that cannot be reached, or whose columns are all forbidden, stays as
-        it is.
-        """
+        """Mask tokens that may not follow; rows out of reach, or with forbidden columns only, stay unchanged."""
         for row, node in enumerate(nodes):
             mask = constraint.allowed([tree.tokens[each] for each in tree.path_to(node)])
             if mask is not None and columns is not None:
@@ -340,7 +338,7 @@ def _filter(x_MV: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _top_p(x_MV: Tensor, top_p: float) -> None:
-    """Keep the smallest set of most probable tokens whose mass reaches top_p, in place."""
+    """Keep the smallest set of most probable tokens with a mass of at least top_p, in place."""
     p_MV = torch.softmax(x_MV, dim=-1)
     vocab_size = x_MV.shape[-1]
     if x_MV.is_cuda or vocab_size < _SELECT_FROM:
@@ -367,7 +365,7 @@ def _nucleus(p_V: Tensor, top_p: float) -> Tensor:
     bins_V = p_V.view(torch.int32) >> 16
     largest = int(bins_V.max())
     mass_B = torch.bincount(bins_V, weights=p_V.double()).flip(0).cumsum(0)
-    number = min(int(torch.searchsorted(mass_B, top_p)), largest)  # bins whose mass, together, is short of top_p
+    number = min(int(torch.searchsorted(mass_B, top_p)), largest)  # bins with a total mass below top_p
     before = float(mass_B[number - 1]) if number else 0.0
     keep_V = bins_V > largest - number
     inside = (bins_V == largest - number).nonzero()[:, 0]

@@ -193,8 +193,8 @@ class Drafter(Protocol):
         return
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn what was committed. Called after every step that had drafts; after a fault again for each request
-        alone.
+        """Learn from the committed tokens. Called after every step that had drafts; after a fault again for each
+        request alone.
 
         With a verifier that takes turns, after every step: a request without a draft has an empty one there.
         """

@@ -155,7 +155,7 @@ def _invert_rows(weights_BK: Tensor, draw_B1: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, draw: Tensor) -> int:
-    """The index at whose share of the running sum lies ``draw`` (float64 [1] on [0, 1)); its weight is positive."""
+    """The index with ``draw`` (float64 [1] on [0, 1)) in its share of the running sum; its weight is positive."""
     upto = weights.cumsum(0, dtype=torch.float64)
     index = int(torch.searchsorted(upto, draw * upto[-1], right=True))
     if index < weights.shape[0]:

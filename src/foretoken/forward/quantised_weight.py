@@ -5,11 +5,11 @@
 
     y[t, o] = Σ_k W[o, k] step[t, s] a[t, k]  +  bias[o]
 
-A cell c is what has one step and lies in one group. Its sums are integers, hence exact in any order:
+A cell c is the set of inputs with one step and one group. Its sums are integers, hence exact in any order:
 
     dot[c] = Σ_k∈c code[o, k] a[t, k]        alone[c] = Σ_k∈c a[t, k]
 
-What is summed over cells is float32, ascending, every product and every sum rounded by itself, a scale's term before a
+Sums over cells are float32, ascending, every product and every sum rounded by itself, a scale's term before a
 minimum's. The shorter of group and step is summed over first:
 
     group <= 32    y = Σ_s step[s] · Σ_c∈s ( scale[g] · dot[c]  +  minimum[g] · alone[c] )
@@ -37,7 +37,7 @@ BITS = (4, 8)
 GROUPS = (16, 32, 64, 128)  # or a whole row
 STEP = 32  # inputs of a row that share a step; the last ones of a row may be fewer
 _CODES = {4: {torch.int8: (-8, 7), torch.uint8: (0, 15)}, 8: {torch.int8: (-128, 127), torch.uint8: (0, 255)}}
-_LEAST = 2.0**-100  # inputs of a step whose largest magnitude is below count as zeros
+_LEAST = 2.0**-100  # inputs of a step with a largest magnitude below this count as zeros
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,7 +155,7 @@ def rounded(weight_OK: Tensor, bits: int, group: int | None = None, *, name: str
     """A dense weight in 8 or 4 bits, every element to the nearest code.
 
     Codes of 8 bits are symmetric, -127 to 127; those of 4 bits lie between a group's smallest and largest element.
-    Scales and minimums are taken in float16 where that keeps ten bits of them: they take room, too.
+    Scales and minimums are taken in float16 where that keeps ten bits of them, to save memory.
 
     Args:
         weight_OK: floating, finite.

@@ -95,11 +95,11 @@ class Declared:
         """Whether there is no default."""
         return self.default is MISSING
 
-    def check(self, value: Any, said: str = "") -> Any:
+    def check(self, value: Any, prefix: str = "") -> Any:
         """Check a value and convert it: numpy and torch numbers to Python's, an integer to a float for a float field.
 
         Args:
-            said: beginning of the message, if the source is not ``name=value``.
+            prefix: beginning of the message, if the source is not ``name=value``.
         Raises:
             ConfigError: the message has the field, the value, and the allowed values.
         """
@@ -109,15 +109,15 @@ class Declared:
         for kind in self.kinds:
             if _is_of(kind, value) and self._within(value):
                 return float(value) if kind is float else tuple(value) if get_origin(kind) is Sequence else value
-        raise self.refusal(value, said)
+        raise self.refusal(value, prefix)
 
-    def refusal(self, value: Any, said: str = "") -> ConfigError:
+    def refusal(self, value: Any, prefix: str = "") -> ConfigError:
         """Return the error for a value that is not allowed."""
         choices = self.option.choices
         remedy = self.option.remedy or (nearest(value, choices) if choices and isinstance(value, str) else "")
         if remedy.startswith("known:"):  # the message already lists them
             remedy = ""
-        return ConfigError(f"{said or f'{self.name}={value!r:.60}'} must be {self.allowed}{remedy and ': '}{remedy}")
+        return ConfigError(f"{prefix or f'{self.name}={value!r:.60}'} must be {self.allowed}{remedy and ': '}{remedy}")
 
     @property
     def allowed(self) -> str:
@@ -243,16 +243,16 @@ class Checked:
     """Base of frozen dataclasses of options: each new instance checks and converts its fields.
 
     Attributes:
-        said_as: prefix of the fields' names in messages.
+        name_prefix: prefix of the fields' names in messages.
     """
 
-    said_as: ClassVar[str] = ""
+    name_prefix: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for each in declared(type(self)):
             value = getattr(self, each.name)
-            said = f"{self.said_as}{each.name}={value!r:.60}" if self.said_as else ""
-            object.__setattr__(self, each.name, each.check(value, said))
+            prefix = f"{self.name_prefix}{each.name}={value!r:.60}" if self.name_prefix else ""
+            object.__setattr__(self, each.name, each.check(value, prefix))
         self.check_together()
 
     def check_together(self) -> None:

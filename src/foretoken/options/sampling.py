@@ -33,9 +33,9 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     "do_sample": "use temperature=0 for greedy decoding, and more for sampling",
     "spaces_between_special_tokens": "texts are the tokenizer's own",
     "flat_logprobs": "logprobs are a list of entries with token_id, logprob and top: leave it out",
-    "logprob_token_ids": "logprobs=K tells the K most probable tokens, 1000 at most",
+    "logprob_token_ids": "logprobs=K returns the K most probable tokens, 1000 at most",
     **dict.fromkeys(
-        ("prompt_logprob_token_ids", "prompt_logprob_start"), "prompt_logprobs=K tells the K most probable of each"
+        ("prompt_logprob_token_ids", "prompt_logprob_start"), "prompt_logprobs=K returns the K most probable of each"
     ),
     "skip_reading_prefix_cache": "LLM(enable_prefix_caching=False), the default, keeps nothing",
     "thinking_token_budget": "max_tokens bounds a reasoning and its answer together",
@@ -44,7 +44,7 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     **dict.fromkeys(
         ("extra_args", "skip_clone", "output_text_buffer_length", "routed_experts_prompt_start"), "leave it out"
     ),
-    "trace_decode_token_ids": "prompt_logprobs of the whole text says how probable given tokens are",
+    "trace_decode_token_ids": "prompt_logprobs of the whole text returns the probabilities of given tokens",
 }
 _UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for nothing
     **dict.fromkeys(("guided_decoding", "best_of", "logits_processors", "extra_args", "output_kind"), (None,)),

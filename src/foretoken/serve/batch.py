@@ -178,11 +178,11 @@ class Answering:
                 raise ApiError(400, "stream=true is not supported in a batch: leave it out", param="stream")
             answer, status = await way(self._service, body).answer(), 200
         except ValidationError as error:
-            told = invalid(error.errors())
-            answer, status = told.body, told.status
+            error_response = invalid(error.errors())
+            answer, status = error_response.body, error_response.status
         except (ApiError, ForetokenError) as error:
-            told = api_error(error)
-            answer, status = told.body, told.status
+            error_response = api_error(error)
+            answer, status = error_response.body, error_response.status
         response = {"status_code": status, "request_id": new_id("req_"), "body": answer}
         return {"id": new_id("batch_req_"), "custom_id": line.custom_id, "response": response, "error": None}
 

@@ -89,10 +89,10 @@ class Chat:
             usage=wanted,
         )
         with self.service.running(self.requests) as ticket:
-            told = 0
+            delivered = 0
             for index in range(len(self.requests)):
                 opening = _piece(index, {"role": "assistant", "content": ""})
-                yield chunk([opening], self._usage(told) if every else None)
+                yield chunk([opening], self._usage(delivered) if every else None)
             async for deltas in ticket.deltas():
                 for delta in deltas:
                     try:
@@ -101,17 +101,17 @@ class Chat:
                         yield event(error.body)
                         return
                     streamed = self._streamed(delta)
-                    told += len(delta.token_ids)
-                    yield chunk([streamed], self._usage(told) if every else None)
+                    delivered += len(delta.token_ids)
+                    yield chunk([streamed], self._usage(delivered) if every else None)
         if wanted:
             yield chunk([], self._usage())
         yield DONE
 
     # ------------------------------------------------------------------ inside
 
-    def _usage(self, told: int | None = None) -> dict[str, Any]:
+    def _usage(self, delivered: int | None = None) -> dict[str, Any]:
         reasoning = sum(each.reasoning_tokens for each in self.readers)
-        return self.service.usage(self.requests, 1, reasoning=reasoning, told=told)
+        return self.service.usage(self.requests, 1, reasoning=reasoning, delivered=delivered)
 
     def _choice(self, delta: Update) -> dict[str, Any]:
         reader = self.readers[delta.index]

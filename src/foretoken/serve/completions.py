@@ -77,7 +77,7 @@ class Completion:
             },
             usage=wanted,
         )
-        told = 0
+        delivered = 0
         with self.service.running(self.requests) as ticket:
             async for deltas in ticket.deltas():
                 for delta in deltas:
@@ -86,16 +86,16 @@ class Completion:
                     except ApiError as error:
                         yield event(error.body)
                         return
-                    told += len(delta.token_ids)
-                    yield chunk([self._choice(delta)], self._usage(told) if every else None)
+                    delivered += len(delta.token_ids)
+                    yield chunk([self._choice(delta)], self._usage(delivered) if every else None)
         if wanted:
             yield chunk([], self._usage())
         yield DONE
 
     # ------------------------------------------------------------------ inside
 
-    def _usage(self, told: int | None = None) -> dict[str, Any]:
-        usage = self.service.usage(self.requests, len(self.prompts), told=told)
+    def _usage(self, delivered: int | None = None) -> dict[str, Any]:
+        usage = self.service.usage(self.requests, len(self.prompts), delivered=delivered)
         if self.nothing:
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage

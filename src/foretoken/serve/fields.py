@@ -14,7 +14,7 @@ def request_of(options: type, base: type[BaseModel], names: Iterable[str] | None
     """Create a body with a field for each option that HTTP requests may set; each may be null or absent.
 
     Args:
-        options: a dataclass whose fields carry an Option.
+        options: a dataclass; its fields carry an Option.
         base: base class of the body.
         names: the options to include; None: all.
     """

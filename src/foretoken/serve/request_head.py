@@ -32,7 +32,7 @@ _SLICE = 16 * 2**10  # bytes to parse between two checks of the bounds
 
 
 def check_head(scope: Scope) -> None:
-    """Refuse a request whose line or header fields are too long.
+    """Refuse a request with a line or header fields that are too long.
 
     Raises:
         ApiError: 414 or 431.

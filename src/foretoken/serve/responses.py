@@ -90,30 +90,30 @@ class Response:
         """Yield one event for each change of the response."""
         number = 0
 
-        def said(kind: str, fields: dict[str, Any]) -> bytes:
+        def change_event(kind: str, fields: dict[str, Any]) -> bytes:
             nonlocal number
             number += 1
             return event({"type": kind, "sequence_number": number - 1, **fields}, kind)
 
         begun, output = self._object(None, []), _Output()
         with self.service.running(self.requests) as ticket:
-            yield said("response.created", {"response": begun})
-            yield said("response.in_progress", {"response": begun})
+            yield change_event("response.created", {"response": begun})
+            yield change_event("response.in_progress", {"response": begun})
             async for deltas in ticket.deltas():
                 for delta in deltas:
                     try:
                         refuse_failure(delta)
                     except ApiError as error:
                         failed = begun | {"status": "failed", "error": _failure(error)}
-                        yield said("response.failed", {"response": failed})
+                        yield change_event("response.failed", {"response": failed})
                         return
                     for change in self._changes(output, delta):
-                        yield said(*change)
+                        yield change_event(*change)
         for change in output.close(_status(delta)):
-            yield said(*change)
+            yield change_event(*change)
         whole = self._object(delta, output.items)
         kind = "response.completed" if whole["status"] == "completed" else "response.incomplete"
-        yield said(kind, {"response": whole})
+        yield change_event(kind, {"response": whole})
         yield DONE
 
     # ------------------------------------------------------------------ inside

@@ -85,7 +85,7 @@ class Service:
         """Return the sampling params of a request: its own values, else the defaults.
 
         Args:
-            more: fields whose names differ between endpoints; None: the default.
+            more: fields with names that differ between endpoints; None: the default.
         Raises:
             ApiError: 400; the message names the field.
         """
@@ -174,21 +174,21 @@ class Service:
         return [found[index] for index in sorted(found)]
 
     def usage(
-        self, requests: Sequence[Request], num_prompts: int, *, reasoning: int = 0, told: int | None = None
+        self, requests: Sequence[Request], num_prompts: int, *, reasoning: int = 0, delivered: int | None = None
     ) -> dict[str, Any]:
         """Return the usage of requests, with the speculation statistics.
 
         Args:
             num_prompts: number of prompts; a prompt counts once for all its completions.
             reasoning: number of reasoning tokens.
-            told: number of tokens delivered so far, while they still run; None: they have ended. The speculation
+            delivered: number of tokens delivered so far, while they still run; None: they have ended. The speculation
                 statistics are left out before the end, because the engine is still writing them.
         """
         firsts = requests[:: max(1, len(requests) // num_prompts)]
         prompt = sum(request.num_prompt for request in firsts)
         cached = sum(request.num_cached for request in firsts)
-        tokens = sum(request.num_output for request in requests) if told is None else told
-        speculation = self._speculation(requests) if told is None else {}
+        tokens = sum(request.num_output for request in requests) if delivered is None else delivered
+        speculation = self._speculation(requests) if delivered is None else {}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": tokens,

@@ -1,4 +1,4 @@
-"""``foretoken calibrate``: what has to be known of a model's text before it is decoded in certain ways."""
+"""``foretoken calibrate``: measure a model on text, for methods that need such statistics before they decode."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def sparse(
         typer.Option("--block", min=2, help="Tokens of one context.", show_default="2048, or what the model holds"),
     ] = None,
     loading: Annotated[ModelOptions, Flags("Model", but=("kv_cache_dtype",))],
-    as_json: Annotated[bool, json_option("What was measured as one JSON object on stdout.")] = False,
+    as_json: Annotated[bool, json_option("Print the measurements as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Measure what sparse verification has to know: for verification.moe, reuse, and what ffn would save.
@@ -127,7 +127,7 @@ def sparse(
 
 
 class Writer(str, Enum):
-    """Whose words are counted."""
+    """The author of the counted tokens."""
 
     raw = "raw"
     drafter = "drafter"
@@ -147,8 +147,8 @@ def vocabulary(
         Writer,
         typer.Option(
             "--writer",
-            help="Whose words to count: the target's answers to the corpus (best), the draft model's, or the corpus's "
-            "own (raw: in seconds).",
+            help="Text to count tokens in: the target's answers to the corpus (best), the draft model's, or the corpus "
+            "itself (raw: in seconds).",
         ),
     ] = Writer.target,
     draft: Annotated[
@@ -168,7 +168,7 @@ def vocabulary(
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy decoding.")] = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Seeds the choice of texts, and the sampling.")] = 0,
     loading: Annotated[ModelOptions, Flags("Model", but=("kv_cache_dtype",))],
-    as_json: Annotated[bool, json_option("What was counted as one JSON object on stdout.")] = False,
+    as_json: Annotated[bool, json_option("Print the counts as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Choose the tokens that drafters score: the most frequent ones (VocabTrim).
@@ -274,7 +274,7 @@ def vocabulary(
             f"with context rows {found.with_context:.1%}"
         )
         if found.with_context < counting.ENOUGH:
-            note(f"that is below {counting.ENOUGH:.0%}: a larger --size, or text nearer to what is to be drafted")
+            note(f"that is below {counting.ENOUGH:.0%}: a larger --size, or text more like the drafts to come")
     note(f"wrote {out}: use it with --set draft_vocab={out}")
 
 
@@ -303,7 +303,7 @@ def _check_documents(corpus: Sequence[Path]) -> None:
 
 
 def _in_words(found: Calibration) -> list[str]:
-    """What was found, for a person: what pays, and what does not."""
+    """The result as lines for the terminal: which settings pay."""
     lines = [f"{found.model}: {found.num_tokens:,} tokens read"]
     if found.ffn:
         rows = sorted(found.ffn[0].union)

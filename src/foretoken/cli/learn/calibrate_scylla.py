@@ -56,7 +56,7 @@ def scylla(
     tokens: Annotated[int, typer.Option("--max-tokens", min=8, help="Tokens of an answer at most.")] = 48,
     repeats: Annotated[int, repeats_option("Timed runs of each setting.")] = 3,
     loading: Loading,
-    as_json: Annotated[bool, json_option("What was measured as one JSON object on stdout.")] = False,
+    as_json: Annotated[bool, json_option("Print the measurements as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Measure the best size of Scylla's tree for every number of requests, on this machine.
@@ -98,7 +98,7 @@ def scylla(
         read = [_ids(llm, prompt.text) for prompt in prompts]
         fitting = [ids for ids in read if len(ids) + tokens <= llm.target.max_length]
         if not fitting:
-            raise InputError(f"no prompt leaves room for an answer of {tokens} tokens; lower --max-tokens")
+            raise InputError(f"with an answer of {tokens} tokens no prompt fits the context; lower --max-tokens")
         total = 1 + repeats * len(sizes) * (1 + len(widths))
         with progress_bar("batches x sizes", total) as advance:
             found = measure(

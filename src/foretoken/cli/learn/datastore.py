@@ -45,7 +45,10 @@ def build(
     context: typer.Context,
     files: Files,
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="MODEL", help="Whose tokenizer: a folder, a hub id, or zoo:NAME.")
+        str,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="Model with the tokenizer: a folder, a hub id, or zoo:NAME."
+        ),
     ],
     out: Annotated[Path, out_option("Folder to make.")],
     as_json: AsJson = False,
@@ -56,7 +59,7 @@ def build(
     It takes 6 bytes of disk a token (8 for vocabularies from 65,536 entries
     on) and at most 0.7 GB of memory next to the libraries, whatever the size of
     the corpus. Build it from text that the answers resemble, best from earlier
-    answers of the same model; never from what it is measured on.
+    answers of the same model; never from the prompts of a measurement.
 
     [bold]Example[/bold]
 
@@ -84,13 +87,13 @@ def append(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", "-m", metavar="MODEL", help="Whose tokenizer.", show_default="the one it was built with"
+            "--model", "-m", metavar="MODEL", help="Model with the tokenizer.", show_default="the one it was built with"
         ),
     ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Add documents to a datastore; killed at any moment, it is what it was before.
+    """Add documents to a datastore; if the command is killed, the datastore is unchanged.
 
     [bold]Example[/bold]
 

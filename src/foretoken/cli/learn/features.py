@@ -81,7 +81,7 @@ def features(
 
     Text comes from files of yours: JSON Lines with messages, prompt + response, or text; or plain text. Without
     --corpus it is the zoo's training mixture, which foretoken-lab has. After a stop the same command goes on after the
-    last complete shard; more --tokens or --max-gb extend what is there. docs/features.md describes the folder.
+    last complete shard; more --tokens or --max-gb extend the folder. docs/features.md describes its files.
     """
     depths = _depths(layers)
     kept = _top_logits(top_logits)
@@ -175,7 +175,7 @@ def _sources(corpus: list[str] | None, data: Path | None) -> list[Source]:
 def _blocks(
     chosen: list[Source], target: Checkpoint, folder: Path, block: int, seed: int, tokens: int | None
 ) -> Iterator[Tensor]:
-    """The mixture, block by block; its token files are touched once the first block is asked for."""
+    """The mixture, block by block; its token files are written when the first block is read."""
     from foretoken.train.mixture import Mixture
     from foretoken.train.rendering import encoder
 
@@ -229,8 +229,8 @@ def _estimate(progress: Progress, wanted: int | None) -> str:
     start = f"; {progress.tokens:,} tokens are there already" if progress.tokens else ""
     if wanted is not None and (progress.fits is None or wanted <= progress.fits):
         return f"{each}: {wanted:,} tokens take {_size(wanted * progress.token_bytes)}{start}"
-    asked = "" if wanted is None else f" of {wanted:,}"
-    return f"{each}: room for about {progress.fits:,} tokens{asked}{start}"
+    of = "" if wanted is None else f" of {wanted:,}"
+    return f"{each}: the limit allows about {progress.fits:,} tokens{of}{start}"
 
 
 def _size(count: int) -> str:

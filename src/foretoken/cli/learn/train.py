@@ -90,7 +90,7 @@ def _function(command: Command) -> Any:
 
 
 def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
-    """Check what all commands share, train, and say what came of it."""
+    """Check the options that all commands share, train, and print the result."""
     config = command.config(**given)
     check_folder(config.place, "--out")
     _check_own(config.place)

@@ -27,7 +27,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class OutputClosed(ForetokenError):
-    """The reader of stdout went away (``| head``): nothing is wrong, and nobody is left to tell."""
+    """The reader of stdout went away (``| head``): nothing is wrong, and no message is possible."""
 
     exit_code = 0
 
@@ -58,9 +58,9 @@ def note(text: str) -> None:
 
 @contextmanager
 def passing_note(text: str) -> Iterator[None]:
-    """A line on stderr while something lasts longer than two seconds; on a terminal nothing is left of it.
+    """A line on stderr while something lasts longer than two seconds; on a terminal it is erased afterwards.
 
-    What is under way is told by the logger :data:`foretoken.core.phases.PHASES`, and stands in the place of ``text``.
+    The logger :data:`foretoken.core.phases.PHASES` names the current phase, which replaces ``text``.
     """
     passing = _Passing(text)
     PHASES.addHandler(passing)
@@ -76,7 +76,7 @@ def passing_note(text: str) -> Iterator[None]:
 
 
 class _Passing(logging.Handler):
-    """Shows the newest phase, once it has been told to begin."""
+    """Shows the newest phase, after ``begin``."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def stderr_console() -> Console:
 
 
 class Show(Protocol):
-    """Tells a display how far its task is."""
+    """Updates a display."""
 
     def __call__(self, state: str, share: float | None = None, title: str | None = None) -> None:
         """Show a state, such as "3 of 10".
@@ -158,7 +158,7 @@ def display(title: str, *, live: bool = True) -> Iterator[Show]:
 
     Args:
         live: keep the elapsed time and the lines coming while the task reports nothing. A measurement passes False,
-            because the thread that does it would take processor time from what is measured.
+            because the thread that does it would take processor time from the measured code.
     """
     if not sys.stderr.isatty():
         with _Lines(title, live) as lines:
@@ -252,20 +252,20 @@ def progress_bar(name: str, total: int) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """Show what is under way, without a thread; gives what to call with the words."""
+    """Show the current phase, without a thread; returns the function that sets its text."""
     with display("", live=False) as show:
         yield lambda what: show("", None, what)
 
 
 def time_left(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Seconds in words, rounded."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def prepare_output() -> None:
     """Make stdout and stderr accept any text, whatever the terminal's encoding, and closed streams be empty ones.
 
-    A closed stdout stays closed: what cannot be said there is an error (:func:`emit`).
+    A closed stdout stays closed: output to it is an error (:func:`emit`).
     """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives

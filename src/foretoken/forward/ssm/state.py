@@ -10,7 +10,7 @@ order, each layer for itself. A forward that failed between two layers, or has i
 repeated. The long chunks of a prompt would be computed twice that way; they are read into a state next to the base,
 which takes its place when they are committed.
 
-A slot can be rolled back to a length whose later rows are not yet absorbed, to a mark, or to 0. A mark is a copy of a
+A slot can be rolled back to a length if its later rows are not yet absorbed, to a mark, or to 0. A mark is a copy of a
 slot's states at some length; a chunk of a prompt may end there for its sake. Releasing a slot drops states and marks.
 
 Letters: L mixers, S slots, H heads, N state size, P head width, W taps, C channels, R rows of a tail.

@@ -219,7 +219,7 @@ class DovetailDrafter(Drafter):
     def on_forward(self, features: Sequence[Features]) -> None:
         """Store the target's states; a separate lane may read those of a prompt at once."""
         longer = [each for each in self._pending.receive(features) if each[0].num_rows > EAGER_ROWS]
-        if longer and self.lane.beside and self.lane.ready():
+        if longer and self.lane.concurrent and self.lane.ready():
             parcels = [self._parcel(state, context) for state, context in longer]
             before = self.lane.bytes_moved
             self.lane.read(parcels)

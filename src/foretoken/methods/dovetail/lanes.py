@@ -46,11 +46,11 @@ class DraftLane(Protocol):
     """A connection to the drafting side.
 
     Attributes:
-        beside: whether it reads while the target computes.
+        concurrent: whether it reads while the target computes.
         bytes_moved: bytes transferred between target and drafting side so far, both ways.
     """
 
-    beside: bool
+    concurrent: bool
 
     @property
     def bytes_moved(self) -> int: ...
@@ -79,7 +79,7 @@ class InPlace:
         staging: transfers the states; None: same device and dtype, no transfer.
     """
 
-    beside = False
+    concurrent = False
 
     def __init__(self, remote_head: RemoteHead, staging: Staging | None) -> None:
         self.remote_head, self._staging = remote_head, staging
@@ -117,7 +117,7 @@ class OnThread:
         timeline: records when the thread was busy; None: no record.
     """
 
-    beside = True
+    concurrent = True
 
     def __init__(self, remote_head: RemoteHead, staging: Staging, threads: int) -> None:
         self.remote_head, self._staging = remote_head, staging
@@ -180,8 +180,8 @@ class OnThread:
 class InProcess:
     """The drafting side in a helper process, or in this process after the second loss of a helper.
 
-    A helper that ends or does not answer in time is replaced once. Requests whose rows the helper had read get no more
-    drafts, because their states are not kept; later requests do. A second loss moves the drafting side to this process.
+    A helper that ends or does not answer in time is replaced once. Requests with rows that the helper had read get no
+    more drafts, because their states are not kept; later requests do. A second loss moves drafting to this process.
 
     Args:
         make, arguments: see :class:`HelperProcess`.
@@ -191,7 +191,7 @@ class InProcess:
         ConfigError: the helper fails to start.
     """
 
-    beside = True
+    concurrent = True
 
     def __init__(
         self,

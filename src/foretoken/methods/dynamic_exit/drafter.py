@@ -287,7 +287,7 @@ class DynamicExitDrafter(Drafter):
                     below = {depth: drafted.hidden(depth) for depth in range(1, exit_layer + 1)}
                     state.hidden = {**state.hidden, **below}
                 self._reread(outcome.request_id, state, range(wrong + 1))
-            else:  # 5. update the drafting exit, whose tokens are known without re-reading
+            else:  # 5. update the drafting exit: its tokens are known without re-reading
                 count = min(wrong + 1, len(drafted_best))
                 matches = [column < wrong for column in range(count)]
                 state.statistics.learn(exit_layer, self.config.decay, matches, state.shares[:count])

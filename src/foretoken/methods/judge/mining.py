@@ -183,7 +183,7 @@ class _Walk:
         tried: number of choices of this position considered so far.
         pick: the draft token on trial at that position; None: the target has not answered yet.
         longest: maximum number of tokens of a right answer.
-        beside: tried tokens outside of the text: position, token, and whether it was fine.
+        rejected: tried tokens outside of the text: position, token, and whether it was fine.
         started, right, over: the target has answered; its answer is right; no choices are left.
     """
 
@@ -194,7 +194,7 @@ class _Walk:
     special: frozenset[int]
     text: list[int] = field(default_factory=list)
     longest: float = 0.0
-    beside: list[tuple[int, int, bool]] = field(default_factory=list)
+    rejected: list[tuple[int, int, bool]] = field(default_factory=list)
     place: int = 0
     pick: int | None = None
     ended: bool = False
@@ -223,7 +223,7 @@ class _Walk:
         else:
             fine = len(answer) <= self.longest and self.question.still_right(said)
             if not fine or self.tried > 1:
-                self.beside.append((self.place, self.pick, fine))
+                self.rejected.append((self.place, self.pick, fine))
                 return
             self.place, self.tried = self.place + 1, 0
         self.text, self.ended, self.picks = answer, ended, []
@@ -254,15 +254,15 @@ class _Walk:
         """Return the labels so far, with random tokens added."""
         kept = self.text[: self.place]
         rng = Random(self.question.prompt)
-        beside = [(place, token, (self.task.name, fine)) for place, token, fine in self.beside]
+        others = [(place, token, (self.task.name, fine)) for place, token, fine in self.rejected]
         for place in rng.sample(range(len(kept)), min(STRANGERS, len(kept))):
             stranger = rng.randrange(vocabulary)
             if stranger != kept[place] and stranger not in self.special:
-                beside.append((place, stranger, (RANDOM, False)))
-        tokens = [*kept, *(token for _, token, _ in beside)]
-        parents = [*range(ROOT, len(kept) - 1), *(place + ROOT for place, _, _ in beside)]
+                others.append((place, stranger, (RANDOM, False)))
+        tokens = [*kept, *(token for _, token, _ in others)]
+        parents = [*range(ROOT, len(kept) - 1), *(place + ROOT for place, _, _ in others)]
         said: list[Label | None] = [None if token in self.special else (self.task.name, True) for token in kept]
-        return Marked(self.prompt, TokenTree(tokens, parents), [*said, *(label for *_, label in beside)])
+        return Marked(self.prompt, TokenTree(tokens, parents), [*said, *(label for *_, label in others)])
 
 
 class _Picks:

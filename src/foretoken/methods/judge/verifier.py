@@ -50,7 +50,7 @@ class JudgeVerifier(BudgetedVerifier):
                  J is known only for the drafted token, since the target has read no other. So a drafted y with J(y) =
                  1 is
              charged (1 - p(y)/q(y))+, whether or not the exact test accepted it: the mean over the sample is TV(e, p),
-             an unbiased estimate, and (log q/p)+ for the divergence, whose mean is at least KL(e, p). For point masses
+             an unbiased estimate, and (log q/p)+ for the divergence, with a mean of at least KL(e, p). For point masses
              (q = 1) both are exact given the draft; at temperature 0 a token that is not the argmax costs 1. Checked by
              enumeration in tests/unit/methods/judge/test_verifier.py.
     Differs: guards. The judge alone cannot accept a token that ends the request, a special token (``guarded``), a token

@@ -178,7 +178,7 @@ class ReflectiveVerifier(BudgetedVerifier):
     def verify_within(self, draft: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """Decide one draft with the mixed distributions, within the remaining budget of the request.
 
-        Z0 verifies a node whose charge exceeds the budget. Charges are known before any sample.
+        Z0 verifies a node if its charge exceeds the budget. Charges are known before any sample.
 
         Args:
             draft: chain or tree of N nodes, of a kind that ``rule`` accepts.

@@ -16,12 +16,13 @@ Paper:   sparse verification, arXiv:2512.21911, "sparse attention": score(h, b) 
          root row's query; N = floor(((L - L0) rho + L0) H / B) blocks of a layer for a prefix of L > L0 rows, else all.
          The bounds are those of Quest, arXiv:2406.10774, section 3.3: sum over d of max(q_d min_d, q_d max_d).
 Differs: the default is ours: with ``exact`` the blocks are the best there are for the root, at the price of one row of
-         query times key in each selecting layer; on the zoo the paper's score finds little more than half of what it
-         finds (docs/methods/sparse_verification.md). The paper does not give the number of sink and local blocks, nor
-         the query of a group of heads. Ours: ``sinks`` and ``locals``, which count towards N and are kept also where N
-         is smaller; of a group the weights of its heads are added (exact), or their queries (bounds, mean: for the mean
-         that orders blocks as the mean of the heads' scores does). One set for all heads of a layer ("per_layer") is
-         ours: heads of two layers have nothing to do with each other, so that only such a set can be handed on.
+         query times key in each selecting layer; on the zoo the paper's score finds little more than half of the same
+         attention weight (docs/methods/sparse_verification.md). The paper does not give the number of sink and local
+         blocks, nor the query of a group of heads. Ours: ``sinks`` and ``locals``, which count towards N and are kept
+         also where N is smaller; of a group the weights of its heads are added (exact), or their queries (bounds, mean:
+         for the mean that orders blocks as the mean of the heads' scores does). One set for all heads of a layer
+         ("per_layer") is ours: heads of two layers have nothing to do with each other, so that only such a set can be
+         handed on.
          Keys and queries are those after rotary. Quest scores for every query; here the root's choice serves all rows.
 
 Mean and bounds of a block are known before the query is: so selecting costs one product per block instead of one per
@@ -56,9 +57,9 @@ class BlockRule:
         dense_below: prefixes of at most so many rows are attended whole (L0).
         size: rows of a block (B), a multiple of 16.
         sinks, locals: first and last whole blocks that are always kept.
-        sets: whose set of blocks is chosen, one of :data:`SETS`. "per_head": the floor(N / G) best of each head;
+        sets: the owner of a set of blocks, one of :data:`SETS`. "per_head": the floor(N / G) best of each head;
             "global": the N best of all (head, block) pairs of a layer; "per_layer": floor(N / G) blocks for all heads,
-            those whose scores, added over the heads, are best.
+            those with the best scores, added over the heads.
         score: by what blocks are ordered, one of :data:`SCORES`.
     """
 

@@ -198,10 +198,10 @@ class _Seen:
     rule: BlockRule
     ratios: dict[int, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     _shut: dict[tuple[float, str, int], _Mean] = field(default_factory=lambda: defaultdict(_Mean))
-    # of this chunk, by whose sets they are: layer -> of each root bool [G, N], the layer's own set [1, N]
+    # of this chunk, by the owner of the sets: layer -> of each root bool [G, N], the layer's own set [1, N]
     _picks: dict[str, dict[int, list[Tensor]]] = field(default_factory=lambda: defaultdict(dict))
     _alike: dict[tuple[str, int, int], _Mean] = field(default_factory=lambda: defaultdict(_Mean))
-    _caught: dict[tuple[str, str], _Mean] = field(default_factory=lambda: defaultdict(_Mean))  # score, whose rows
+    _caught: dict[tuple[str, str], _Mean] = field(default_factory=lambda: defaultdict(_Mean))  # score, owner
 
     # ---------------------------------------------------------------- MLPs
 

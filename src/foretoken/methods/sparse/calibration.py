@@ -155,7 +155,7 @@ class Calibration:
         """The layers that pick blocks, known to fit.
 
         Args:
-            sets: whose sets are handed on; of "per_layer" the similarity is another.
+            sets: the owner of the sets that are handed on; "per_layer" has another similarity.
             theta: similarity below which a layer picks for itself; None: the one that the file was made with.
         Raises:
             ConfigError: the file has none, or none for such sets.

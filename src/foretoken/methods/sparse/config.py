@@ -36,7 +36,7 @@ _EXAMPLES = {"attention": "per_head", "reuse": "calibrated", "ffn": "0.05", "moe
 class VerificationConfig(Checked):
     """What of a verification may be left out."""
 
-    said_as = f"{KEY}."
+    name_prefix = f"{KEY}."
 
     attention: Annotated[
         str,
@@ -144,7 +144,7 @@ def configured(given: Mapping[str, Any]) -> VerificationConfig:
 
     Raises:
         ConfigError: an unknown setting (the nearest name is offered), one out of range, or one that belongs to a part
-            that nobody has switched on.
+            that is not switched on.
     """
     known = [field.name for field in dataclasses.fields(VerificationConfig)]
     for name in given:

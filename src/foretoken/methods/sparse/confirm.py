@@ -9,10 +9,10 @@ The target drafts for itself with sparse attention, and a dense verification con
 
 After a long prefix a dense step is mostly attention. So N tokens are found by steps that read a part of the prefix,
 and confirmed by one that reads all of it. Rows of sparse steps lie in the target's own cache, after the committed
-prefix; the dense step writes all of them anew. What is emitted is the dense target's, whatever the sparse one thought.
+prefix; the dense step writes all of them anew. The output is the dense target's, whatever the sparse steps chose.
 
-Without confirmation a row's keys and values are approximate under sparse verification, and what is after them builds
-on them. :class:`DenseRefresh` computes them again every R tokens, as a chunk after a prefix that is dense by then: so
+Without confirmation a row's keys and values are approximate under sparse verification, and later rows build on
+them. :class:`DenseRefresh` computes them again every R tokens, as a chunk after a prefix that is dense by then: so
 after each refresh the cache is what dense decoding of the same tokens would have left. Tokens that were emitted stay.
 
     prompt: dense │ R tokens: sparse │ R tokens: sparse │ …  root
@@ -47,14 +47,14 @@ class _Chain:
     """One request's draft while it grows.
 
     Attributes:
-        room: maximum number of tokens.
+        limit: maximum number of tokens.
         offered: proposed by the inner drafter, not looked at yet.
         tokens: chosen by the sparse target.
         num_read: rows after the prefix that stand: the root, and all chosen tokens but the last.
     """
 
     context: Context
-    room: int
+    limit: int
     offered: tuple[int, ...]
     tokens: list[int] = field(default_factory=list)
     num_read: int = 0
@@ -118,24 +118,24 @@ class SparseDraft(Drafter):
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Ask the inner drafter, then choose with the sparse target until every draft is long enough."""
-        rooms = [min(budget.max_nodes, budget.max_depth) for budget in budgets]
-        lengths = [min(room, self._inner_length) for room in rooms]
+        limits = [min(budget.max_nodes, budget.max_depth) for budget in budgets]
+        lengths = [min(limit, self._inner_length) for limit in limits]
         offers = self._inner.propose(contexts, [Budget(length, length) for length in lengths])
         chains = []
         growing = []
-        for context, room, offer in zip(contexts, rooms, offers, strict=True):
+        for context, limit, offer in zip(contexts, limits, offers, strict=True):
             self._offered[context.request_id] = offer
-            chain = _Chain(context, room, _first_path(offer.tree))
+            chain = _Chain(context, limit, _first_path(offer.tree))
             chains.append(chain)
-            if room < 1 or len(context.tokens) - 1 <= self._dense_below:
+            if limit < 1 or len(context.tokens) - 1 <= self._dense_below:
                 chain.tokens = list(chain.offered)
                 continue
             assert self._cache is not None
-            self._cache.reserve(context.slot, 1 + room)
+            self._cache.reserve(context.slot, 1 + limit)
             growing.append(chain)
         while growing:
             self._step(growing)
-            growing = [chain for chain in growing if len(chain.tokens) < chain.room]
+            growing = [chain for chain in growing if len(chain.tokens) < chain.limit]
         return [chain.draft() for chain in chains]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -170,7 +170,7 @@ class SparseDraft(Drafter):
             while stood < len(chain.offered) and chosen[stood] == chain.offered[stood]:
                 stood += 1
             chain.tokens += chosen[: stood + 1]
-            del chain.tokens[chain.room :]
+            del chain.tokens[chain.limit :]
             chain.num_read += 1 + stood
             chain.offered = ()
 

@@ -1,6 +1,6 @@
 """Sparse feed-forward: verification with fewer channels of a gated MLP, and fewer experts of a mixture.
 
-Channels whose gate is nearly shut:
+Channels with a gate that is nearly shut:
 
     g = act(x Wg)                     dense
     keep = |g| >= tau                 row by row
@@ -118,7 +118,7 @@ def nested(cheap_Rm: Tensor, m: int) -> Tensor:
 
 
 def largest(cheap_Rm: Tensor, m: int) -> Tensor:
-    """The largest number whose own test the row passes."""
+    """The largest number of which the row passes the test."""
     numbers_m = torch.arange(1, m + 1, device=cheap_Rm.device)
     return (cheap_Rm * numbers_m).amax(-1)
 

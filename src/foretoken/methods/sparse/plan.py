@@ -67,7 +67,7 @@ class SparseVerification(PlanMaker):
             self._experts = _sparse_experts(config, target)
         if config.ffn and not self._mlps and not self._experts:
             raise ConfigError(
-                f"{KEY}.ffn={config.ffn:g}: model '{target.name}' has no gated MLP, whose gate would say which "
+                f"{KEY}.ffn={config.ffn:g}: model '{target.name}' has no gated MLP, and only a gate says which "
                 "channels count: leave it out"
             )
         if target.kv_cache_dtype == "int8" and (self.blocks is not None or self._experts):
@@ -92,8 +92,8 @@ class SparseVerification(PlanMaker):
         config = configured(settings)
         if (config.sparse or config.confirm) and target.mixers:
             raise ConfigError(
-                f"verification.*: model '{target.name}' has state-space layers, whose states cannot take back what a "
-                "sparse step has left in them: leave these settings out"
+                f"verification.*: model '{target.name}' has state-space layers, and their states cannot take back "
+                "a sparse step: leave these settings out"
             )
         if config.sparse:
             return cls(config, target)

@@ -54,8 +54,8 @@ class SprinterVerifier(BudgetedVerifier):
         untested token, if the head does not read the token; and, if the approvals contain the head's decision about
         every token, for every position that might have been left untested, for any sample there. A ``post`` head
         reads the state of the token
-        itself, so its charge is an estimate: (1 - p(y)/q(y))+, whose mean over samples is TV(e, p), and (log
-        q(y)/p(y))+, whose mean is at least KL(e, p).
+        itself, so its charge is an estimate: (1 - p(y)/q(y))+, with the mean TV(e, p) over samples, and (log
+        q(y)/p(y))+, with a mean of at least KL(e, p).
 
         Args:
             draft: chain of N independent samples (at temperature 0: any chain) with :class:`Approvals`.

@@ -31,7 +31,7 @@ KERNELS = ("walk", "scan")
 class StreeConfig(Checked):
     """Options of the recurrences."""
 
-    said_as = "stree."
+    name_prefix = "stree."
 
     kernel: Annotated[
         str,
