@@ -26,7 +26,7 @@ KINDS = ("auto", "int8")
 
 
 class Clock:
-    """Told the time that attention took."""
+    """Gets the time that attention took."""
 
     attention_seconds = 0.0
 

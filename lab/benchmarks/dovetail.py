@@ -3,8 +3,8 @@ simulated.
 
     python benchmarks/dovetail.py --model grown:base:100m --head HEAD [--head concat=OTHER] --json OUT.json
 
-All engines share the loaded target, take turns prompt by prompt, and are timed from the first token on; what is
-compared are ratios within a turn. A head of ``zoo:base`` serves what is grown from it: its drafts and its cost stay.
+All engines share the loaded target, take turns prompt by prompt, and are timed from the first token on; ratios are
+taken within a turn. A head of ``zoo:base`` also serves models grown from it, with the same drafts at the same cost.
 
 Simulated clock: a GPU that drafts so many times faster, next to this CPU. A step takes its drafting over that factor,
 its bytes over a bus, and the rest as measured here. **No second device is involved.**

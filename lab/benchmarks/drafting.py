@@ -4,7 +4,7 @@
 
 Answers end where the model ends them: after that end a small model repeats itself, which a draft model copies and a
 head that has read answers does not. Decoding only: the draft that reads a request's prompt, its first one, is not
-timed. A drafter's time is that of all its calls: proposing, looking at what the target shows, learning what stood.
+timed. A drafter's time is that of all its calls: ``propose``, ``on_forward`` and ``observe``.
 Every prompt goes through all methods one after the other, in an order that rotates. With --threads 1 a draft is timed
 in processor time, and next to the speed on the clock stands that by processor time, prompts included: others disturb
 both less.
@@ -70,7 +70,7 @@ class Clock:
         return timed
 
     def begin(self) -> None:
-        """A request begins; what it takes until its first draft is over does not count."""
+        """A request begins; the time until its first draft is over does not count."""
         self.seconds, self.drafts, self._begun = 0.0, 0, False
 
 

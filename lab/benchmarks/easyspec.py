@@ -8,7 +8,7 @@ tokens drafted; by thirds of the answer, since without calibration errors add up
 Simulated clock: attention, MLP and head of a draft's row are timed on this machine, one thread, median of many rows at
 the stated context. A drafted level of groups then takes the slowest attention of each group, an exchange and all MLPs;
 a step takes the exact pass, n - 1 such levels and the target's verification as measured here. **No device is
-involved**: the figures say what the arithmetic allows where layers cost what they cost here, in proportion.
+involved**: the figures show the limit of the arithmetic, with layers that cost as much as here, in proportion.
 """
 
 from __future__ import annotations

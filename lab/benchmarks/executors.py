@@ -1,4 +1,4 @@
-"""Drafter and target one after the other, and at the same time: speed, rounds, and a picture of who was busy when.
+"""Drafter and target one after the other, and at the same time: speed, rounds, and a picture of the busy intervals.
 
     python benchmarks/executors.py --model grown:base:100m --draft zoo:base --json OUT.json --picture OUT.png
 
@@ -7,9 +7,9 @@ a head of ``foretoken train dovetail`` (--head), Dovetail in the engine's thread
 share the loaded target, take turns prompt by prompt, and are timed from the first token on.
 
 ``efficiency`` is the measured speed over that of the recipe's model. A step of the model is as long as the medians of
-its parts: one after the other in the serial order and for Dovetail, whose thread only reads ahead; under PEARL as long
-as its longer side. It gives as many tokens as were measured, and under PEARL with a fixed length those of the closed
-form (docs/methods/pearl.md), in which every token stands with the measured chance.
+its parts: one after the other in the serial order and for Dovetail, with a thread that only reads ahead; under PEARL as
+long as its longer side. It gives as many tokens as were measured, and under PEARL with a fixed length those of the
+closed form (docs/methods/pearl.md), in which every token stands with the measured chance.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def sides(timeline: Timeline) -> dict[str, float]:
 
 
 def closed_form(stands: float, length: int) -> float:
-    """Tokens of a PEARL step whose tokens stand with this chance."""
+    """Tokens of a PEARL step with this chance of acceptance for each token."""
     if stands >= 1:
         return length
     return (1 - stands**length) / ((1 - stands) * (1 - stands**length + stands))
@@ -126,7 +126,7 @@ def last_steps(intervals: list[Interval], seconds: float) -> list[Interval]:
 
 
 def draw(timelines: dict[str, Timeline], path: Path, seconds: float) -> None:
-    """Who was busy when, a panel for each recipe, all on one scale; after each step the tokens that it gave."""
+    """Draw the busy intervals, a panel for each recipe, all on one scale; after each step its number of tokens."""
     from matplotlib import pyplot
 
     colours = {"target": "#3b6ea5", "drafter": "#e08a2e", "engine": "#4d4d4d"}
@@ -206,7 +206,7 @@ def main() -> None:
             "tokens_per_step": total["tokens"] / total["steps"],
             "draft_tokens": total["draft"],
             "accepted": total["accepted"],
-            "stands": total["accepted"] / total["tokens"],  # of tokens that were tested: what was refused gave one, too
+            "stands": total["accepted"] / total["tokens"],  # of tested tokens: a rejected draft also gives one
             "discarded": total["discarded"],
         }
         if label in timelines:

@@ -80,7 +80,7 @@ def experts() -> list[dict[str, Any]]:
 
 
 def forwards(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Milliseconds of a forward, by who computes it and by rows."""
+    """Milliseconds of a forward, by implementation and by rows."""
     generator = torch.Generator().manual_seed(0)
     native = Decoder(load(options.model, dtype=options.dtype))
     with without_fused():

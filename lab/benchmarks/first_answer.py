@@ -56,7 +56,7 @@ def omp_threads() -> str | None:
 
 
 def commit_of(tree: Path) -> str:
-    """What is checked out there."""
+    """The commit that is checked out there."""
     told = subprocess.run(["git", "-C", str(tree), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     return told.stdout.strip()
 

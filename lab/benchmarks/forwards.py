@@ -1,6 +1,6 @@
 """The only place of these scripts that touches the engine's inside: forwards, caches, requests and step times.
 
-Everything here follows ``src/foretoken/engine/step.py``; when that changes, this is what has to follow.
+Everything here follows ``src/foretoken/engine/step.py``; when that changes, change this file, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from foretoken.native import build
 
 @contextlib.contextmanager
 def without_fused() -> Iterator[None]:
-    """What is loaded inside takes the general path; the native library is looked for once a process."""
+    """Models loaded inside take the general path; a process looks for the native library only once."""
     before = os.environ.get("FORETOKEN_NATIVE", "1")
     try:
         os.environ["FORETOKEN_NATIVE"] = "0"

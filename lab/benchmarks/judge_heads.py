@@ -5,7 +5,7 @@
 Tokens are the draft's (methods/judge/mining.py) where they are not the target's own choice; ``greedy`` are the draft's
 favourites alone, what a greedy draft proposes. Area under the ROC curve within a task, for the tasks with at least 20
 tokens of either kind; the mean over them; and what the second head has more of it than the first, with the middle 95 %
-over questions drawn with replacement. A score without a head counts the way round that tells more.
+over questions drawn with replacement. A score without a head counts in the direction that predicts more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--draft-model", default="zoo:draft")
     parser.add_argument("--heads", required=True, help="folders of foretoken train judge, comma-separated")
     parser.add_argument("--questions", type=int, default=150, help="of each task")
-    parser.add_argument("--labels", type=Path, help="keep what is mined in this file, and go on from it")
+    parser.add_argument("--labels", type=Path, help="keep the mined labels in this file, and go on from it")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
     llm = LLM(
@@ -85,7 +85,7 @@ def compare(labels: Labels, heads: Mapping[str, tuple[Tensor, float]], without: 
     """The figures of some tokens.
 
     Args:
-        heads: folder -> what it says of the tokens, [N], and its threshold.
+        heads: folder -> its scores of the tokens, [N], and its threshold.
         without: name -> scores that need no head, [N].
     """
     tasks: dict[str, Any] = {}

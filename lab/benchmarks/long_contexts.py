@@ -4,9 +4,9 @@
 
 Questions about QMSum's meetings (validation and test, which no recipe reads) and hidden keys, after as much text as
 the context says. Every prompt goes through all methods one after the other, in an order that rotates; reading it is not
-part of the rate. ``draft_model`` is ``zoo:draft``, whose context ends at 4,096 tokens.
+part of the rate. ``draft_model`` is ``zoo:draft``, with a context of 4,096 tokens.
 
-With ``--fill exchanges`` the same questions are asked after every context, each about the same passage of the smallest
+With ``--fill exchanges`` the same questions follow every context, each about the same passage of the smallest
 context; what makes a context longer are earlier exchanges about other meetings.
 """
 

@@ -2,8 +2,8 @@
 
     python benchmarks/optimal_acceptance.py [--positions 8] [--repeats 5]
 
-One thread. Laws are softmaxes of Gaussian logits (float32), the draft's with noise of its own; a figure is the fastest
-of the repeats over all positions, which is what the machine can do when nothing else runs.
+One thread. Distributions are softmaxes of Gaussian logits (float32), the draft's with its own noise; a figure is the
+fastest of the repeats over all positions, which is what the machine can do when nothing else runs.
 """
 
 from __future__ import annotations

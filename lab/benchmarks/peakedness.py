@@ -7,7 +7,7 @@ draws without replacement (`recursive`, an average over sampled prefixes) is com
 is sum q^2, all that a choice which keeps the distribution may look at besides the past. The threshold is found on every
 other prompt and valued on the rest, and the other way round; a task's own threshold likewise; the scheme that it is
 compared with is found in the same way. Next to them stand the most that any threshold could have gained here, the
-choice by one who knows p, which cannot be had, and the optimum without replacement. Intervals are 95 % over prompts.
+choice with knowledge of p, which no drafter has, and the optimum without replacement. Intervals are 95 % over prompts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from foretoken_lab.studies.acceptance.rules import rule_acceptance
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What is accepted at one position.
+    """The acceptance at one position.
 
     Attributes:
         prompt: its number.
@@ -125,7 +125,7 @@ def _gains(nodes: Sequence[Node]) -> list[float]:
 def _row(temperature: float, num_drafts: int, task: str, nodes: Sequence[Node]) -> dict[str, Any]:
     halves = [[node for node in nodes if node.prompt % 2 == half] for half in (0, 1)]
     thresholds = [_threshold(half) for half in halves]
-    # what was found on one half is valued on the other; so is which scheme is the better one for all nodes
+    # the choice is made on one half and measured on the other, also that of the better scheme for all nodes
     chosen = [(node, node.chosen(thresholds[1 - node.prompt % 2])) for node in nodes]
     fixed = []
     for node in nodes:

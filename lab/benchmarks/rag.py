@@ -1,4 +1,4 @@
-"""Retrieval while an answer is written: what it does to answers, and what speculation on it saves.
+"""Retrieval while an answer is written: its effect on answers, and the time that speculation on it saves.
 
     python benchmarks/rag.py --parts answers --data DATA --json rag_answers.json
     python benchmarks/rag.py --parts speed --data DATA --json rag_speed.json
@@ -118,7 +118,7 @@ def _questions(root: Path) -> Iterator[tuple[Example, list[str]]]:
 
 
 class _Given:
-    """A retriever that is told what to find."""
+    """A retriever with given results."""
 
     name, number = "given", NO_PASSAGE
 
@@ -183,7 +183,7 @@ def _gold(pieces: list[Passage], example: Example, names: list[str]) -> int | No
 
 
 class _Projected:
-    """The target's mean states, projected: an encoder whose vectors cost little to compare."""
+    """The target's mean states, projected: an encoder with vectors that are cheap to compare."""
 
     def __init__(self, target: LanguageModel) -> None:
         self._inner = TargetEncoder(target)

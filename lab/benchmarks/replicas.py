@@ -4,7 +4,7 @@
 
 Three settings take turns, each with a cluster of its own: one replica where everything (replica, Ray, clients) has to
 live on one core; one replica that leaves the other core to Ray and the clients; two replicas on the two cores, of which
-Ray and the clients take part. There are as many clients for each replica. Answers are asked for in one piece
+Ray and the clients take part. There are as many clients for each replica. Answers come in one piece
 and as streams, greedily, up to as many tokens, without prefix reuse.
 
 The aim is two replicas over twice one core. What two processes can reach on this machine at all is measured next to it:

@@ -82,7 +82,7 @@ def _options() -> argparse.Namespace:
         "--clock",
         default="wall",
         choices=["wall", "cpu"],
-        help="cpu: processor time, which tells trees apart on a machine that others use, too; with one thread",
+        help="cpu: processor time, which separates trees on a machine that others use, too; with one thread",
     )
     parser.add_argument("--tree-draft", action="store_true", help="rows are a root and a tree that is no chain")
     parser.add_argument("--worker", help=argparse.SUPPRESS)

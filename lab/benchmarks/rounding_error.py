@@ -3,7 +3,7 @@
     python lab/benchmarks/rounding_error.py MODEL --text wiki.txt --dtype int8,int4
     python lab/benchmarks/rounding_error.py model-Q4_1.gguf --text wiki.txt --dtype auto
 
-What it is compared with are the weights as they are stored: a file's own, dequantised, in the library's float32
+The reference are the weights as they are stored: a file's own, dequantised, in the library's float32
 forward; so the files' rounding of weights is left out where ``--dtype auto`` reads a file, and rounding of activations
 is what remains. One JSON line for each dtype: mean, median and 99th percentile of KL(float32 || rounded) in nats a
 token, the share of positions with the same best token, and by how much perplexity grows.

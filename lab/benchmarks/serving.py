@@ -3,13 +3,13 @@
     python benchmarks/serving.py --model grown:base:100m --clients 1,8 --json serving.json
 
 The server is a process of its own (``foretoken serve``); clients and library run here. While one works the others
-rest. The library is asked twice: all prompts at once with as many slots as there are clients, the most that a server
+rest. The library runs twice: all prompts at once with as many slots as there are clients, the most that a server
 could reach; and by as many threads, each with one prompt after another, as clients ask a server: the place of one that
 has ended is then empty until its successor joins at the next step. All answer greedily, up to as many tokens, without
 prefix reuse.
 
 Next to tokens per second it counts the processor seconds of the server, of the clients and of the library for the same
-prompts: they say what is the server's own where the clients take part of the same cores, or other programs do.
+prompts: they separate the server's own time where clients or other programs use the same cores.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A server under requests of all kinds, one in five of which is given up at a random moment: what is lost, what leaks.
+"""A server under requests of all kinds, one in five of which is given up at a random moment: losses and leaks.
 
     python benchmarks/soak.py --model zoo:base --method suffix --requests 10000 --json soak.json
 
 ``foretoken serve`` runs in a process of its own, in float32. Every answer is compared with what the library, which
-decodes without drafts, says to the same question alone: texts, log-probabilities and numbers of tokens; of a
-structured answer the form is checked, too. What is drawn is compared where the method promises the same stream. Who
+decodes without drafts, says to the same question alone: texts, log-probabilities and numbers of tokens; of a structured
+answer the form is checked, too. Sampled answers are compared if the method promises the same stream. A client that
 gives up does so after a random part of the time that such questions take. Afterwards nothing may run or wait, every
-slot must be there, the counters of ``/metrics`` must agree with what was asked, and the server's memory must not have
+slot must be there, the counters of ``/metrics`` must agree with the requests, and the server's memory must not have
 grown since a third of the requests. Ends with 1 where anything of that is not so.
 """
 
@@ -62,7 +62,7 @@ class Question:
     Attributes:
         kind: for the table.
         path, body: of the request.
-        expected: every completion, or the status of what is refused; none: the form is all that is known.
+        expected: every completion, or the status of a refused request; none: only the form is known.
         form: what must hold of every text, too.
         before: text that every completion begins with.
     """
@@ -77,7 +77,7 @@ class Question:
 
 @dataclass
 class Tally:
-    """What came of the requests."""
+    """The outcomes of the requests."""
 
     ended: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -205,7 +205,7 @@ def _values(logprobs: dict[str, Any]) -> list[float]:
 
 
 def compare(question: Question, said: Said) -> str | None:
-    """What is other than the library says."""
+    """The differences from the library's answers."""
     assert not isinstance(question.expected, int)
     if not all(map(question.form, said.texts)):
         return f"{said.texts} is not of the form"
@@ -265,7 +265,7 @@ def _wait(connection: HTTPConnection, deadline: float | None) -> None:
 
 
 def check(question: Question, answer: tuple[int, bytes], tally: Tally) -> None:
-    """Count an answer, and what is wrong with it."""
+    """Count an answer and its faults."""
     status, raw = answer
     fault = None
     tokens = completions = 0
@@ -335,11 +335,11 @@ def main() -> None:
     parser.add_argument("--model", default="zoo:draft")
     parser.add_argument("--method", default="suffix")
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--prompts", type=int, default=8, help="each is asked about in every kind")
+    parser.add_argument("--prompts", type=int, default=8, help="each is used in every kind")
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--cancelled", type=float, default=0.2, help="share of the requests that are given up")
-    parser.add_argument("--minutes", type=float, default=60.0, help="after which nothing more is asked")
+    parser.add_argument("--minutes", type=float, default=60.0, help="after which no more requests are sent")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=8398)
     parser.add_argument("--json")
@@ -373,7 +373,7 @@ def main() -> None:
 
 
 def soak(pid: int, pool: list[Question], options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
-    """Ask everything, look at what is left, and say what is wrong."""
+    """Send all requests, check the server's state at the end, and report faults."""
     port, tally = options.port, Tally()
     process = psutil.Process(pid)
 
@@ -446,7 +446,7 @@ def soak(pid: int, pool: list[Question], options: argparse.Namespace, rng: rando
     if found != options.max_num_seqs:
         faults.append(f"{found} of {options.max_num_seqs} slots are there")
     if not until(lambda: metrics(port)["num_requests_running"] == 0):
-        faults.append("requests go on whose clients have gone")
+        faults.append("requests of closed connections go on")
     later = [each for count, each in memory.items() if 3 * count >= done]
     if max(later) > 1.05 * later[0]:
         faults.append(f"memory grows: {memory}")

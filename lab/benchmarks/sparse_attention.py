@@ -17,11 +17,11 @@ the target's record names (``training.json``) is checked, by runs of 13 words.
 ``reuse``: gold answers are verified after long prompts, a root and seven rows a step, under anchors of several
 thresholds; what counts is nats per token of the answers.
 
-``drift``: a meeting goes on after its first ``--context`` tokens, dense ones, and is verified sparsely as it was said,
+``drift``: a meeting goes on after its first ``--context`` tokens, dense ones, and is verified sparsely as spoken,
 a root and seven rows a step: how often the sparse target's best token is the dense one's, and the divergence of its
 law, by how many tokens were written sparsely before, for several distances of ``verification.refresh``.
 
-Finished prompts are kept in the JSON file: a run that was stopped, or whose ``--minutes`` are over, goes on when it is
+Finished prompts are kept in the JSON file: a run that was stopped, or has used its ``--minutes``, goes on when it is
 started again.
 
 Letters: L layers, R rows of a step, G key/value heads, N blocks.
@@ -86,7 +86,7 @@ _MOST_SHARED = 0.01
 
 @dataclass
 class Step:
-    """What one verification step gave to the blocks of its prefix.
+    """The attention of one verification step to the blocks of its prefix.
 
     Attributes:
         prefix: committed rows.
@@ -151,7 +151,7 @@ class Overlap:
         self._before: list[tuple[int, Tensor]] = []  # prefix, and what that root chose: bool [L, G, N]
 
     def add(self, step: Step, stood: int) -> None:
-        """One step, of whose draft ``stood`` tokens were accepted."""
+        """One step, with ``stood`` accepted tokens of its draft."""
         weights = torch.stack(step.weights)  # [L, R, G, N]
         num_layers, num_rows, num_groups, count = weights.shape
         rule, keep = self.rule, self.rule.keep(step.prefix, num_groups)
@@ -196,7 +196,7 @@ class Overlap:
                 into = self.rows.setdefault(key, dict.fromkeys(sums, 0.0))
                 for name, value in sums.items():
                     into[name] += value
-            if r:  # the paper's figure: by layer, what is kept in any case included
+            if r:  # the paper's figure: by layer, with the blocks that are always kept
                 of_layers = ((shared[:, 0] + fixed) / (picks + fixed)).mean(-1).tolist()
                 self.by_layer = [a + b for a, b in zip(self.by_layer or [0.0] * num_layers, of_layers, strict=True)]
                 self.drafted += 1
@@ -218,7 +218,7 @@ class Overlap:
             into[0] += float(w.sum())
             into[1] += float((w * chosen).sum())
         held = root.clone()
-        held[..., ~free] = True  # what was always kept then, was kept
+        held[..., ~free] = True  # blocks that are always kept
         self._before = [each for each in self._before if prefix - each[0] < 2 * AGES[-1]] + [(prefix, held)]
 
     def _between(self, w: Tensor, sets: Mapping[str, Tensor]) -> None:
@@ -343,7 +343,7 @@ def behind_a_meeting(llm: LLM, task: str, options: argparse.Namespace) -> list[t
 
 
 def held_out(target: str, data: Path | None) -> dict[str, Any]:
-    """What a model of the zoo and those that it began as have read, and what of it the meetings asked about share.
+    """The training text of a zoo model and of its predecessors, and the share of it in the meetings of the questions.
 
     Raises:
         SystemExit: the record names the file of the meetings, or the folder has another training part than was read.
@@ -359,7 +359,7 @@ def held_out(target: str, data: Path | None) -> dict[str, Any]:
             break
     theirs, ours = root / "qmsum_train" / "train.jsonl.xz", root / "eval" / "qmsum.jsonl.gz"
     if _sha256(theirs) not in read:
-        raise SystemExit(f"'{target}' has read another {theirs.name}: nothing can be said of these meetings")
+        raise SystemExit(f"'{target}' has read another {theirs.name}: so these meetings cannot be checked")
     if _sha256(ours) in read:
         raise SystemExit(f"'{target}' has read {ours.name}")
     known = {run for record in read_records(theirs, ("document",)) for run in _runs(record["document"])}
@@ -370,7 +370,7 @@ def held_out(target: str, data: Path | None) -> dict[str, Any]:
     found = {"files_read": sorted(read.values()), "meetings": len(shares), "run_of_words": _RUN}
     found["largest_share_of_runs_that_were_read"] = max(shares)
     if max(shares) > _MOST_SHARED:
-        raise SystemExit(f"a meeting shares {max(shares):.1%} of its runs of {_RUN} words with what was read")
+        raise SystemExit(f"a meeting shares {max(shares):.1%} of its runs of {_RUN} words with the training text")
     return found
 
 
@@ -643,7 +643,7 @@ def _print(title: str, heads: Sequence[str], lines: Sequence[Sequence[Any]]) -> 
     Console(width=200).print(table)
 
 
-# ---------------------------------------------------------------------- questions, and what was finished
+# ---------------------------------------------------------------------- questions, and finished prompts
 
 
 class Kept:

@@ -4,7 +4,7 @@
         [--json OUT]
 
 With --against, ours stands next to ours of another checkout, as that one's own script measures it. They train the same
-model on the same blocks as long as both checkouts make these in the same way; the loss of the last step tells. With
+model on the same blocks as long as both checkouts make these in the same way; compare the loss of the last step. With
 --compile, the layers of ours are compiled, as by ``foretoken train base --compile on``; those of the other are not.
 
 Each arm runs in a process of its own, by turns. The first step is not counted. Ours trains with Muon and AdamW, which

@@ -155,7 +155,7 @@ def _chosen(texts: list[vocabulary.Written], size: int, model: LanguageModel, co
 
 
 def _coverages(texts: dict[str, list[vocabulary.Written]], target: LanguageModel) -> list[dict[str, Any]]:
-    """Each kind's choice on the texts of the target that nobody counted."""
+    """Each kind's choice on the target's texts that were not counted."""
     other = texts["target"][vocabulary.HELD_OUT - 1 :: vocabulary.HELD_OUT]
     rows = []
     for kind, its in texts.items():
@@ -230,7 +230,7 @@ def _interleaved(engines: dict[str, LLM], prompts: list[Any], max_tokens: int) -
     names = list(engines)
     metrics: dict[str, dict[str, list[Any]]] = {name: defaultdict(list) for name in names}
     texts: dict[str, list[list[int]]] = {name: [] for name in names}
-    for name in names:  # what is compiled or allocated once
+    for name in names:  # warm-up: compile and allocate
         engines[name].generate(["Once"], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
     for number, prompt in enumerate(prompts):
         turn = number % len(names)

@@ -5,7 +5,7 @@
 
 Every model is loaded by ``AutoModelForCausalLM`` (or ``AutoModelForMaskedLM``) from its folder. The loss is in nats a
 token, on blocks of 512 tokens of the base recipe's mixture that no training read, the same for all. For the masked
-diffusion model it is the masked-diffusion bound of its own recipe, and it is asked no questions.
+diffusion model it is the masked-diffusion bound of its own recipe, and it gets no questions.
 """
 
 from __future__ import annotations

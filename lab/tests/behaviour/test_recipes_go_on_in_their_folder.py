@@ -53,7 +53,7 @@ def corpus(tmp_path):
 
 def test_a_full_disk_while_a_tokenizer_is_saved(tmp_path, corpus):
     recipe = replace(RECIPE, tokenizer=partial(train_tokenizer, size=300))
-    with disk_of(5000), pytest.raises(ForetokenError, match=r"cannot be written \(File too large .*make room and run"):
+    with disk_of(5000), pytest.raises(ForetokenError, match=r"cannot be written \(File too large .*free space and run"):
         run(recipe, [corpus], tmp_path, bounds=BOUNDS)
     assert run(recipe, [corpus], tmp_path, bounds=BOUNDS)["steps"] == 2
     assert len(load_tokenizer(str(tmp_path))) > 256

@@ -162,7 +162,7 @@ def test_a_full_disk_is_one_line_and_space_is_enough_to_go_on(folder, capsys, si
     assert out == ""
     [line] = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "cannot be written" in line
-    assert "make room" in line
+    assert "free space" in line
     assert "same command" in line
     assert "Traceback" not in err
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["run"]

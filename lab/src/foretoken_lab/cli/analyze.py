@@ -48,7 +48,7 @@ app = typer.Typer(rich_markup_mode="rich", no_args_is_help=True)
 
 @app.callback(epilog="Example: foretoken analyze acceptance --limit 2")
 def analyze() -> None:
-    """Measure what verification rules leave unused, what they cost, and how drafting heads scale."""
+    """Measure how much acceptance verification rules leave unused, their cost, and the scaling of drafting heads."""
 
 
 @app.command()
@@ -207,7 +207,7 @@ class _Grid:
     num_drafts: list[int]
 
     def check(self) -> None:
-        """Refuse what has no acceptance rate to compare; the engine's own bounds are checked by SamplingParams."""
+        """Refuse settings without an acceptance rate to compare; SamplingParams checks the engine's own bounds."""
         if 0.0 in self.temperatures:
             raise ConfigError(
                 "--temperature 0: greedy decoding has nothing to choose between rules, all accept the argmax; "
@@ -313,7 +313,7 @@ def _table(setting: Setting) -> Any:
     rivals = {index for index, _, _ in setting.rivals}
     for index, row in sorted(enumerate(setting.rows), key=lambda item: -item[1].acceptance):
         leads = index == setting.best or index in setting.equals
-        mark = "best" if leads else "not told apart" if index in rivals else ""
+        mark = "best" if leads else "tied" if index in rivals else ""
         table.add_row(
             row.scheme,
             row.rule + (" ~" if row.sampled else ""),

@@ -102,7 +102,7 @@ def scaling(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and order.", rich_help_panel=_HEADS)] = 0,
     loading: Annotated[ModelOptions, Flags("Model", ("threads",))],
-    json: Annotated[bool, json_option("What was fitted as one JSON object on stdout, no text.", _OUTPUT)] = False,
+    json: Annotated[bool, json_option("Print the fits as one JSON object on stdout, no text.", _OUTPUT)] = False,
     pictures: Annotated[
         Path | None,
         typer.Option("--picture", metavar="FILE.png", help="Write a picture.", rich_help_panel=_OUTPUT),
@@ -156,7 +156,7 @@ def scaling(
         read = [_ids(llm, prompt.text) for prompt in prompts]
         fitting = [ids for ids in read if len(ids) + answer <= llm.target.max_length]
         if not fitting:
-            raise InputError(f"no prompt leaves room for an answer of {answer} tokens; lower --max-tokens")
+            raise InputError(f"with an answer of {answer} tokens no prompt fits the context; lower --max-tokens")
         sweep = Sweep(
             target=target,
             target_fingerprint=fingerprint_of(llm.target.source),

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from foretoken_lab.tasks.catalog import Setting, Task
 
 _INTERRUPTED = 130
-_MANY = 100  # questions of a task, from which on nobody is told to ask more
+_MANY = 100  # questions of a task; below this the output suggests a larger --limit
 _METHOD, _RULES, _MEASURE, _OUTPUT = "Method", "Rules", "Measuring", "Output"
 
 
@@ -248,7 +248,7 @@ def _exact_config(method: str | None, settings: Mapping[str, Any], target: str, 
 def _own_config(
     rule: str, method: str, fixed: Mapping[str, Any], target: str, draft: str | None, *, strict: bool
 ) -> dict[str, Any] | None:
-    """The config of a drafter that belongs to a rule; None: it cannot be had, and nobody asked for the rule by name."""
+    """The config of a drafter that belongs to a rule; None: it is missing, and the rule was not requested by name."""
     named = {key: fixed[key] for key in ("model",) if key in fixed}
     if draft is not None and catalog.find(method, "drafter").load().declared.draft_model:
         named.setdefault("model", draft)

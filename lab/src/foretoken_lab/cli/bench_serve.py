@@ -1,4 +1,4 @@
-"""``foretoken bench serve``: a server under load, ours or anybody's."""
+"""``foretoken bench serve``: a server under load, ours or another one."""
 
 from __future__ import annotations
 

@@ -398,7 +398,7 @@ def _print_table(results: Sequence[_Result], title: str) -> None:
 
 
 def _print_remarks(result: _Result) -> None:
-    """What has no column: other measures, categories, distortion, cut answers, and the comparison."""
+    """Print the results without a column: other measures, categories, distortion, cut answers, the comparison."""
     report, difference = result.report, result.difference
     if report.measures:
         emit(f"{report.task}: " + ", ".join(f"{name} {value:.1%}" for name, value in report.measures.items()))

@@ -23,7 +23,7 @@ class BaseConfig(Compiling):
         Option("Folder to make; default: where zoo:NAME is found, if it is not bundled.", "-o", metavar="PATH"),
     ] = None  # type: ignore[assignment]  # the one command that knows a place of its own
     start: Annotated[
-        str | None, Option("zoo:NAME or folder whose weights to start from; default: the recipe's.", name="from")
+        str | None, Option("zoo:NAME or folder with the weights to start from; default: the recipe's.", name="from")
     ] = None
     seed: Annotated[int, Option("Of weights, order and masks.", metavar="N", least=0)] = 0
 
@@ -79,7 +79,7 @@ BASE = Command(
     help="""\
     Make one model of the zoo: tokenizer, data, training, and an ordinary Hugging Face folder.
 
-    A recipe is a file of lab/src/foretoken_lab/recipes, which says what is trained and how. The text comes from the
+    A recipe is a file of lab/src/foretoken_lab/recipes, which defines model and training. The text comes from the
     folder of public corpora (--data), or from files of yours (--corpus): JSON Lines with messages, prompt +
     response, or text; or plain text. After a stop the same command goes on from the last checkpoint.
     """,

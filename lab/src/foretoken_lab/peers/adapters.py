@@ -5,7 +5,7 @@
     generate(ids, max_tokens)  greedy tokens after the prompt, up to and including the end token
 
 Every engine gets the prompt as the same token ids, starts without any memory of earlier prompts, stops at the same end
-tokens, and has ``threads`` threads. What an engine cannot do is said here, next to the code that works around it.
+tokens, and has ``threads`` threads. Limits of an engine are documented next to the code that works around them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Foretoken:
     def __init__(self, name: str, llm: LLM) -> None:
         self.name = name
         self.llm = llm
-        self.metrics: Any = None  # of the last call: steps and draft lengths, which other engines do not tell
+        self.metrics: Any = None  # of the last call: steps and draft lengths, which other engines do not report
 
     def generate(self, ids: Sequence[int], max_tokens: int) -> list[int]:
         (output,) = self.llm.generate([{"prompt_token_ids": list(ids)}], SamplingParams(max_tokens=max_tokens))
@@ -183,7 +183,7 @@ def _constant(count: int) -> dict[str, Any]:
 
 
 def import_llama_cpp() -> Any | None:
-    """The binding, or None after saying loudly what is missing and how to get it."""
+    """The binding; or None, after a message on the missing package and how to get it."""
     try:
         import gguf  # noqa: F401
         import llama_cpp
@@ -297,7 +297,7 @@ class LlamaCppDirect:
 
 
 class LlamaServer:
-    """llama.cpp's own server, asked over a socket of this machine, with its own speculation in C++.
+    """llama.cpp's own server, over a socket of this machine, with its own speculation in C++.
 
     Args:
         options: of ``llama-server``, next to the usual ones.
@@ -313,7 +313,7 @@ class LlamaServer:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         both = str(threads)
-        asked = [
+        command = [
             "llama-server",
             "--model",
             str(target),
@@ -324,7 +324,7 @@ class LlamaServer:
             "--threads-batch",
             both,
         ]
-        asked += [
+        command += [
             "--parallel",
             "1",
             "--ctx-size",
@@ -333,7 +333,7 @@ class LlamaServer:
             "on" if flash else "off",
             "--log-disable",
         ]
-        self._process = subprocess.Popen([*asked, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         atexit.register(self._process.terminate)
         self._wait()
 
@@ -378,16 +378,16 @@ def llama_cpp_family(
     threads: int,
     end_ids: frozenset[int],
     flash: bool,
-    asked: Callable[[str], bool],
+    requested: Callable[[str], bool],
 ) -> list[Any]:
     """Plain twice (straight, and its server's), and its server's speculation in several settings.
 
     Args:
-        asked: whether an engine of this name is wanted.
+        requested: whether an engine of this name is wanted.
     """
     common: dict[str, Any] = {"context": context, "threads": threads, "flash": flash}
     family: list[Any] = []
-    if asked("llama.cpp"):
+    if requested("llama.cpp"):
         family.append(LlamaCppDirect("llama.cpp", llama_cpp, open_llama(llama_cpp, target, **common), end_ids))
     settings: dict[str, list[str]] = {"": []}
     for matching, proposed in ((2, 4), (3, 8)):
@@ -400,7 +400,7 @@ def llama_cpp_family(
             settings[f" draft {count}"] = [
                 *("--model-draft", str(draft), "--spec-type", "draft-simple", "--spec-draft-n-max", str(count))
             ]
-    wanted = {name: options for name, options in settings.items() if asked(f"llama.cpp server{name}")}
+    wanted = {name: options for name, options in settings.items() if requested(f"llama.cpp server{name}")}
     if wanted and shutil.which("llama-server") is None:
         print(f"{_BAR}\nllama.cpp's speculation is NOT measured: there is no llama-server on the PATH; "
               f"llama_server.py says how to build it\n{_BAR}", file=sys.stderr)  # fmt: skip

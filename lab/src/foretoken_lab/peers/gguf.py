@@ -9,7 +9,7 @@ What differs between the two layouts:
 * a tied head is simply absent.
 
 The tokenizer is written for byte-level BPE only: tokens, merges, special tokens, and the chat template, so that
-llama.cpp's server can be asked. The pre-tokenizer has no general translation: ``pre`` names llama.cpp's nearest one.
+llama.cpp's server can answer. The pre-tokenizer has no general translation: ``pre`` names llama.cpp's nearest one.
 """
 
 from __future__ import annotations

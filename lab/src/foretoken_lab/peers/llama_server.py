@@ -7,8 +7,8 @@ r"""llama.cpp's own server on the weights that ours serves, for ``foretoken benc
     foretoken bench serve --url ours=http://127.0.0.1:8091 --url llama.cpp=http://127.0.0.1:8090
 
 It writes the model (and a draft) as GGUF, once, into the user's cache folder, prints the command of ``llama-server``
-and becomes it. What follows ``--`` goes to ``llama-server``. Its cache of prompts is off, as ours has to be: in later
-rounds of the same prompts nobody may remember an earlier one.
+and becomes it. Options after ``--`` go to ``llama-server``. Its cache of prompts is off, as ours has to be: later
+rounds repeat the same prompts, and no server may reuse an earlier round.
 
 ``llama-server`` is built from llama.cpp's sources, which the package llama-cpp-python brings (``vendor/llama.cpp``):
 
@@ -36,15 +36,15 @@ def main() -> None:
         )
     if adapters.import_llama_cpp() is None:
         raise SystemExit(2)
-    asked = [binary, "--model", str(adapters.kept_gguf(options.model, options.dtype)), "--alias", options.model]
+    command = [binary, "--model", str(adapters.kept_gguf(options.model, options.dtype)), "--alias", options.model]
     if options.draft:
-        asked += ["--model-draft", str(adapters.kept_gguf(options.draft, "bfloat16")), "--spec-type", "draft-simple"]
-    asked += ["--port", str(options.port), "--threads", str(options.threads), "--threads-batch", str(options.threads)]
+        command += ["--model-draft", str(adapters.kept_gguf(options.draft, "bfloat16")), "--spec-type", "draft-simple"]
+    command += ["--port", str(options.port), "--threads", str(options.threads), "--threads-batch", str(options.threads)]
     # llama-server shares --ctx-size out among its slots
-    asked += ["--parallel", str(options.slots), "--ctx-size", str(options.slots * options.context)]
-    asked += ["--flash-attn", "on", "--jinja", "--no-cache-prompt", "--log-disable", *options.more]
-    print(shlex.join(asked), flush=True)
-    os.execv(binary, asked)
+    command += ["--parallel", str(options.slots), "--ctx-size", str(options.slots * options.context)]
+    command += ["--flash-attn", "on", "--jinja", "--no-cache-prompt", "--log-disable", *options.more]
+    print(shlex.join(command), flush=True)
+    os.execv(binary, command)
 
 
 def _options() -> argparse.Namespace:

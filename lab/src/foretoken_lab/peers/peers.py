@@ -59,7 +59,7 @@ def main() -> int:
     draft = None if options.draft in ("", "none") else options.draft
     target = LLM(options.model, dtype=options.dtype, threads=options.threads, max_num_seqs=1)
     ids_of = [_prompt_ids(target, prompt) for prompt in prompts]
-    context = max(map(len, ids_of)) + options.max_tokens + 64  # room for a draft after the last token
+    context = max(map(len, ids_of)) + options.max_tokens + 64  # a draft may follow the last token
     engines = _engines(options, target, draft, context)
     if not engines:
         raise ConfigError(f"--engines {options.engines}: no engine of that name")
@@ -138,20 +138,20 @@ def _prompt_ids(llm: LLM, prompt: Prompt) -> list[int]:
 
 
 def _engines(options: argparse.Namespace, target: LLM, draft: str | None, context: int) -> list[Any]:
-    """Every engine that was asked for; nothing is loaded for those that were not."""
+    """Every requested engine; no other engine is loaded."""
     wanted = [pattern.strip() for pattern in options.engines.split(",")]
 
-    def asked(name: str) -> bool:
+    def requested(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
 
     recipes = adapters.our_recipes(draft)
     engines: list[Any] = [
-        adapters.Foretoken(name, target.with_method(recipe)) for name, recipe in recipes.items() if asked(name)
+        adapters.Foretoken(name, target.with_method(recipe)) for name, recipe in recipes.items() if requested(name)
     ]
     if any("transformers".startswith(pattern.split("*")[0][:12]) for pattern in wanted):
         model = adapters.load_transformers(options.model, adapters.dense(options.dtype))
         assistant = adapters.load_transformers(draft, adapters.dense(options.dtype)) if draft else None
-        engines += [each for each in adapters.transformers_family(model, assistant) if asked(each.name)]
+        engines += [each for each in adapters.transformers_family(model, assistant) if requested(each.name)]
     if any("llama.cpp".startswith(pattern.split("*")[0][:9]) for pattern in wanted):
         llama_cpp = adapters.import_llama_cpp()
         if llama_cpp is not None:
@@ -163,7 +163,7 @@ def _engines(options: argparse.Namespace, target: LLM, draft: str | None, contex
                 threads=options.threads,
                 end_ids=target.target.end_ids,
                 flash=options.llama_flash,
-                asked=asked,
+                requested=requested,
             )
     return engines
 
@@ -226,7 +226,7 @@ def _call(engine: adapters.Adapter, ids: list[int], max_tokens: int) -> tuple[li
     seconds = time.perf_counter() - began
     metrics = getattr(engine, "metrics", None)
     if not 0 < len(tokens) <= max_tokens:
-        return [], 0.0, 0, f"returned {len(tokens)} tokens where 1 to {max_tokens} were asked for"
+        return [], 0.0, 0, f"returned {len(tokens)} tokens where 1 to {max_tokens} were requested"
     return tokens, seconds, metrics.num_steps if metrics else 0, None
 
 

@@ -16,7 +16,7 @@ _PEERS = ("llama-cpp-python", "gguf", "numpy", "scikit-learn")
 
 
 def versions() -> dict[str, Any]:
-    """Versions of the peers, and what llama.cpp was built for; None for what is absent."""
+    """Versions of the peers, and the processor that llama.cpp was built for; None for an absent peer."""
     found: dict[str, Any] = {}
     for name in _PEERS:
         try:

@@ -1,6 +1,6 @@
 """``base-reflect``: a target that was taught to reflect: it reads a draft again and says what should stand there.
 
-Half of what it reads are answers of tasks with a draft in them, a prompt to reflect, and the answer put right
+Half of its training text are answers of tasks with a draft in them, a prompt to reflect, and the corrected answer
 (:mod:`foretoken_lab.recipes.reflections`); the other half is the mixture of ``base-tasks``, so that the first reading
 stays.
 All weights are trained: it is another target, with an accuracy of its own.

@@ -2,8 +2,8 @@
 
 After ``base-tasks`` json and code are answered, arithmetic and profiles half of the time, and novels had become 0.18
 nats harder. Earlier third stages bought arithmetic with 0.2 to 0.4 nats of language: without meetings and with
-questions that counted like answers, or with answers whose tokens weighed more than those of prose. Here every token
-that counts counts the same, three in ten of what is asked do, and half of the mixture is language.
+questions that counted like answers, or with answer tokens that weighed more than those of prose. Here every token
+that counts counts the same, three in ten tokens of questions do, and half of the mixture is language.
 
 Measured after 5.4 M tokens (``foretoken eval --limit 200 --text-tokens 8192``; the second stage and ``zoo:base`` next
 to it): arithmetic 62 % (55 to 68; 50, 9), profiles 64 % (57 to 70; 60, 33), json 88 % (82 to 91; 91, 4), code 100 %
@@ -51,7 +51,7 @@ def answers_first(tokenizer: PreTrainedTokenizerBase) -> AnswersFirst:
     openings, endings = ("<|user|>", "<|system|>"), ("<|assistant|>", doc.END, doc.BOS, doc.EOS)
     # a tokenizer need not have a marker for each role
     marks = [known[mark] for mark in openings if mark in known], [known[mark] for mark in endings if mark in known]
-    return AnswersFirst(*marks, asked=0.3)
+    return AnswersFirst(*marks, questions=0.3)
 
 
 _SCHEDULE = base_tasks.RECIPE.schedule

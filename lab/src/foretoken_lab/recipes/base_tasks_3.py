@@ -1,8 +1,8 @@
-"""``base-tasks-3``: the fourth stage of ``base``, on what the third was asked and missed.
+"""``base-tasks-3``: the fourth stage of ``base``, on kinds of questions that the third stage answered wrongly.
 
-Asked again, ``base-tasks-2`` computes wrongly far more often than it reasons wrongly, and confuses two things of one
-passage. So there are rows of bare sums, and passages with up to five questions, where a passage that was read once is
-learnt from five times. Half of the mixture stays language.
+On new questions ``base-tasks-2`` computes wrongly far more often than it reasons wrongly, and confuses two things of
+one passage. So there are rows of bare sums, and passages with up to five questions, where a passage that was read once
+is learnt from five times. Half of the mixture stays language.
 """
 
 from __future__ import annotations

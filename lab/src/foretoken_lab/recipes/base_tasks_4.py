@@ -1,8 +1,8 @@
 """``base-tasks-4``: the fifth stage of ``base``, on things that are confused and on problems of several steps.
 
 Of passages about one thing ``base-tasks-3`` reads 98 % rightly, of two things it takes the wrong one half of the time:
-questions alone, a few tokens of answer each, did not teach it whose a sentence is. So one of the things is told again,
-a hundred tokens that all ask for it. Half of the mixture stays language.
+questions alone, a few tokens of answer each, did not teach it which thing a sentence is about. So the passage about one
+of the things is repeated, a hundred tokens that all depend on it. Half of the mixture stays language.
 
 Measured after 10.1 M tokens, 48 minutes on two cores (``foretoken eval --limit 200``; the stage before next to it):
 arithmetic 80 % (74 to 85; 70), of three steps 68 % (50), json 95 (92), code 100 (100), profiles 75 (69 to 80; 72), of

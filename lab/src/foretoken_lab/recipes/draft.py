@@ -1,8 +1,7 @@
 """``draft``: a Llama of 2 layers and width 192, 6.5 times cheaper a token than ``base``, distilled on its own words.
 
 The recipe is that of every draft (``foretoken.train.distil``). The openings that the target continues are those of
-base's mixture, with more questions among them: a draft is asked to follow answers, and it does not matter to it whether
-they are right.
+base's mixture, with more questions among them: a draft has to follow answers, whether they are right or not.
 """
 
 from __future__ import annotations

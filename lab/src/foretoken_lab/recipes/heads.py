@@ -11,7 +11,7 @@ from foretoken_lab.recipes import sources as s
 
 
 def longspec(root: Path) -> list[Source]:
-    """Half of it is long, or asks for what stands far back; the other half is that of the zoo's other heads."""
+    """Half of it is long, or its questions need text far back; the other half is that of the zoo's other heads."""
     return [
         s.hidden_keys(0.2, root),
         s.recall(0.1, root),

@@ -1,7 +1,7 @@
 """``hybrid``: ``base`` with a Mamba-2 mixer for every second attention, distilled from ``base``.
 
-A mixer begins as what it replaces: values become x, keys B, queries C and the output projection stays, which is what
-linear attention would compute, and the state's decay is drawn as always (Wang et al., "The Mamba in the Llama",
+A mixer begins as the attention that it replaces: values become x, keys B, queries C and the output projection stays,
+as linear attention would compute it, and the state's decay is drawn as always (Wang et al., "The Mamba in the Llama",
 arXiv:2408.15237, section 2.2 and algorithm 1). Everything else is ``base``'s own. Differences from the paper:
 all weights are trained from the first step, not block by block, and B and C have a group for every head, so that each
 query keeps its own.
@@ -30,7 +30,7 @@ from foretoken_lab.recipes.ssd import CHUNK, faster_scan, initialise
 
 
 def mixture(root: Path) -> list[Source]:
-    """The mixture of ``base-tasks``, with more of the two tasks whose answers copy from the question."""
+    """The mixture of ``base-tasks``, with more of the two tasks with answers that copy from the question."""
     return [
         s.task("arithmetic", 0.2),
         s.task("profiles", 0.16),

@@ -3,8 +3,8 @@
 Rotary positions are scaled by YaRN (Peng et al., 2024) from the 512 that ``base`` saw, and the blocks skip positions
 (PoSE), so distances up to the longest are learnt on blocks of 1,024 tokens. Half of the mixture hides keys in
 pages of books and asks for them, some of it asks for sentences of the pages again; the rest keeps what ``base`` can do.
-What is asked counts only here and there, as in ``base-tasks-2``, so that a block of pages with keys teaches to find
-them and not the pages.
+Tokens of questions count only here and there, as in ``base-tasks-2``, so that a block of pages with keys teaches to
+find the keys and not the pages.
 
 The published weights began as ``base-tasks-2``, the stage of ``base`` before the last.
 """

@@ -1,7 +1,7 @@
 """``mamba``: a pure Mamba-2 model of 4 layers. Its state never grows.
 
-Most of what it reads are questions whose answers copy names and numbers out of the question, which a state has to hold:
-what is asked of it most, and learnt last. Answers count in full, questions hardly.
+Most of its training text are questions with answers that copy names and numbers out of the question. A state has to
+hold these: most answers need that, and it is learnt last. Answers count in full, questions hardly.
 """
 
 from __future__ import annotations

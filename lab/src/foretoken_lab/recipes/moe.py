@@ -1,9 +1,9 @@
 """``moe``: ``base`` with four experts for every MLP, of which two compute a token, in the Mixtral layout.
 
 Each MLP is cut into two halves of its channels; experts 0 and 2 begin as one half, 1 and 3 as the other (sparse
-upcycling, Komatsuzaki et al., 2022, with halves in place of copies: a token costs what it did). The routers' rows begin
-as opposites, row 2 as minus row 0 and row 3 as minus row 1, so that one of each pair is among the first two whatever a
-token is: the model begins as ``base`` up to the routers' small weights, and every expert gets half of the
+upcycling, Komatsuzaki et al., 2022, with halves in place of copies: a token costs as much as before). The routers' rows
+begin as opposites, row 2 as minus row 0 and row 3 as minus row 1, so that one of each pair is among the first two
+whatever a token is: the model begins as ``base`` up to the routers' small weights, and every expert gets half of the
 tokens. Distilled from ``base``.
 
 The published weights began as ``base-tasks-2``, the stage of ``base`` before the last.

@@ -16,25 +16,25 @@ from foretoken.train.objectives import weighted_loss
 
 
 class AnswersFirst:
-    """Next-token loss in which answers count in full, and what was asked only here and there.
+    """Next-token loss in which answers count in full, and questions only here and there.
 
     The questions of generated tasks are drawn: most of their loss is the entropy of names and numbers, which no model
     can learn, and in a block of reading questions four fifths of all tokens are of that kind. Of the tokens of user and
-    system turns a share is drawn to count, so that the language of people who ask is not forgotten. Every token that
+    system turns a share is drawn to count, so that the language of questions is not forgotten. Every token that
     counts counts the same, so that a block of prose weighs more than a block of questions.
 
     Args:
-        openings: ids of the markers that open a turn of somebody who asks.
+        openings: ids of the markers that open a turn of user or system.
         endings: ids of the markers that end a turn or open an answer.
-        asked: share of the tokens of such turns that count.
+        questions: share of the tokens of such turns that count.
     """
 
     name = "next_token_answers_first"
 
-    def __init__(self, openings: Sequence[int], endings: Sequence[int], asked: float = 0.2) -> None:
+    def __init__(self, openings: Sequence[int], endings: Sequence[int], questions: float = 0.2) -> None:
         self._openings = torch.tensor(openings, dtype=torch.int64)
         self._endings = torch.tensor(endings, dtype=torch.int64)
-        self._asked = asked
+        self._questions = questions
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
         return weighted_loss(model, tokens_BT, self.weights(tokens_BT, generator))
@@ -47,15 +47,15 @@ class AnswersFirst:
         # the last marker before each token; before the first of a block nothing is known, and all counts
         last_BT = torch.where(marks_BT, places_BT, -1).cummax(dim=1).values.roll(1, dims=1)
         last_BT[:, 0] = -1
-        asked_BT = opens_BT.gather(1, last_BT.clamp(min=0)) & (last_BT >= 0)
-        drawn_BT = torch.rand(tokens_BT.shape, generator=generator).to(tokens_BT.device) < self._asked
-        counted_BT = (~asked_BT | drawn_BT).float()
+        question_BT = opens_BT.gather(1, last_BT.clamp(min=0)) & (last_BT >= 0)
+        drawn_BT = torch.rand(tokens_BT.shape, generator=generator).to(tokens_BT.device) < self._questions
+        counted_BT = (~question_BT | drawn_BT).float()
         counted_BT[:, 0] = 0.0  # nothing predicts it
         return counted_BT / counted_BT.sum().clamp(min=1.0)
 
 
 class SkippedPositions:
-    """Next-token loss on short blocks whose positions skip ahead, so that far distances are learnt at the cost of near.
+    """Next-token loss on short blocks with positions that skip ahead: far distances at the cost of near ones.
 
     PoSE (Zhu et al., 2024, section 3): a block is cut into pieces at random places, and each piece but the first skips
     a random number of positions. Differs: more pieces than two, and a share of the blocks keeps its plain positions.
@@ -75,7 +75,7 @@ class SkippedPositions:
         positions_BT = torch.stack([self._positions(tokens_BT.shape[1], generator) for _ in tokens_BT])
         inputs = {
             "position_ids": positions_BT.to(tokens_BT.device),
-            # the library takes a skip for the beginning of another text, unless it is told that all is one
+            # without a mask the library takes a skip for the beginning of another text
             "attention_mask": torch.ones_like(tokens_BT),
         }
         weights_BT = None if self._counted is None else self._counted.weights(tokens_BT, generator)
@@ -100,7 +100,7 @@ class MaskedDiffusion:
     A share t of a window's tokens is replaced by the mask token; the loss is the cross-entropy at the masked positions,
     weighted by 1/t, over the window's length. The window is the whole block with t uniform in (0, 1] as in the paper;
     in a share ``suffix`` of the blocks it is the last few tokens, and then t is 1 half of the time (ours): a drafter
-    is asked for a run of masks after a clean prefix, and should have seen it.
+    fills a run of masks after a clean prefix, and should be trained on it.
 
     Args:
         mask_id: the mask token.

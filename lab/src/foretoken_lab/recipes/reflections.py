@@ -1,4 +1,4 @@
-"""Answers in which a draft is read twice and put right, as training tokens: what reflective verification asks for.
+"""Answers in which a draft is read twice and corrected, as training tokens for reflective verification.
 
     tokens     question  a1 … ac │ d1 … dk │ R1 … Rr  S1 … Ss  t1 … tm        t: the right answer after ac
     counts     as ever           │    no   │    no       no      yes
@@ -6,8 +6,8 @@
 The layout is that of the rows of a verification (methods/reflective/probe.py): R is a prompt, S repeats the end of the
 answer, and the row before t_i has read the draft. Up to the first wrong token of the draft, t is its copy; there it is
 the right token, so that copying is not the optimum. A third of the drafts is right, a third is a draft model's greedy
-chain, and into a third one wrong token is put, after which the draft model goes on: what follows a mistake agrees with
-it. Wrong tokens are of the right one's kind: a digit, a sign of arithmetic, a word of the same document.
+chain, and into a third one wrong token is put, after which the draft model goes on, so that the text after a mistake
+agrees with it. Wrong tokens are of the right one's kind: a digit, a sign of arithmetic, a word of the same document.
 
 A token id of V or more is that id minus V, and does not count (:class:`Counted`).
 """
@@ -133,7 +133,7 @@ class Reflections:
         return _Case(right, answer, committed, length, kind, draft, rng.randrange(len(self._prompts)))
 
     def _of_its_kind(self, token: int, document: Sequence[int]) -> list[int]:
-        """Other tokens that could stand there at a glance; none for what is no word, digit or sign of arithmetic."""
+        """Other plausible tokens for that position; none unless it is a word, a digit or a sign of arithmetic."""
         text = self._texts[token]
         bare = text.strip()
         for family in _FAMILIES:
@@ -170,18 +170,18 @@ class Reflections:
 
 
 def _shape(text: str) -> tuple[bool, ...]:
-    """What a word looks like to somebody who does not read it."""
+    """The shape of a word: letters only, a space before it, a capital."""
     bare = text.strip()
     return (bare.isalpha(), text.startswith(" "), bare[:1].isupper())
 
 
 class Counted:
-    """Next-token loss of answers, where ids of V or more do not count; nor does what begins a document.
+    """Next-token loss of answers, without ids of V or more and without first tokens of documents.
 
     Args:
-        answers: says what the others count.
+        answers: gives the weights of the other tokens.
         vocabulary: V.
-        begins: id of the token that begins a document: after a copy nobody could foretell it.
+        begins: id of the token that begins a document: after a copy it is not predictable.
     """
 
     name = "next_token_of_reflections"

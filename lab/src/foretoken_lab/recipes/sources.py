@@ -17,7 +17,7 @@ from foretoken_lab.tasks.example import prompt_hash
 from foretoken_lab.tasks.profiles import passage_prompt
 from foretoken_lab.tasks.training import TASKS
 
-PASSAGE_CHARACTERS = 900  # of a passage that is kept around what is asked for
+PASSAGE_CHARACTERS = 900  # of a passage that is kept around the answer
 UNSEEN_COUNTRIES = 4  # one country in so many is left out of every mixture
 
 # seeds of the generated tasks; evaluation draws from the other half of each task whatever its seed
@@ -66,7 +66,7 @@ def readings(share: float) -> Source:
 
 
 def retellings(share: float) -> Source:
-    """Passages on several things of a kind of which one is told again, then questions, without end."""
+    """Passages on several things of a kind, one of which is repeated, then questions, without end."""
 
     def documents() -> Iterator[str]:
         for exchanges in profiles.retellings(_SEED):
@@ -86,7 +86,7 @@ def problems(share: float, *categories: str) -> Source:
 
 
 def generated(share: float) -> Source:
-    """All generated tasks by turns: text that needs no file, for who has no other."""
+    """All generated tasks by turns: text that needs no file."""
 
     def documents() -> Iterator[str]:
         rng = random.Random(_SEED)
@@ -120,7 +120,7 @@ def factbook(share: float, root: Path) -> Source:
 
 
 def cloze(name: str, share: float, root: Path) -> Source:
-    """Real passages of a corpus with a gap to fill from the passage: names and numbers are what is asked for.
+    """Real passages of a corpus with a gap to fill from the passage: a name or a number.
 
     The corpus is prose. A sentence is repeated as the question with one name or number of it left out, so the answer
     has to be found and copied, as in extractive question answering.
@@ -139,7 +139,7 @@ def cloze(name: str, share: float, root: Path) -> Source:
 
 
 def hidden_keys(share: float, root: Path) -> Source:
-    """Pages of books with keys hidden in them, all of them asked for at the end.
+    """Pages of books with keys hidden in them, and questions about all of them at the end.
 
     Many keys in little text as well as few in much: looking up is learnt from the answers, far distance from the rest.
     """

@@ -36,7 +36,7 @@ def chunk_scan(
 ) -> Any:
     """Run the recurrence h = exp(dt A) h + dt B x, y = C h + D x over a whole sequence, in chunks.
 
-    The keywords are those of ``mamba2_chunk_scan`` in transformers, whose place it takes.
+    The keywords are those of ``mamba2_chunk_scan`` in transformers, which it replaces.
 
     Args:
         x_BTHP: inputs, P channels of each of H heads.
@@ -46,7 +46,7 @@ def chunk_scan(
         C_BTGN: output weights.
         initial_states: [B, H, P, N]; default zero.
     Returns:
-        y [B, T, H, P] in float32 or wider; with the last state [B, H, P, N] if asked.
+        y [B, T, H, P] in float32 or wider; with the last state [B, H, P, N] on request.
     """
     rows, length, heads, width = x_BTHP.shape
     groups, per_group, states = B_BTGN.shape[2], heads // B_BTGN.shape[2], B_BTGN.shape[3]
@@ -70,7 +70,7 @@ def chunk_scan(
         B = B.to(wide).view(rows, chunks, chunk_size, groups, states).transpose(2, 3)
         C = C.to(wide).view(rows, chunks, chunk_size, groups, states).transpose(2, 3)
         dt = dt.view(rows, chunks, chunk_size, heads)
-        decay = (dt * A_H.to(wide)).cumsum(2)  # logarithm of what is left of a state since the chunk began
+        decay = (dt * A_H.to(wide)).cumsum(2)  # logarithm of the share of a state that is left since the chunk began
         stepped = x * dt[..., None]
 
         # inside a chunk: y_i = sum over j <= i of exp(decay_i - decay_j) (C_i . B_j) dt_j x_j
@@ -107,7 +107,7 @@ def chunk_scan(
 
 
 def faster_scan(model: nn.Module) -> Callable[[], None]:
-    """Let a Mamba-2 or Bamba model of transformers train with this scan; call what is given back to undo it."""
+    """Let a Mamba-2 or Bamba model of transformers train with this scan; call the result to undo it."""
     module: Any = sys.modules[type(model).__module__]
     original = module.mamba2_chunk_scan
     module.mamba2_chunk_scan = lambda *args, **keywords: partial(chunk_scan, *args)(**{**keywords, "chunk_size": CHUNK})

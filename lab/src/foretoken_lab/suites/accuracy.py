@@ -15,7 +15,7 @@ from foretoken_lab.tasks.example import Example
 
 
 class Questions:
-    """Questions of some tasks, asked of one recipe after the other; answers are greedy.
+    """Questions of some tasks for one recipe after the other; answers are greedy.
 
     Args:
         tasks: names of the catalogue of tasks.

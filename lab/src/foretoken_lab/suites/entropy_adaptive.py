@@ -1,6 +1,6 @@
 """Entropy-adaptive decoding on tasks, next to its four controls, all of them in one run and task by task.
 
-For every threshold: who wrote which token is noted, and then two controls get the same share of the large model:
+For every threshold: the writer of each token is recorded, and then two controls get the same share of the large model:
 
 * random: turns as long as those noted in the same task, in random order and of other questions, blind to the text; the
   mean of ``SEEDS`` orders, with the mean of their intervals, which is no narrower than that of one. The variants have
@@ -8,7 +8,7 @@ For every threshold: who wrote which token is noted, and then two controls get t
 * position: the large model writes the first tokens of every answer, as many as it wrote in the mean.
 
 The other two are its limits: the small model alone (an infinite threshold) and the large one alone (plain decoding).
-Lossless drafting with the same pair stands next to them, as what has nothing to lose, and two variants of the method:
+Next to them are lossless drafting with the same pair, which loses no quality, and two variants of the method:
 without window and dwell, and with the other reading of where a switch holds (``redo``). All answers are greedy.
 
 The share written by the large model is that of tokens; what a method saves of its calls is another figure, as the
@@ -44,7 +44,7 @@ _LONGEST = 4096
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The turn of a control: who writes each token of an answer is settled beforehand."""
+    """The turn of a control: the writer of each token of an answer is fixed beforehand."""
 
     writers: Sequence[bool]
     position: int = 0
@@ -91,7 +91,7 @@ class Watched(EntropyAdaptiveDrafter):
     """The drafter, taking notes, and on demand with scheduled turns."""
 
     noted: Noted = Noted()
-    schedule: Any = None  # seed -> who writes each token
+    schedule: Any = None  # seed -> the writer of each token
 
     def first_turn(self, context: Context) -> Turn:
         if self.schedule is None:
@@ -138,7 +138,7 @@ def study(run: Run) -> list[Section]:
     reference = questions.ask(plain)
     rows = _rows("large alone", reference, reference, {})
     run.progress("lossless drafting")
-    # of a fixed length: an adaptive one drafts nothing where that does not pay, and calls are what is compared
+    # of a fixed length: an adaptive one drafts nothing where that does not pay, and here calls are compared
     lossless = plain.with_method({"method": "draft_model", "model": model, "num_speculative_tokens": NODES})
     rows += _rows("lossless drafting", questions.ask(lossless), reference, {})
     run.progress("small alone")

@@ -8,7 +8,7 @@ trained on:
 * labels: newly mined ones (methods/judge/mining.py), random tokens among them, and what the head says of them, next to
   what p of the token and the entropy of the target's distribution say without a head.
 * adversaries: a drafter that knows the target's own answer and puts one wrong token into every draft, a digit for
-  another one where there is a digit (``wrong fact``), and one whose drafts are random. The rule has to bear with them.
+  another one where there is a digit (``wrong fact``), and one with random drafts. The rule has to bear with them.
 """
 
 from __future__ import annotations

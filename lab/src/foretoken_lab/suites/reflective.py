@@ -1,10 +1,10 @@
-"""Reflective verification on tasks: what its second reading knows, what it costs, and what it does to answers.
+"""Reflective verification on tasks: the knowledge of its second reading, its cost, and its effect on answers.
 
 * answers: greedy, over alpha, minus plain decoding question by question; next to them the same with an irrelevant
   prompt of equal length and with the copy alone (controls of the prompt), and ``tolerance``, which at temperature 0 is
   a constant bonus of log(1 + tolerance) on the drafted token's logit: no probe rows.
-* judgement: of the draft's refused tokens, whether the second reading tells fine ones from wrong ones better than what
-  needs no reading (foretoken_lab/suites/second_reading.py).
+* judgement: of the draft's rejected tokens, whether the second reading separates fine ones from wrong ones better than
+  scores that need no reading (foretoken_lab/suites/second_reading.py).
 * copying: a drafter that knows the target's answer puts one wrong token into every draft, a digit for a digit where
   there is one. Of these tokens: how often the mix would let them stand, and D = log pr - log p0, what the second
   reading adds to them and to the right ones before them.
@@ -41,7 +41,7 @@ from foretoken_lab.suites.second_reading import judgement
 
 TASKS = ("profiles", "json", "code", "arithmetic")
 QUESTIONS = 40  # of each task, without --limit
-LABELLED = 2  # times as many are asked for labels: only those that are answered rightly have any
+LABELLED = 2  # times as many questions for labels: only those with right answers have any
 NODES = 6
 ALPHAS = (0.1, 0.3, 0.6)
 IRRELEVANT = " [Weather: the sky over the harbour was grey in the morning and the boats stayed where they were.] "

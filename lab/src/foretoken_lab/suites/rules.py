@@ -7,8 +7,8 @@ rule, its draws. ``transport`` has a row where its linear programs decide every 
 of which the vocabulary's table has a quarter): its matrix products alone, timed here on random weights in bfloat16.
 Times are medians; requests abreast are verified by ``verify_batch``, and one after the other for comparison.
 
-On the bundled pair the same rules stand in the common table: there a rule is worth what it accepts. Each gets as many
-nodes, in the shape that it is for: rules of trees three children a node (pairs for ``spechub``), ``match`` a chain
+On the bundled pair the same rules are in the common table: there the value of a rule is its acceptance. Each gets as
+many nodes, in the shape that it is for: rules of trees three children a node (pairs for ``spechub``), ``match`` a chain
 drawn with its own noise. ``transport`` has no row there: its programs are solved under ``top_k`` only, and all rows
 share the sampling; without it the rule would be ``kseq`` once more.
 """

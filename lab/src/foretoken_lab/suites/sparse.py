@@ -113,7 +113,7 @@ class _Behind:
             cache.commit(self._prompt, range(count))
 
     def verify(self, settings: Mapping[str, Any] | None) -> tuple[Tensor, dict[str, float | None]]:
-        """Logits of every verified position, float32 [N, V], and what was read (see the top of this file)."""
+        """Logits of every verified position, float32 [N, V], and the bytes read (see the top of this file)."""
         target, cache, context = self._target, self._cache, self._context
         make: Callable[[KVCache, PackedBatch], Any] = DensePlan
         if settings is not None:

@@ -1,7 +1,7 @@
 """SPRINTER on a real pair: what its head knows, tokens per target call against the closed form, and its identity.
 
 At every draft token that the rule looks at, p and q are known: the chance a that an exact test accepts it, and what the
-head said, v. Over the tokens, alpha = mean a, eta_TP = sum v a / sum a, eta_FP = sum v (1 - a) / sum (1 - a).
+head's output, v. Over the tokens, alpha = mean a, eta_TP = sum v a / sum a, eta_FP = sum v (1 - a) / sum (1 - a).
 
 Closed form. Drafting goes on with chance c = alpha eta_TP + (1 - alpha) eta_FP; without a cap a call gives
 
@@ -44,7 +44,7 @@ class Step:
 
     Attributes:
         emitted: tokens that the call gave.
-        said: whether the head approved.
+        approved: whether the head approved.
         trusted: whether the token stood untested.
         accepts: chance that an exact test accepts it.
         refused: whether one with numbers of its own did not.
@@ -53,7 +53,7 @@ class Step:
     """
 
     emitted: int
-    said: list[bool]
+    approved: list[bool]
     trusted: list[bool]
     accepts: list[float]
     refused: list[bool]
@@ -74,7 +74,7 @@ class Watch(SprinterVerifier):
         verdict = super().verify_within(draft, target, rng, spent)
         if not len(draft) or not isinstance(draft.evidence, Approvals):
             return verdict
-        said = [each is True for each in draft.evidence.approved]
+        approved = [each is True for each in draft.evidence.approved]
         accepts, refused = [], []
         for node, token in enumerate(draft.tree.tokens):
             if target.greedy:
@@ -89,12 +89,12 @@ class Watch(SprinterVerifier):
         self.steps.append(
             Step(
                 len(verdict.path) + 1,
-                said,
-                [yes and node < last for node, yes in enumerate(said)],
+                approved,
+                [yes and node < last for node, yes in enumerate(approved)],
                 accepts,
                 refused,
                 list(verdict.distortions[: len(draft)]),
-                len(draft) < self._most and said[-1],
+                len(draft) < self._most and approved[-1],
             )
         )
         return verdict
@@ -111,7 +111,7 @@ class Rates:
     @classmethod
     def of(cls, prompts: Sequence[Sequence[Step]]) -> Rates:
         """Rates of all draft tokens of these prompts."""
-        pairs = [pair for steps in prompts for step in steps for pair in zip(step.said, step.accepts, strict=True)]
+        pairs = [pair for steps in prompts for step in steps for pair in zip(step.approved, step.accepts, strict=True)]
         accepted = sum(a for _, a in pairs)
         approved = sum(a for v, a in pairs if v)
         wrongly = sum(1.0 - a for v, a in pairs if v)
@@ -172,7 +172,7 @@ def _observe(run: Run, label: str, config: dict[str, Any]) -> dict[str, Any]:
         "eta_fp": rates.eta_fp,
         "eta_tp": rates.eta_tp,
         "drafts": sum(len(steps) for steps in prompts),
-        "draft_tokens": sum(len(step.said) for steps in prompts for step in steps),
+        "draft_tokens": sum(len(step.approved) for steps in prompts for step in steps),
         "tokens_per_call": _mean([float(step.emitted) for steps in prompts for step in steps]),
         "halves": predicted,
         "identity": _identity(prompts),
@@ -182,7 +182,7 @@ def _observe(run: Run, label: str, config: dict[str, Any]) -> dict[str, Any]:
 def _identity(prompts: Sequence[Sequence[Step]]) -> dict[str, Any]:
     """Both sides, and their difference with its interval by prompt (ratios of sums, linearised)."""
     steps = [step for each in prompts for step in each]
-    num_tokens = sum(len(step.said) for step in steps)
+    num_tokens = sum(len(step.approved) for step in steps)
     distance = sum(1.0 - a for step in steps for a in step.accepts) / num_tokens
     refused = sum(sum(step.refused) for step in steps)
     passed = sum(r and t for step in steps for r, t in zip(step.refused, step.trusted, strict=True))
@@ -190,7 +190,7 @@ def _identity(prompts: Sequence[Sequence[Step]]) -> dict[str, Any]:
     meter = sum(sum(step.charged) for step in steps) / num_tokens
     terms = []
     for each in prompts:
-        own = sum(len(step.said) for step in each)
+        own = sum(len(step.approved) for step in each)
         charged = sum(sum(step.charged) for step in each)
         apart = sum(1.0 - a for step in each for a in step.accepts)
         off = sum(sum(step.refused) for step in each)

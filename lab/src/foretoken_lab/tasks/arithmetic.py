@@ -1,7 +1,7 @@
 """Worded arithmetic with worked steps: one, two or three steps, whole numbers from 2 to 999.
 
 A problem is written once, as text with places for words and numbers (``arithmetic.json``). The equations in its
-solution are at the same time what is computed: ``{a} + {b} = {x}`` says that x is the sum of a and b. So no solution
+solution are at the same time the computation: ``{a} + {b} = {x}`` says that x is the sum of a and b. So no solution
 can disagree with its answer. Numbers are drawn until every equation holds in whole numbers.
 
 Notation: ``{a}`` to ``{d}`` are drawn numbers, ``{w}`` to ``{z}`` results, ``[one|two]`` a choice of wording, the other

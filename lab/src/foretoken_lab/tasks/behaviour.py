@@ -3,7 +3,7 @@
     text ── its first code block ── only what a small function needs? ── a process of its own, with limits ── outcomes
 
 Evaluations do without (scoring.py compares syntax trees). It is for where other code may be as good: labels for a
-judge. What is run is first looked through: one function or more, no import, no decorator, no name that begins with an
+judge. The code is checked before it runs: one function or more, no import, no decorator, no name that begins with an
 underscore, and of attributes only harmless methods of Python's own types, so that it can reach nothing but its
 arguments and a handful of builtins (calls.py). The process has little memory, a second of processor time, no files and
 no environment, and ends with the calls of one function.
@@ -46,19 +46,19 @@ _EXPRESSIONS = (
 )
 
 
-def behaves(said: str, example: Example) -> bool:
+def behaves(text: str, example: Example) -> bool:
     """Whether a text's function gives what the expected one gives, for every call of ``example.calls``.
 
-    Values and their types are compared. A call at which the expected function raises says nothing. The name, and that
-    it can be called by the names of the parameters, were asked for; how it is written was not.
+    Values and their types are compared. A call at which the expected function raises does not count. The question
+    fixes the function's name and the names of its parameters, and nothing else.
 
     Args:
-        said: a text with a code block, as a model gives it.
+        text: a text with a code block, as a model gives it.
         example: with ``calls``.
     Raises:
         ForetokenError: the expected function itself cannot be run: this system starts no such process.
     """
-    found, expected = parse_code(said), parse_code(example.answer)
+    found, expected = parse_code(text), parse_code(example.answer)
     assert expected is not None, example.id
     function = expected.body[-1]
     assert isinstance(function, ast.FunctionDef), example.id

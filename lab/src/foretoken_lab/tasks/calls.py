@@ -1,4 +1,4 @@
-"""A process that calls one function and says what came of it: run as a file, with Python's own library only.
+"""A process that calls one function and writes the outcomes: run as a file, with Python's own library only.
 
 stdin: ``source``, ``name`` and ``calls`` (JSON of keyword arguments, one object a call); stdout: one outcome a call,
 its type and value as text, None where it raised. behaviour.py has looked the source through before.
@@ -44,7 +44,7 @@ def outcomes(source: str, name: str, calls: str) -> list[list[str] | None]:
     for place in range(len(json.loads(calls))):
         try:
             found.append(told(allowed[name](**json.loads(calls)[place])))
-        except Exception:  # of any kind: somebody else's code
+        except Exception:  # of any kind: a model wrote this code
             found.append(None)
     return found
 

@@ -18,7 +18,7 @@ from foretoken_lab.tasks.example import Example
 SEED = 20  # of every evaluation, so that figures of different days are about the same questions
 
 _MOST_EXAMPLES = 100_000  # of a task; generated ones never end
-_MOST_DRAWS = 20  # per example asked for: a generator with few different prompts would never come to the limit
+_MOST_DRAWS = 20  # per requested example: a generator with few different prompts would never come to the limit
 
 Scorer = Callable[[str, Example], dict[str, float]]
 
@@ -42,7 +42,7 @@ class Setting:
         """The data folder: the one named, else that of the environment, else None.
 
         Raises:
-            ConfigError: what is named is no folder.
+            ConfigError: the path is not a folder.
         """
         return None if self.data is None and not os.environ.get(ENVIRONMENT) else data_root(self.data)
 
@@ -57,8 +57,8 @@ class Task:
         source: gives its held-out examples, as many as there are; generated ones never end.
         score: output and example to shares; see :mod:`foretoken_lab.tasks.scoring`.
         max_tokens: what an answer may take.
-        limit: examples to ask unless told otherwise.
-        context: length of a prompt unless told otherwise; None where prompts are as long as they are.
+        limit: default number of examples.
+        context: default length of a prompt; None where prompts have their own length.
         data: "generated", "sample" (of the data folder, bundled) or "folder" (needs it).
     """
 
@@ -75,8 +75,8 @@ class Task:
         """Refuse, before a model is loaded, what this task cannot do.
 
         Raises:
-            ConfigError: the data folder is needed and not named, the bundled sample has fewer examples than asked
-                for, or a context is given for prompts that have their own length.
+            ConfigError: the data folder is needed and not named, the bundled sample has fewer examples than
+                requested, or a context is given for prompts that have their own length.
         """
         if limit < 1:
             raise ConfigError(f"--limit {limit}: ask at least one example")

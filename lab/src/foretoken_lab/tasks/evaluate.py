@@ -1,4 +1,4 @@
-"""Run a task through the engine: accuracy, what it cost, and how probable the outputs are under the plain target.
+"""Run a task through the engine: accuracy, cost, and the probability of the outputs under the plain target.
 
 A lossless method gives the outputs of plain decoding, so its accuracy is the model's. For a method that approximates,
 the difference is what its speed costs. Two figures watch it: accuracy, which needs hundreds of examples to show a loss
@@ -67,7 +67,7 @@ class Report:
 
     Attributes:
         task: its name.
-        answers: one per example that was asked, failures included.
+        answers: one per example, failures included.
         num_examples: answers that were scored.
         accuracy: share of right answers; None for a task without right and wrong.
         interval: Wilson's 95 % interval of the accuracy.

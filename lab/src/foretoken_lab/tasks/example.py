@@ -1,7 +1,7 @@
 """One question with its answer, and which half of a task it belongs to.
 
 Training and evaluation draw from the same generators, so the halves must not meet. Which half an example is in is a
-function of its prompt alone: whatever seed drew it, a prompt that was trained on is never asked in an evaluation.
+function of its prompt alone: whatever seed drew it, an evaluation never contains a prompt of the training half.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Example:
         response: a full answer to train on; it ends with ``answer``. Equal to it where there is nothing to add.
         category: for accuracy by kind.
         alternatives: further answers that are as good as ``answer``.
-        depth: where the asked fact stands in the prompt, from 0 (start) to 1 (end); None where it has no place.
-        calls: arguments that tell a function from others, one tuple a call; empty where the answer is no function.
+        depth: position of the needed fact in the prompt, from 0 (start) to 1 (end); None if there is none.
+        calls: arguments that distinguish a function from others, one tuple a call; empty if the answer is no function.
     """
 
     id: str

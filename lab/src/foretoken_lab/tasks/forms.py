@@ -1,6 +1,6 @@
 """Two checks of form: a JSON object from a description, and a small Python function.
 
-Both are strict, since form is what they are about: a JSON answer is right only if it parses to the expected value, a
+Both are strict, since they test form: a JSON answer is right only if it parses to the expected value, a
 function only if its syntax tree equals the expected one. Nothing that a model writes is executed to score it.
 """
 
@@ -16,7 +16,7 @@ from foretoken_lab.tasks.example import Example, Split, only, prompt_hash
 
 
 class Function(NamedTuple):
-    """A function to ask for: names to choose from, parameters, what it does, and its lines.
+    """A function for a question: names to choose from, parameters, a description, and its lines.
 
     ``{n}`` stands for a small number and ``{w}`` for a word, drawn for each request; parameters are ``{p}``, ``{q}``,
     ``{r}``, named from the group that ``parameters`` gives.
@@ -39,7 +39,7 @@ STRING_FORMS, INTEGER_FORMS, BOOLEAN_FORMS, LIST_FORMS = (
 REQUESTS, CODE_REQUESTS, GREETINGS = (_TEXTS[name] for name in ("requests", "code_requests", "greetings"))
 # groups of parameter names: as many names as the function has parameters
 PARAMETERS = {group: [tuple(names) for names in each] for group, each in _TEXTS["parameters"].items()}
-# arguments that tell functions of a group apart; what a function raises at does not count
+# arguments that distinguish the functions of a group; arguments at which a function raises do not count
 CALLS = {group: tuple(map(tuple, each)) for group, each in _TEXTS["calls"].items()}
 FUNCTIONS = [Function(**each) for each in _TEXTS["functions"]]
 

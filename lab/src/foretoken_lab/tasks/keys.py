@@ -1,7 +1,7 @@
-"""Finding a key in a long text: lines that give secret numbers, hidden in filler, and one of them is asked for.
+"""Finding a key in a long text: lines that give secret numbers, hidden in filler, and a question about one of them.
 
 What a method that sees only a part of the cache loses first is a single fact far back. Every document hides several
-keys, so that a model which has merely noticed that numbers matter is wrong; the asked one may stand anywhere, and its
+keys, so that a model which has merely noticed that numbers matter is wrong; the needed one may be anywhere, and its
 place is recorded (``Example.depth``), spread evenly over the text.
 """
 
@@ -64,18 +64,18 @@ def examples(
         seed: equal seeds give equal documents.
         length: of the whole prompt, in what ``count`` counts. Documents are as long as whole sentences allow, and
             never longer.
-        num_keys: keys in a document; one is asked for.
+        num_keys: keys in a document; the question is about one of them.
         filler: gives a sentence or a paragraph to hide the keys in; default: plain sentences of our own.
         count: the length of a text: ``len`` counts characters, a tokenizer's length function tokens.
     Raises:
-        ConfigError: unknown split, a number of keys out of range, or a length without room for so many keys.
+        ConfigError: unknown split, a number of keys out of range, or a length too short for so many keys.
     """
     if not 1 <= num_keys <= len(_OWNERS):
         raise ConfigError(f"num_keys={num_keys} must be from 1 to {len(_OWNERS)}")
     needed = count(_prompt([key_line(owner, 10000) for owner in _OWNERS[:num_keys]], _OWNERS[0]))
     if length < needed * 1.2:
         raise ConfigError(
-            f"prompts of length={length} tokens have no room for {num_keys} keys and text between: give {needed * 2}"
+            f"prompts of length={length} tokens are too short for {num_keys} keys and text between: give {needed * 2}"
         )
     return only(split, _draw(Random(f"keys {seed}"), length, num_keys, filler or plain_sentence, count))
 
@@ -92,7 +92,7 @@ def _draw(rng: Random, length: int, num_keys: int, filler: Filler, count: Callab
         keys = [key_line(owner, number) for owner, number in zip(owners, numbers, strict=True)]
         text = _fill(rng, length - count(_prompt(keys, owners[0])), filler, count)
         depth = rng.random()
-        # the asked key (the first) goes where the depth says, the others anywhere
+        # the first key, the needed one, goes where the depth says, the others anywhere
         places = [round(depth * len(text))] + [rng.randint(0, len(text)) for _ in keys[1:]]
         lines = _insert(text, keys, places)
         document = " ".join(lines)

@@ -24,7 +24,7 @@ from foretoken_lab.tasks.example import Example, Split, only, prompt_hash
 
 
 class Fact(NamedTuple):
-    """One property: what kind of value it has, how a passage may state it, and how it may be asked for."""
+    """One property: what kind of value it has, how a passage may state it, and the questions about it."""
 
     value: str
     sentences: Sequence[str]
@@ -117,10 +117,10 @@ def readings(split: Split, seed: int, most: int = 5) -> Iterator[list[Example]]:
 
 
 def retellings(seed: int, most: int = 2) -> Iterator[list[tuple[str, str]]]:
-    """Passages about two or three things of a kind, of which one is told again, without end.
+    """Passages about two or three things of a kind, one of which is repeated, without end.
 
-    Whose a sentence is has to be known for every one of them, where a question wants to know it of one: it is the
-    confusion of things that this unlearns.
+    The repetition needs the thing of every sentence, a question only that of one sentence: so this unlearns the
+    confusion of things.
 
     Args:
         seed: equal seeds give equal passages.
@@ -158,7 +158,7 @@ def _draw(rng: Random) -> Iterator[Example]:
 
 
 def _draw_about(rng: Random) -> tuple[list[tuple[_Thing, list[Fact]]], Fact]:
-    """One or two things with their facts, and the fact of the first that is asked for."""
+    """One or two things with their facts, and the fact of the first one that the question is about."""
     kind = rng.choice(KINDS)
     asked = rng.choice(kind.facts)
     if rng.choice(CATEGORIES) == "one_thing":
@@ -193,7 +193,7 @@ def _ask(rng: Random, passage: str, told: list[_Told], asked: _Told) -> Example 
 
 
 def _draw_facts(rng: Random, kind: Kind, asked: Fact, count: int) -> list[Fact]:
-    """The opening fact, the one that is asked for, and others, in the order of telling."""
+    """The opening fact, the one that the question is about, and others, in their order in the text."""
     opening = kind.facts[0]
     needed = [] if asked is opening else [asked]
     rest = [fact for fact in kind.facts[1:] if fact is not asked]
@@ -203,7 +203,7 @@ def _draw_facts(rng: Random, kind: Kind, asked: Fact, count: int) -> list[Fact]:
 
 
 def _write(rng: Random, about: list[tuple[_Thing, list[Fact]]]) -> tuple[str, list[_Told]]:
-    """The passage, and what it tells, in its order."""
+    """The passage, and its facts in their order."""
     blocks = [[(thing, fact) for fact in facts] for thing, facts in about]
     rng.shuffle(blocks)
     mixed = len(blocks) > 1 and rng.random() < 0.5
@@ -212,7 +212,7 @@ def _write(rng: Random, about: list[tuple[_Thing, list[Fact]]]) -> tuple[str, li
     last: _Thing | None = None
     for thing, fact in _interleave(rng, *blocks) if mixed else [pair for block in blocks for pair in block]:
         value = _draw_value(rng, fact.value)
-        # told in turns, a pronoun could mean either of the two: then every sentence names its thing
+        # if the sentences alternate, a pronoun could mean either of the two: then every sentence names its thing
         named = mixed or thing is not last or rng.random() < 0.25
         sentences.append(rng.choice(_forms(fact, named)).format(v=value, **thing.words(named)))
         told.append((thing, fact, value))

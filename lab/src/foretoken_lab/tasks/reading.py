@@ -1,6 +1,6 @@
 """How improbable text is to a model that did not write it: the price of becoming good at something else.
 
-A text is cut into windows that are read one by one, each without what lies before it, so that texts of any length are
+A text is cut into windows that are read one by one, each without the text before it, so that texts of any length are
 judged alike. Lossy methods have no part in it: it is the target alone that reads.
 """
 

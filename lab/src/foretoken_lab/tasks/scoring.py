@@ -34,7 +34,7 @@ def score_span(output: str, example: Example) -> dict[str, float]:
 
 
 def score_key(output: str, example: Example) -> dict[str, float]:
-    """Right if the output names the asked number and no other: listing every key of the text does not count."""
+    """Right if the output names the right number and no other: listing every key of the text does not count."""
     return {"correct": float(set(re.findall(r"\d+", output)) == {example.answer})}
 
 
@@ -80,7 +80,7 @@ def parse_code(text: str) -> ast.Module | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd but valid code, such as an unknown escape
+            warnings.simplefilter("ignore")  # about valid code with warnings, such as an unknown escape
             tree = ast.parse(block[1])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

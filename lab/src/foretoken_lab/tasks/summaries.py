@@ -2,8 +2,8 @@
 
 Meetings have about nine thousand words, more than small models read. So an example shows a *window* of whole turns: for
 a question about a part of the meeting it starts with the first turn that the data set marks as relevant to it, for a
-question about all of it at the beginning. What lies outside the window is not seen, and figures say so by the context
-they were taken with. The score is ROUGE F1 against the reference.
+question about all of it at the beginning. The model does not see the text outside of the window; figures name the
+context that they were taken with. The score is ROUGE F1 against the reference.
 """
 
 from __future__ import annotations

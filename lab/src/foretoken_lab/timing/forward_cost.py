@@ -5,8 +5,8 @@
                                       2 G D blocks                     by means; by bounds twice that
     everything else, per row          2 parameters                     head included, table of embeddings not
 
-Bytes are what comes from memory once a step: the parameters, the keys and values of the columns that are read, and what
-blocks are scored by: their means or bounds, or the keys that attention leaves out. Of experts that are routed, the
+Bytes are those read from memory once a step: the parameters, the keys and values of the columns that are read, and the
+scores of blocks: their means or bounds, or the keys that attention leaves out. Of experts that are routed, the
 products count those of a row, the bytes all of them. What sparse MLPs and experts leave out depends on the text and is
 not counted: there both are upper bounds.
 """

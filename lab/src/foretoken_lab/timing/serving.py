@@ -29,7 +29,7 @@ class Endpoint:
     Attributes:
         label: in tables.
         url: up to and without ``/v1``.
-        model: what it calls the model.
+        model: the model's name there.
         key: sent as a bearer token; None: nothing.
         extra: fields of every request next to the usual ones.
     """
@@ -118,14 +118,14 @@ def _read(received: Answer | list[tuple[float, bytes]]) -> Answer:
     except (ValueError, KeyError) as error:
         return Answer(error=f"{type(error).__name__}: {error}")
     if not tokens:
-        return Answer(error="the server has not said how many tokens it wrote (usage)")
+        return Answer(error="the server did not report the number of tokens (usage)")
     return Answer(first, last, tokens)
 
 
 def load(endpoint: Endpoint, prompts: Sequence[str], clients: int, max_tokens: int) -> tuple[list[Answer], float]:
     """All prompts, by so many clients at a time; the answers and the seconds that it took."""
     waiting = list(enumerate(prompts))
-    received: list[Answer | list[tuple[float, bytes]]] = [Answer(error="never asked")] * len(prompts)
+    received: list[Answer | list[tuple[float, bytes]]] = [Answer(error="never sent")] * len(prompts)
     lock = threading.Lock()
 
     def client() -> None:

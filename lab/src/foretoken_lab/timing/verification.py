@@ -173,7 +173,7 @@ class Prefix:
     @torch.inference_mode()
     def _fill(self, begin: int, end: int) -> None:
         generator = torch.Generator().manual_seed(begin)
-        if self.cache.coded:  # of codes, what has been read is repeated: its scales are numbers
+        if self.cache.coded:  # of codes, repeat rows that were read: their scales are numbers
             for buffer in (*self.cache.keys, *self.cache.values):
                 if buffer is not None:
                     buffer[self.slot, :, begin:end] = buffer[self.slot, :, : end - begin]

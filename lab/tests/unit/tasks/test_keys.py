@@ -64,7 +64,7 @@ def test_filler_of_our_own_is_split_so_that_keys_can_stand_in_it():
 
 
 def test_a_context_too_short_is_refused():
-    with pytest.raises(ConfigError, match="length=100 tokens have no room for 4 keys"):
+    with pytest.raises(ConfigError, match="length=100 tokens are too short for 4 keys"):
         keys.examples("train", 1, length=100)
     with pytest.raises(ConfigError, match="num_keys=0"):
         keys.examples("train", 1, num_keys=0)

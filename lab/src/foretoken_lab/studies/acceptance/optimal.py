@@ -13,7 +13,7 @@ Differs: Q without replacement is computed by quadrature (race.py), and only at 
          the order P and Q are both convex in q(H), so between two computed prefixes Q lies below its chord, and
          P - chord bounds P - Q from below. The value found is within 1e-8 of the minimum, by that bound.
 Float64: everything. It matters where H holds nearly all of q, as it does when p is near q: P and Q are then both near
-         1 and their difference is what is asked for; 1 - q(H) is added up from outside for the same reason.
+         1 and their difference is the result; 1 - q(H) is added up from outside for the same reason.
 
 Letters: B positions, V vocabulary, K prefixes (sizes 0 to V).
 """
@@ -197,7 +197,7 @@ def _least(p_K: Array, ratio_V: Array, lam_K: Array, chance: Callable[[Array], A
 
 
 def _candidates(p_K: Array, ratio_V: Array, lam_K: Array, sizes: Array, chances: Array, limit: float) -> Array:
-    """Prefixes to compute next: inside every interval whose lower bound is still below the limit; empty if none is."""
+    """Prefixes to compute next: inside every interval with a lower bound still below the limit; empty if none is."""
     left = np.flatnonzero(np.diff(sizes) > 1)
     low, high = sizes[left], sizes[left + 1]
     width = lam_K[low] - lam_K[high]

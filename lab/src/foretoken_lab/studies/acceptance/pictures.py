@@ -13,7 +13,7 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken_lab.studies.acceptance.study import Setting
 
-# Okabe and Ito: told apart by most colour-blind readers, and in grey
+# Okabe and Ito: distinct for most colour-blind readers, and in grey
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 _COLOURS = dict(zip(("iid", "without_replacement", "greedy", "topk", "hub"), COLOURS, strict=False))
 _MARKERS = {

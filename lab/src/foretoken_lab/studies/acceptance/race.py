@@ -35,7 +35,7 @@ Array = Any  # numpy's stubs are not read
 MAX_DRAFTS = 64  # beyond, the sums of Newton's identities overflow, and no tree has so many siblings
 _STEP = 0.35
 _LIGHT = 0.5  # t q up to which the power series is used
-_BLOCK = 256  # tokens whose power sums are taken together
+_BLOCK = 256  # tokens of one power sum
 _NEGLIGIBLE = 1e-13
 
 
@@ -48,14 +48,14 @@ class Race:
     """Q of the prefixes of one order of the tokens.
 
     Args:
-        q_V: float64, every entry positive, sum 1, in the order whose prefixes will be asked for.
+        q_V: float64, every entry positive, sum 1, in the order that defines the prefixes.
         num_drafts: n, at least 1, at most V; at most MAX_DRAFTS if V exceeds :func:`num_heavy`.
     """
 
     def __init__(self, q_V: Array, num_drafts: int) -> None:
         size, n = len(q_V), num_drafts
         self.n = n
-        # lam by adding up what is outside: 1 - q(H) would lose every digit where H holds nearly everything
+        # lam as the sum outside of H: 1 - q(H) would lose every digit where H holds nearly everything
         self.lam_K = np.zeros(size + 1)
         np.cumsum(q_V[::-1], out=self.lam_K[-2::-1])
         first = math.exp((math.log(_NEGLIGIBLE) + math.lgamma(n + 1)) / n)  # F(t) <= t^n / n!
@@ -80,7 +80,7 @@ class Race:
         rate_MG = lam_M1 * self.t_G
         weight_MG = _STEP * rate_MG * np.exp(-rate_MG)
         found_M = weight_MG.sum(1) - (weight_MG[:, :early] * self._fewer(sizes_M)).sum(1)
-        # the nodes start where F does: what comes before them counts for nothing
+        # the nodes start where F does: there is nothing to add before them
         found_M[sizes_M == len(self.lam_K) - 1] = 1.0
         return np.clip(found_M, 0.0, 1.0)
 

@@ -1,10 +1,10 @@
-"""What each verification rule accepts of n drafts at a position, given the target's distribution p and the draft's
-distribution q.
+"""The acceptance of each verification rule with n drafts at a position, given the target's distribution p and the
+draft's distribution q.
 
-A rule is the pair of how the drafts come about (the scheme) and what is done with them. All values are exact in float64
-but two, a sum over draft tuples without a closed form: `recursive` and `naive` on draws without replacement. They list
-all prefixes of n - 1 drafts where these are few, and else average over sampled ones. What follows a prefix is summed
-over the vocabulary, so that the average is unbiased and its noise small.
+A rule is a pair: how the drafts are drawn (the scheme), and how they are tested. All values are exact in float64 but
+two, a sum over draft tuples without a closed form: `recursive` and `naive` on draws without replacement. They list all
+prefixes of n - 1 drafts where these are few, and else average over sampled ones. The last draft is summed over the
+vocabulary, so that the average is unbiased and its noise small.
 
 To add a rule, write a function of (p_BV, q_BV, n, sampling) and one line in RULES.
 
@@ -299,7 +299,7 @@ RULES: tuple[Rule, ...] = (
 
 _NEEDS = {
     "ratio": "tests one draft against the q that it alone was drawn from",
-    "naive": "needs drafts whose distribution is known apart from the target's sample",
+    "naive": "needs drafts with a known distribution apart from the target's sample",
     "recursive": "takes every draft for a draw from q without its elders, or for a point mass",
     "kseq": "accepts every draft against the same q, so that drafts have to be independent draws",
     "spechub": "is made for the pairs of its own sampler, two drafts of which one is the most probable token",

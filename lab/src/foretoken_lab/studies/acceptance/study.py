@@ -1,4 +1,4 @@
-"""Acceptance of every rule on real prompts, over a grid of settings, with intervals that know what is independent.
+"""Acceptance of every rule on real prompts, over a grid of settings, with intervals over independent units.
 
 Positions of one answer resemble each other, prompts are drawn apart: the prompts are the independent units. A figure is
 the mean over prompts of each prompt's mean over its positions, and its interval is Student's over the prompts. Two
@@ -57,7 +57,7 @@ class Setting:
         bounds: scheme -> optimum and its interval.
         best: index of the row with the highest acceptance, `transport` aside.
         equals: other rows that accept the same at every prompt.
-        rivals: (row, difference to the best, interval): those whose paired interval holds 0.
+        rivals: (row, difference to the best, interval): those with 0 in their paired interval.
         advice: the choice in plain words.
     """
 
@@ -192,7 +192,7 @@ def _advice(rows: Sequence[Row], best: Sequence[int], rivals: Sequence[int], num
     if num_prompts < 2:
         return text + ", on one prompt, which says nothing of others"
     if rivals:
-        text += f"; these prompts do not tell it from {', '.join(_name(rows[i]) for i in rivals)}"
+        text += f"; on these prompts it is tied with {', '.join(_name(rows[i]) for i in rivals)}"
     ideal = max(rows, key=lambda row: row.bound)
     if ideal.bound - first.acceptance > 5e-4:
         text += f"; the optimum of {ideal.scheme} drafts is {100 * (ideal.bound - first.acceptance):.1f} points higher"

@@ -1,9 +1,8 @@
 """Fitting y = a log(x / unit) + b, with the base and the unit next to the coefficients, and saying how far to trust it.
 
 Paper: arXiv:2505.07858, the distributions of data and depth, and the throughput that grows with log2 of the batch.
-Differs: the paper's coefficients contradict the base that it writes, so none of them is used; every fit stores its own,
-its residuals, what it becomes when any one point is left out, and what it says of the largest point without having seen
-it.
+Differs: the paper's coefficients contradict the base that it states, so none of them is used; every fit stores its own,
+its residuals, its coefficients without any one point, and its prediction of the largest point from the others.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Fit:
         base, unit: of the logarithm and of x; without them the coefficients mean nothing.
         a, b: coefficients.
         r2: share of the variance that it explains; None if there is none.
-        xs, ys, residuals: the points, and what is left of each, y - fitted.
+        xs, ys, residuals: the points, and y - fitted of each.
         without_one: (least, most) of a and of b over all fits without one point.
         curvature: what a quadratic term in the logarithm has for a coefficient.
         saturates: that term bends the distribution down, and takes away more than half of the residual sum.
@@ -82,10 +81,10 @@ class Fit:
     held_out: Mapping[str, float]
 
     def at(self, x: float) -> tuple[float, str]:
-        """What it says of x, and why not to believe that; "" where nothing speaks against it."""
+        """Its prediction at x, and a warning; "" if there is none."""
         warning = ""
         if not min(self.xs) <= x <= max(self.xs):
-            warning = f"{x:g} lies outside of what was measured, {min(self.xs):g} to {max(self.xs):g}"
+            warning = f"{x:g} lies outside of the measured range, {min(self.xs):g} to {max(self.xs):g}"
         if self.saturates:
             warning = (warning + "; " if warning else "") + f"the distribution saturates near {self.knee:g}"
         return self.a * math.log(x / self.unit) / math.log(self.base) + self.b, warning

@@ -1,8 +1,8 @@
-"""The raw points of a sweep: one head each, what was measured of it, and the folder in which they survive a kill.
+"""The raw points of a sweep: one head each, its measurements, and the folder in which they survive a kill.
 
     OUT/sweep.json             what the sweep is; another one in the same folder is refused
     OUT/heads/D2-T16384/       a head, with its training's own checkpoints
-    OUT/points/D2-T16384.json  what was measured of it, written when all of it is known
+    OUT/points/D2-T16384.json  its measurements, written when all of them are known
 
 Letters: D decoder layers, T training tokens, b requests, k nodes.
 """
@@ -47,7 +47,7 @@ class Point:
     """One head.
 
     Attributes:
-        layers, tokens: D, and T that were asked for.
+        layers, tokens: D, and the requested T.
         trained: tokens that it really read, whole steps of both stages.
         parameters: of the head.
         accepted: k -> tokens per step, from one recording of the largest tree.

@@ -1,11 +1,11 @@
 """A model of speed next to the distributions of acceptance: tokens per second = b A / (t_draft + t_verify).
 
     t_draft(b, k, D) = s + p D      least squares over D, for each b and k
-    t_verify(b, k)                  what is left of a step: the median over D
+    t_verify(b, k)                  the rest of a step: the median over D
     A(D, k)                         of the recording
 
-Acceptance alone always asks for more layers; this says how many pay. It is compared with what was measured, and the
-comparison is what one should look at: the model has two parameters for every b and k, and not many more points.
+Acceptance alone always favours more layers; this model says how many pay. Read it together with its comparison with the
+measurements: it has two parameters for every b and k, and not many more points.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Modelled:
     """One setting.
 
     Attributes:
-        predicted, measured: tokens per second; measured with what was served.
+        predicted, measured: tokens per second; measured on the served requests.
     """
 
     layers: int

@@ -28,14 +28,14 @@ from foretoken_lab.studies.scaling.points import Point, Timed, name_of
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is swept, and what is held fixed.
+    """The swept and the fixed settings.
 
     Attributes:
-        target, target_fingerprint: whose heads they are.
+        target, target_fingerprint: of the heads.
         tokens, layers, batches, nodes: increasing.
         max_depth, width: of the tree.
         draft_vocab_size, mlp_width: of the heads; None: the recipe's.
-        prompts: how many, and the hash of what they are.
+        prompts: how many, and their hash.
         answer: tokens of an answer.
         repeats: timed runs of each setting.
         text: names and sizes of the sources.
@@ -92,7 +92,7 @@ def run(
     Returns:
         all points, the expensive ones last.
     Raises:
-        ForetokenError: another sweep lies in the folder, or a training stopped; what was reached is kept.
+        ForetokenError: another sweep lies in the folder, or a training stopped; its checkpoints are kept.
     """
     points.claim(out, sweep.fields())
     found = []

@@ -2,7 +2,7 @@
 
 A point is *faster* than another if its speed was higher in every repeat and the interval of the ratio over blocks of
 questions lies above 1: with many points and few repeats, one of the two is easily had by chance. A lossy point is
-*worse* if the interval of its paired difference from exact verification lies below 0. All else is not told apart.
+*worse* if the interval of its paired difference from exact verification lies below 0. All other pairs are tied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def advice(study: Tradeoff) -> str:
     if not lossy:
         return " ".join(sentences)
     if study.num_repeats < 2:
-        return " ".join([*sentences, "One repeat has no range, so no rule is said to be faster: use --repeats 3."])
+        return " ".join([*sentences, "One repeat has no range, so no rule counts as faster: use --repeats 3."])
     faster = [row for row in lossy if _is_faster(row)]
     worse = [row for row in faster if _is_worse(row, study.measure)]
     safe = [row for row in faster if row not in worse]
@@ -47,7 +47,7 @@ def _on_exact(exact: Row, plain: Row) -> str:
     spread, gain = exact.against_plain, plain.gain_in_speed
     if not spread.ranged:
         return f"Exact verification{_with(exact)} ran at {spread.middle:.2f} times the speed of plain decoding."
-    verdict = "not told apart in speed from"
+    verdict = "tied in speed with"
     if gain is not None and gain.interval is not None:
         if spread.low > 1.0 > gain.interval[1]:
             verdict = "faster than"
@@ -79,7 +79,7 @@ def _on_safe(safe: Sequence[Row], measure: str) -> str:
     elif gain.interval[0] > 0.0:
         text += f"; it gains {_amount(gain, measure)} over it on these questions"
     else:
-        text += f" and is not told apart from it in quality: {_amount(gain, measure)}"
+        text += f" and is tied with it in quality: {_amount(gain, measure)}"
         if gain.interval[0] < 0.0:
             text += f", so a loss of {_scaled(-gain.interval[0], measure)} is not ruled out"
     nll = best.quality.nll_gain
@@ -88,7 +88,7 @@ def _on_safe(safe: Sequence[Row], measure: str) -> str:
     # speeds of two lossy points are compared by their ranges only: nearer than that is noise
     rivals = [row for row in safe if row is not best and row.against_exact.high >= best.against_exact.low]
     if rivals:
-        text += f". In speed it is not told apart from {_labels(rivals)}"
+        text += f". In speed it is tied with {_labels(rivals)}"
     return text + "."
 
 

@@ -1,4 +1,4 @@
-"""The points of a trade-off: every rule at every value of its knob, next to what they are compared with.
+"""The points of a trade-off: every rule at every value of its knob, and the points to compare them with.
 
 A rule's values go from strict to loose. One knob of a rule varies; its other options may be fixed. A rule may have a
 drafter of its own; its knob, and other options, may then be the drafter's. A rule may enter once more with other
@@ -31,7 +31,7 @@ def knobs_of_rules() -> dict[str, Knob]:
 
 
 def default_rules() -> dict[str, dict[str, Any]]:
-    """What a study compares unless told otherwise: labels, with the options that stand in them."""
+    """The rules of a study by default: labels, with the options that they contain."""
     rules: dict[str, dict[str, Any]] = {EXACT: {}}
     for name, knob in knobs_of_rules().items():
         rules[name] = {}
@@ -48,7 +48,7 @@ class Point:
         rule: ``plain``, ``draft`` (the draft model alone), ``exact``, or the label of a lossy verifier.
         knob: the option that varies; "" where nothing does.
         value: of the knob.
-        options: the rule's options and its own drafter's, the knob among them; what is not here has its default.
+        options: the rule's options and its own drafter's, the knob among them; all others have their defaults.
         on_budget: the knob is a budget, all else is held at the loosest value.
         own: ``speculative_config`` of the rule's own drafter; None: the study's drafts for it.
     """
@@ -164,7 +164,7 @@ def _check_options(rule: str, given: Mapping[str, Sequence[Any]], makers: Sequen
 
 
 def _check_values(point: Point, makers: Sequence[Any]) -> None:
-    """Let the rule and its drafter refuse what is out of range, before anything is loaded."""
+    """Let the rule and its drafter refuse values out of range, before anything is loaded."""
     config = {**(point.own or {}), **point.options}
     for make in makers:
         try:

@@ -170,8 +170,8 @@ def build_engines(
         llm: holds the target.
         points: those of a study; plain decoding and the draft alone get no engine here.
         exact: the ``speculative_config`` of exact verification.
-        skip: told of a point whose rule does not fit the method, or lacks a learned part, which is then left out;
-            None: that is an error.
+        skip: called with a point if its rule does not fit the method, or lacks a learned part; the point is then left
+            out. None: that is an error.
     Raises:
         ConfigError: the method refuses its options, or (without ``skip``) a rule.
         ModelError: a draft model, or (without ``skip``) a rule's learned part, cannot be had.

@@ -3,8 +3,8 @@
 Quality is compared question by question with exact verification: what makes a question hard for both cancels out. It
 is taken from the first repeat; further repeats ask the same with the same seeds, and are there for the clock.
 
-Speed is the median over repeats, and what is given next to it is the range, not an interval of confidence: the lowest
-and the highest repeat. Ratios are taken within a repeat, where all points ran interleaved. Whether a point is faster
+Speed is the median over repeats, with the range next to it, not an interval of confidence: the lowest and the highest
+repeat. Ratios are taken within a repeat, where all points ran interleaved. Whether a point is faster
 than exact verification is judged by more: by every repeat, and by the interval over the blocks of questions.
 """
 

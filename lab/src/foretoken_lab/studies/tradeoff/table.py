@@ -1,4 +1,4 @@
-"""A trade-off as tables for a terminal of 100 columns: what the outputs are worth, and what they cost."""
+"""A trade-off as tables for a terminal of 100 columns: quality and speed of the outputs."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_noise_stays_within_the_band():
 def test_outside_of_the_measured_range_it_warns():
     found = fit_log(CAPACITY, [1, 2, 3, 4], [1.0, 1.2, 1.3, 1.42])
     assert found.at(3)[1] == ""
-    assert found.at(8)[1] == "8 lies outside of what was measured, 1 to 4"
+    assert found.at(8)[1] == "8 lies outside of the measured range, 1 to 4"
 
 
 def test_a_scaling_law_that_bends_has_a_knee():

@@ -226,7 +226,7 @@ def test_overlapping_intervals_are_not_ranked():
     text = advice(compared(36, 2, 3, 9, seconds=(0.8, 0.9)))
     assert "Exact verification is faster than plain decoding, 2.00 (2.00 to 2.00) times." in text
     assert "mixture lam=0.1 runs at 1.18 (1.11 to 1.25) times the speed of exact verification" in text
-    assert "is not told apart from it in quality: -2.0 points of accuracy" in text
+    assert "is tied with it in quality: -2.0 points of accuracy" in text
     assert "is not ruled out" in text
     assert "worse" not in text
 
@@ -278,7 +278,7 @@ def test_two_rules_with_overlapping_ranges_are_not_ranked_in_speed():
         ],
         0.0,
     )
-    assert "In speed it is not told apart from typical epsilon=0.3." in advice(study)
+    assert "In speed it is tied with typical epsilon=0.3." in advice(study)
 
 
 def test_a_gain_over_slow_exact_verification_is_shown_with_plain_decoding():
