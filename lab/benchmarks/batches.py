@@ -11,7 +11,6 @@ the harness's warm-up.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -23,17 +22,14 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from foretoken import LLM, SamplingParams
 from foretoken.bench.harness import BASELINE, Plan, Sample, measure
 from foretoken.core.errors import ForetokenError
-from foretoken.core.files import check_writable, write_whole
-from foretoken.core.provenance import provenance
 from foretoken.data.prompts import Prompt, read_prompts
-from foretoken_lab.peers.versions import Quiet, command
+from foretoken_lab.measurement import Measurement
 
 METHODS = "draft_model,ngram,suffix,kangaroo,del"
 PROMPTS = Path("eval", "mt_bench.jsonl.gz")
@@ -41,10 +37,7 @@ PROMPTS = Path("eval", "mt_bench.jsonl.gz")
 
 def main() -> int:
     options = _options()
-    torch.set_num_threads(options.threads)
-    quiet = Quiet()
-    if options.json:
-        check_writable(options.json, "--json")
+    measurement = Measurement("batches.py", options.json, threads=options.threads)
     console = Console(width=None if sys.stdout.isatty() else 140)
     short = [each for each in read_prompts(options.data / PROMPTS) if len(each.text) <= options.longest]
     prompts = [replace(each, category="chat") for each in short[: options.prompts]]
@@ -53,12 +46,7 @@ def main() -> int:
     for size in options.batch_size:
         found.append(run(target, prompts, size, options))
         console.print(_table(found[-1]))
-    others = quiet.report()
-    if options.json:
-        facts = provenance([], model=options.model, draft=options.draft, dtype=options.dtype, threads=options.threads)
-        facts["command"] = command("batches.py")
-        facts["share_of_processors_used_by_others"] = others
-        write_whole(Path(options.json), json.dumps({"provenance": facts, "batches": found}, indent=1) + "\n")
+    measurement.write({"batches": found}, model=options.model, draft=options.draft, dtype=options.dtype)
     return 0
 
 

@@ -8,18 +8,15 @@ With one thread a forward is timed by the processor time of that thread, which a
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from foretoken.core.provenance import provenance
 from foretoken.forward.dense import DensePlan
 from foretoken.models.load import load
+from foretoken_lab.measurement import Measurement
 from foretoken_lab.timing.verification import Prefix
 
 KINDS = ("auto", "int8")
@@ -52,7 +49,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    measurement = Measurement("coded_keys.py", asked.json, threads=asked.threads)
     clock_of = time.thread_time if asked.threads == 1 else time.perf_counter
     rows = [int(each) for each in asked.rows.split(",")]
     results = []
@@ -86,9 +83,7 @@ def main() -> None:
                     }
                 )
                 print(*(f"{value:.6f}" if isinstance(value, float) else value for value in results[-1].values()))
-    if asked.json is not None:
-        facts = provenance([], model=asked.model, threads=asked.threads, repeats=asked.repeats)
-        asked.json.write_text(json.dumps({"results": results, "provenance": facts}, indent=1) + "\n")
+    measurement.write({"results": results}, model=asked.model, repeats=asked.repeats)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.core.provenance import provenance
 from foretoken.engine.llm import LLM
 from foretoken.methods.judge.labels import Labels, read_states
 from foretoken.methods.judge.mining import ABREAST, RANDOM, Mining, mine
@@ -31,6 +29,7 @@ from foretoken.methods.judge.train import best_without_head, quality, without_he
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.load import load
 from foretoken.train.roc import auc
+from foretoken_lab.measurement import Measurement
 
 TASKS = ("arithmetic", "keys", "code", "profiles", "json")
 FEWEST = 20  # tokens of the rarer kind
@@ -47,6 +46,7 @@ def main() -> None:
     parser.add_argument("--labels", type=Path, help="keep the mined labels in this file, and go on from it")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
+    measurement = Measurement("judge_heads.py", given.out, threads=None, option="--out")
     llm = LLM(
         given.target,
         speculative_config={"method": "none"},
@@ -74,11 +74,8 @@ def main() -> None:
             {each: (it_N[here_N], heads[each].config.threshold) for each, it_N in scores.items()},
             {each: it_N[here_N] for each, it_N in without.items()},
         )
-    arguments = ["--target", given.target, "--draft-model", given.draft_model, "--heads", given.heads]
-    record["provenance"] = {**provenance([]), "command": shlex.join(["benchmarks/judge_heads.py", *arguments])}
-    if given.out is not None:
-        given.out.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(record, indent=1))
+    measurement.write(record, model=given.target, draft=given.draft_model)
 
 
 def compare(labels: Labels, heads: Mapping[str, tuple[Tensor, float]], without: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -13,12 +13,10 @@ Three questions, each answered by its own table:
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,21 +28,16 @@ from rich.table import Table
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ForetokenError
-from foretoken.core.files import check_writable, write_whole
-from foretoken.core.provenance import provenance
 from foretoken.data.prompts import BUNDLED_SUITE, limit_per_category, read_prompts
+from foretoken_lab.measurement import Measurement
 from foretoken_lab.peers.adapters import our_recipes
-from foretoken_lab.peers.versions import Quiet, command
 
 ROWS = (1, 2, 4, 8, 16, 32)
 
 
 def main() -> int:
     options = _options()
-    torch.set_num_threads(options.threads)
-    quiet = Quiet()
-    if options.json:
-        check_writable(options.json, "--json")
+    measurement = Measurement("overhead.py", options.json, threads=options.threads)
     console = Console(width=None if sys.stdout.isatty() else 160)
     llm = LLM(options.model, dtype=options.dtype, threads=options.threads, max_num_seqs=1)
     found: dict[str, Any] = {}
@@ -58,12 +51,7 @@ def main() -> int:
     if "forward" in parts:
         found["forward"] = forward_profile(llm, options)
         console.print(_forward_table(found["forward"]))
-    others = quiet.report()
-    if options.json:
-        facts = provenance([], model=options.model, draft=options.draft, dtype=options.dtype, threads=options.threads)
-        facts["command"] = command("overhead.py")
-        facts["share_of_processors_used_by_others"] = others
-        write_whole(Path(options.json), json.dumps({"provenance": facts, **found}, indent=1) + "\n")
+    measurement.write(found, model=options.model, draft=options.draft, dtype=options.dtype)
     return 0
 
 

@@ -12,7 +12,6 @@ differs, the arithmetic does (other roundings decide a near-tie, or the weights 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -30,26 +29,21 @@ from rich.table import Table
 from transformers import AutoTokenizer, DynamicCache
 
 from foretoken.core.errors import ForetokenError
-from foretoken.core.files import check_writable, write_whole
-from foretoken.core.provenance import provenance
 from foretoken.data.prompts import BUNDLED_SUITE, read_prompts
 from foretoken.forward.dense import DensePlan
 from foretoken.models.load import load
 from foretoken.models.prefill import chunks
 from foretoken.models.shapes import PREFIX as SHAPE
 from foretoken.models.shapes import write_random_model
+from foretoken_lab.measurement import Measurement
 from foretoken_lab.peers import adapters
-from foretoken_lab.peers.versions import Quiet, command, versions
 
 Read = Callable[[Sequence[int]], int]  # a prompt to the token that follows
 
 
 def main() -> int:
     options = _options()
-    torch.set_num_threads(options.threads)
-    quiet = Quiet()
-    if options.json:
-        check_writable(options.json, "--json")
+    measurement = Measurement("prefill.py", options.json, threads=options.threads, peers=True)
     lengths = [int(each) for each in options.lengths.split(",")]
     with tempfile.TemporaryDirectory(prefix="foretoken-prefill-") as scratch:
         folder = Path(scratch)
@@ -64,13 +58,7 @@ def main() -> int:
     Console(width=None if sys.stdout.isatty() else 120).print(
         _table(rows, f"{options.model}, {options.threads} threads")
     )
-    others = quiet.report()
-    if options.json:
-        facts = provenance([], dtype=options.dtype, threads=options.threads, model=options.model, chunk=options.chunk)
-        facts["command"] = command("prefill.py")
-        facts["share_of_processors_used_by_others"] = others
-        facts["versions"] |= versions()
-        write_whole(Path(options.json), json.dumps({"provenance": facts, "results": rows}, indent=1) + "\n")
+    measurement.write({"results": rows}, dtype=options.dtype, model=options.model, chunk=options.chunk)
     return 0
 
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
+
+from foretoken_lab.measurement import Measurement
 
 SECONDS = 0.4  # for each product
 TURNS = 6  # sets of operands
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    measurement = Measurement("products.py", options.json, threads=1)
     from foretoken.train.memory import keep_freed_memory
     from foretoken.train.processor import tiny_numbers_ignored
 
@@ -49,11 +49,7 @@ def main() -> None:
     seconds, work = (sum(row[key] for row in rows) for key in ("seconds", "gflop"))
     least = f"{work:.0f} GFLOP, which take {work / peak:.2f} s at the rate of the squares"
     print(f"\nproducts: {seconds:.2f} s, {seconds / step:.0%} of a step; {least}")
-    if options.json:
-        from foretoken.core.provenance import provenance
-
-        found = {"squares": peak, "step": step, "rows": rows, "provenance": provenance(sys.argv, threads=1)}
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    measurement.write({"squares": peak, "step": step, "rows": rows})
 
 
 def _recipe():

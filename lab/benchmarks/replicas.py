@@ -29,8 +29,8 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from foretoken import LLM, SamplingParams
-from foretoken.core.provenance import provenance
 from foretoken.data.prompts import BUNDLED_SUITE, limit_per_category, read_prompts
+from foretoken_lab.measurement import Measurement
 from foretoken_lab.timing.serving import Endpoint, load
 
 SETTINGS = {"one core": (1, 1), "one replica": (1, 2), "two replicas": (2, 2)}  # replicas, cores
@@ -147,6 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json")
     options = parser.parse_args()
+    measurement = Measurement("replicas.py", options.json, threads=None)
     prompts = [each.text for each in limit_per_category(read_prompts(BUNDLED_SUITE), options.limit)]
     alone = libraries(options, prompts)
     ceiling = sorted(two / 2 / one for one, two in zip(*alone.values(), strict=True))
@@ -172,10 +173,7 @@ def main() -> None:
             )
             results[f"{kind}, over twice {base}"] = ratios
             print(f"{kind}: two replicas over twice {base}: {median(ratios):.3f} ({ratios[0]:.3f}-{ratios[-1]:.3f})")
-    if options.json:
-        record = {"results": results, "provenance": provenance(sys.argv, model=options.model, prompts=len(prompts))}
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
+    measurement.write({"results": results}, model=options.model, prompts=len(prompts))
 
 
 if __name__ == "__main__":

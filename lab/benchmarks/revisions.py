@@ -19,9 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foretoken.core.files import check_writable, write_whole
-from foretoken.core.provenance import provenance
-from foretoken_lab.peers.versions import Quiet, command
+from foretoken_lab.measurement import Measurement
 
 _BURST = 4
 
@@ -32,9 +30,7 @@ def main() -> int:
         return _work(options.worker, options)
     trees = dict(each.split("=", 1) for each in options.trees.split(","))
     rows = [int(each) for each in options.rows.split(",")]
-    if options.json:
-        check_writable(options.json, "--json")
-    quiet = Quiet()
+    measurement = Measurement("revisions.py", options.json, threads=None)
     workers, commits = {}, {}
     for name, tree in trees.items():
         workers[name], commits[name] = _start(tree, options)
@@ -57,14 +53,9 @@ def main() -> int:
             each = [1e3 * of(seconds[name, n]) for n in rows]
             cells = "".join(f"{ms:>12.2f} ({ms / each[0]:.2f}x)" for ms in each)
             print(f"{name[:12]:>12}{cells}  {what}")
-    others = quiet.report()
-    if options.json:
-        settings = ("model", "dtype", "threads", "context", "clock", "bursts")
-        facts = provenance([], **{name: getattr(options, name) for name in settings}, trees=commits)
-        facts["command"] = command("revisions.py")
-        facts["share_of_processors_used_by_others"] = others
-        found = [{"tree": name, "rows": n, "seconds": each} for (name, n), each in seconds.items()]
-        write_whole(Path(options.json), json.dumps({"provenance": facts, "forwards": found}, indent=1) + "\n")
+    settings = ("model", "dtype", "threads", "context", "clock", "bursts")
+    found = [{"tree": name, "rows": n, "seconds": each} for (name, n), each in seconds.items()]
+    measurement.write({"forwards": found}, **{name: getattr(options, name) for name in settings}, trees=commits)
     return 0
 
 

@@ -15,7 +15,6 @@ prompts: they separate the server's own time where clients or other programs use
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import threading
@@ -26,8 +25,8 @@ from typing import Any
 import psutil
 
 from foretoken import LLM, SamplingParams
-from foretoken.core.provenance import provenance
 from foretoken.data.prompts import BUNDLED_SUITE, limit_per_category, read_prompts
+from foretoken_lab.measurement import Measurement
 from foretoken_lab.timing.serving import Endpoint, ask, load
 
 
@@ -78,6 +77,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json")
     options = parser.parse_args()
+    measurement = Measurement("serving.py", options.json, threads=None)
     prompts = [each.text for each in limit_per_category(read_prompts(BUNDLED_SUITE), options.limit)]
     results: list[dict[str, Any]] = []
     for clients in map(int, options.clients.split(",")):
@@ -133,10 +133,7 @@ def main() -> None:
             f"processor seconds: server {figures['server_cores']:.2f}, library {figures['library_cores']:.2f} "
             f"({100 * figures['more_cores']:+.1f} %), clients {figures['client_cores']:.2f}"
         )
-    if options.json:
-        record = {"results": results, "provenance": provenance(sys.argv, model=options.model, prompts=len(prompts))}
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
+    measurement.write({"results": results}, model=options.model, prompts=len(prompts), threads=options.threads)
 
 
 if __name__ == "__main__":

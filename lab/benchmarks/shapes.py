@@ -18,7 +18,6 @@ Weights are random, so texts mean nothing; times are those of any model of that 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -38,13 +37,11 @@ from transformers.utils import logging as transformers_logging
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
-from foretoken.core.files import check_writable, write_whole
-from foretoken.core.provenance import provenance
 from foretoken.models.load import load
 from foretoken.models.shapes import FAMILY_SHAPES, SHAPES, write_random_model
 from foretoken.testing import EvenlySpoilt, ScriptRule
+from foretoken_lab.measurement import Measurement
 from foretoken_lab.peers import adapters
-from foretoken_lab.peers.versions import Quiet, command, versions
 
 ROWS = (1, 4, 8, 16, 32)
 DRAFT_COSTS = (0.05, 0.1, 0.2)
@@ -54,10 +51,7 @@ _BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}  # of a weight, sc
 
 def main() -> int:
     options = _options()
-    torch.set_num_threads(options.threads)
-    quiet = Quiet()
-    if options.json:
-        check_writable(options.json, "--json")
+    measurement = Measurement("shapes.py", options.json, threads=options.threads, peers=True)
     names = options.shapes.split(",")
     for name in names:
         if name not in KNOWN:
@@ -67,13 +61,7 @@ def main() -> int:
     for name in names:
         with tempfile.TemporaryDirectory(prefix="foretoken-shapes-") as folder:
             found[name] = _shape(name, Path(folder), options, console)
-    others = quiet.report()
-    if options.json:
-        facts = provenance([], dtype=options.dtype, threads=options.threads, context=options.context, seed=0)
-        facts["command"] = command("shapes.py")
-        facts["share_of_processors_used_by_others"] = others
-        facts["versions"] |= versions()
-        write_whole(Path(options.json), json.dumps({"provenance": facts, "shapes": found}, indent=1) + "\n")
+    measurement.write({"shapes": found}, dtype=options.dtype, context=options.context, seed=0)
     return 0
 
 

@@ -30,9 +30,9 @@ import psutil
 
 from foretoken import LLM, SamplingParams
 from foretoken.cli.shared.settings import chosen_recipe
-from foretoken.core.provenance import provenance
 from foretoken.data.prompts import BUNDLED_SUITE, read_prompts
 from foretoken.engine.output import Completion
+from foretoken_lab.measurement import Measurement
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PATTERN = "(yes|no), [0-9]{1,3}"
@@ -345,6 +345,7 @@ def main() -> None:
     parser.add_argument("--json")
     options = parser.parse_args()
     rng = random.Random(options.seed)
+    measurement = Measurement("soak.py", options.json, threads=None)
     llm = LLM(options.model, dtype="float32", threads=1)
     prompts = rng.sample([each.text for each in read_prompts(BUNDLED_SUITE)], options.prompts)
     recipe = chosen_recipe(options.method, None, target=options.model, draft_model=None)
@@ -366,9 +367,7 @@ def main() -> None:
         print(fault)
     print(json.dumps({key: value for key, value in result.items() if key != "faults"}, indent=1))
     print(f"{len(result['faults'])} faults")
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"results": result, "provenance": provenance(sys.argv, model=options.model)}, file, indent=1)
+    measurement.write({"results": result}, model=options.model)
     sys.exit(bool(result["faults"]))
 
 

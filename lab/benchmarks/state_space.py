@@ -14,9 +14,7 @@ Last, plain decoding next to ``generate`` of transformers, in the same process.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -27,7 +25,6 @@ from forwards import greedy, interleaved, quartiles, timed
 from transformers import AutoModelForCausalLM
 
 from foretoken import LLM, SamplingParams
-from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
 from foretoken.data.prompts import BUNDLED_SUITE, limit_per_category, read_prompts
 from foretoken.forward.batch import PackedBatch
@@ -36,6 +33,7 @@ from foretoken.methods.stree.plan import TreeScan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load, source_of
 from foretoken.models.prefill import prefill
+from foretoken_lab.measurement import Measurement
 
 PREFIX, TOKENS = 128, 96
 
@@ -186,13 +184,8 @@ def main() -> None:
     parser.add_argument("--sizes", default="2,4,8", help="nodes of its chains and trees")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    record: dict[str, Any] = {
-        "provenance": provenance(sys.argv, dtype=given.dtype, threads=given.threads),
-        "verification": [],
-        "speculation": [],
-        "decoding": [],
-    }
+    measurement = Measurement("state_space.py", given.json, threads=given.threads)
+    record: dict[str, Any] = {"verification": [], "speculation": [], "decoding": []}
     for name in given.models.split(","):
         counts = [int(each) for each in given.rows.split(",") if each]
         record["verification"] += verification(name, given.dtype, counts, given.repeats)
@@ -200,8 +193,7 @@ def main() -> None:
             sizes = [int(each) for each in given.sizes.split(",")]
             record["speculation"] += speculation(name, given.dtype, given.draft, sizes, max(3, given.repeats // 5))
         record["decoding"].append(decoding(name, given.dtype, max(3, given.repeats // 5)))
-    if given.json is not None:
-        given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    measurement.write(record, models=given.models, draft=given.draft, dtype=given.dtype)
 
 
 if __name__ == "__main__":

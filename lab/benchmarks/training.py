@@ -45,6 +45,9 @@ def main() -> None:
         rate, loss = _rate(options.arm, options)
         print(json.dumps({"rate": rate, "loss": loss}))
         return
+    from foretoken_lab.measurement import Measurement  # not above: the arms of another checkout may lack it
+
+    measurement = Measurement("training.py", options.json, threads=None)
     if options.against and not (options.against / "src" / "foretoken").is_dir():
         raise SystemExit(f"--against {options.against}: no src/foretoken in it")
     arms = (ARMS[0], THERE) if options.against else ARMS
@@ -62,13 +65,10 @@ def main() -> None:
             "ratio": [round(ratio, 3) for ratio in sorted(ratios)],
         }
         print(f"{arm}: {statistics.median(ratios):.2f}x ({min(ratios):.2f} to {max(ratios):.2f}) of {arms[-1]}")
-    if options.json:
-        from foretoken.core.provenance import provenance
-
-        facts = provenance(sys.argv, threads=options.threads, steps=options.steps, compiled=options.compile)
-        if options.against:
-            facts["against"] = _commit(options.against)
-        options.json.write_text(json.dumps({"arms": told, "provenance": facts}, indent=1) + "\n", encoding="utf-8")
+    settings = {"threads": options.threads, "steps": options.steps, "compiled": options.compile}
+    if options.against:
+        settings["against"] = _commit(options.against)
+    measurement.write({"arms": told}, **settings)
 
 
 def _commit(checkout: Path) -> str:

@@ -19,8 +19,6 @@ rows (measured here, a chain; a tree's rows cost no less) and of as many draft s
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,12 +29,12 @@ from state_space import Held, ids
 from torch import Tensor
 
 from foretoken import LLM, SamplingParams
-from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken_lab.measurement import Measurement
 from foretoken_lab.suites.state_space import TASKS
 from foretoken_lab.tasks import catalog
 from foretoken_lab.tasks.catalog import Setting
@@ -124,12 +122,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    measurement = Measurement("tree_bound.py", args.json, threads=args.threads)
     target, draft = (load(name, dtype="bfloat16", device="cpu") for name in (args.model, args.draft_model))
     costs = row_ms(target, range(1, args.nodes + 2), args.repeats)
     step = row_ms(draft, [1], args.repeats)[1]
     print("target, ms by rows:", {rows: round(each, 2) for rows, each in costs.items()}, "draft step:", round(step, 2))
-    report: dict[str, Any] = {"provenance": provenance(sys.argv), "row_ms": costs, "draft_ms": step, "rows": []}
+    report: dict[str, Any] = {"row_ms": costs, "draft_ms": step, "rows": []}
     for hot in args.temperatures:
         tasks = positions(target, draft, args, hot)
         tasks["all"] = [text for texts in tasks.values() for text in texts]
@@ -147,8 +145,7 @@ def main() -> None:
             report["rows"].append(row)
             shown = "  ".join(f"{kind} {tokens:.2f} {widths}" for kind, (_, tokens, widths) in best.items())
             print(f"T={hot:g} {task:11s} tree over the best chain, at most {row['tree_over_best_chain']:.3f}   {shown}")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1))
+    measurement.write(report, model=args.model, draft=args.draft_model)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ diffusion model it is the masked-diffusion bound of its own recipe, and it gets 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,11 +23,11 @@ from transformers.utils import logging
 
 from foretoken import zoo
 from foretoken.core.intervals import wilson_interval
-from foretoken.core.provenance import provenance
 from foretoken.train.mixture import Mixture
 from foretoken.train.objectives import NextToken
 from foretoken.train.rendering import encoder
 from foretoken.train.trainer import held_out_loss
+from foretoken_lab.measurement import Measurement
 from foretoken_lab.recipes import find
 from foretoken_lab.tasks import catalog
 
@@ -46,7 +44,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    measurement = Measurement("zoo.py", options.json, threads=options.threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     found = {}
@@ -58,9 +56,7 @@ def main() -> None:
         found[name] = _measure(name, model.folder, options)
         print(f"{name}: {found[name]}", flush=True)
     _show(found, options.tasks.split(","))
-    if options.json:
-        record = {"models": found, "provenance": provenance(sys.argv, limit=options.limit, threads=options.threads)}
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    measurement.write({"models": found}, limit=options.limit)
 
 
 def _measure(name: str, folder: Path, options: argparse.Namespace) -> dict:
