@@ -44,7 +44,9 @@ AVOID = {
 _ANY = re.compile(r"\b(?:" + "|".join(AVOID.values()) + r")\b", re.IGNORECASE)
 # the paper's or the field's own use of such a word
 _FINE = re.compile(
-    r"scaling laws?|power laws?|law of large numbers|odd (?:number|position|row|head|bit)s?|\blaws?[:=,]", re.IGNORECASE
+    r"scaling laws?|power laws?|law of large numbers|odd (?:number|position|row|head|bit)s?|\blaws?[:=,]"
+    r"|\b(?:what|who)\b[^.?\n]*\?|\btell me\b",  # questions, and prompts that are given to models
+    re.IGNORECASE,
 )
 _CODE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"``[^`]*``|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->|\{[^{}]*\}", re.DOTALL)

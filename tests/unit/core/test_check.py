@@ -67,7 +67,7 @@ def test_an_only_child_may_be_any_token_of_its_row(kind: type[Tabulated]) -> Non
 
 @pytest.mark.parametrize("law", [PointMass(), Coupled()])
 def test_point_masses_have_nothing_to_check(law: Law) -> None:
-    """No table is asked for, where any other kind has to have one."""
+    """It needs no table, while every other kind must have one."""
     check(law, CHAIN, V)
     with pytest.raises(ValueError, match="0 rows"):
         check(Sampled(q_rows(0), (0, 0, 0)), CHAIN, V)

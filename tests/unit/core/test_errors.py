@@ -1,4 +1,4 @@
-"""What a person is told of an unknown name, and how a command ends."""
+"""Messages about unknown names, and exit codes of commands."""
 
 from __future__ import annotations
 

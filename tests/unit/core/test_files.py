@@ -78,7 +78,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path, monkeypatch):
-    """A device such as /dev/null would else be replaced by a file, where one may make any; here nobody may."""
+    """A device such as /dev/null would else be replaced by a file, if the folder is writable; here it is not."""
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **given: (_ for _ in ()).throw(OSError(13, "denied")))
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -225,7 +225,7 @@ def test_rows_are_the_same_one_by_one_and_together() -> None:
 
 
 def lazy(raw: torch.Tensor, asked: list[range], **options: object) -> Laws:
-    """Laws whose rows are processed when they are looked at: ten is added to row 0, eleven to row 1, ..."""
+    """Distributions with rows that are processed on access: ten is added to row 0, eleven to row 1, ..."""
 
     def process(raw_MV: torch.Tensor, rows: range) -> torch.Tensor:
         assert len(raw_MV) == len(rows)

@@ -25,7 +25,7 @@ def test_what_other_libraries_hold(given, expected):
 
 @pytest.mark.parametrize("kind", [np.float64, np.ndarray, torch.Tensor])
 def test_a_class_is_no_number(kind):
-    """It has a `tolist`, too, which nobody may call."""
+    """It has a `tolist`, too, which must not be called."""
     assert plain(kind) is kind
 
 

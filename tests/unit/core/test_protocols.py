@@ -18,7 +18,7 @@ from foretoken.testing import Empty
 
 
 class Noting(Verifier):
-    """Keeps what it was asked, and emits how often that was."""
+    """Records its arguments, and emits the number of calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []

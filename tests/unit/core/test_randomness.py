@@ -174,7 +174,7 @@ def test_categorical_follows_unnormalised_weights_over_many_blocks() -> None:
 
 @pytest.mark.parametrize("size", [2048, 2049])
 def test_draws_are_foreseen_and_come_so(size: int) -> None:
-    """Of a flat distribution the token that is drawn tells the uniforms: the share of all, or of the blocks and of one
+    """The drawn token of a flat distribution gives the uniforms: the share of all, or of the blocks and of one
     block.
     """
     streams, even_V = Streams(6), torch.ones(size)

@@ -15,7 +15,7 @@ Q = torch.tensor([0.1, 0.4, 0.0, 0.3, 0.2])
 
 
 class Script(Streams):
-    """Draws that are told, and the weights and purposes that they were asked with."""
+    """Given draws, and a record of the weights and purposes of the calls."""
 
     def __init__(self, *answers: int) -> None:
         super().__init__(0)

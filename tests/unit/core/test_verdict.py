@@ -1,4 +1,4 @@
-"""Walking down a draft along what the target chose, and the arithmetic of what is left after a refusal."""
+"""Walking down a draft along the target's choices, and the arithmetic of the residual after a rejection."""
 
 from __future__ import annotations
 

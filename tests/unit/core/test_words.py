@@ -111,7 +111,7 @@ def test_both_allow_what_each_does_and_force_no_further():
     assert twin.forced(4) == [0]
     assert both.forced(4) == [2, 0]
     twin.append([0])
-    nothing = twin.allowed([])  # the words, too, know what was written
+    nothing = twin.allowed([])  # the words, too, follow the text
     assert nothing is not None
     assert not nothing.any()
     assert Both(Fixed([2]), Unlimited()).allowed([]) is None

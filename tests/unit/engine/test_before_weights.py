@@ -1,4 +1,4 @@
-"""What is refused before weights are read: other vocabularies, missing and foreign parts, prompts, corpora."""
+"""Refusals before weights are read: other vocabularies, missing and foreign parts, prompts, corpora."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ NODES = Draft(TokenTree([7, 8]))
 
 
 class Rule(MatchVerifier):
-    """Emits what it is told to, and remembers what it was shown."""
+    """Emits given tokens, and records its arguments."""
 
     offers = Offers(batches=True)
 
@@ -137,7 +137,7 @@ def test_logits_that_are_none_end_their_request(value: float) -> None:
 def test_a_draft_is_decided_up_to_the_first_invalid_row(
     value: float, damaged: int, verdict: Verdict, expected: Verdict
 ) -> None:
-    """What a drafter proposed harms nobody: a token after which nothing can follow is emitted if it stands."""
+    """A draft never breaks a request: a token after which nothing can follow is emitted if it is accepted."""
     request = make_request([3], temperature=1.0)
     logits_MV = rows(4)
     sound_MV = logits_MV.clone()

@@ -1,4 +1,4 @@
-"""Planted faults of drafters and rules: one request ends with the reason, its neighbours say what they always say."""
+"""Planted faults of drafters and rules: one request ends with the reason, its neighbours' texts do not change."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def resuming(depth: object, *, width: int = 384, dtype: torch.dtype = torch.floa
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_a_draft_that_is_not_in_order_ends_its_request_only(wrong, message, adaptive):
     llm = with_drafter(Wrong(wrong), num_nodes=4, adaptive=adaptive)
-    if adaptive:  # nobody would be asked in so short a text before plain steps were timed
+    if adaptive:  # in so short a text plain steps are not timed, so nothing would be drafted
         asked_when(llm, lambda done: True)
     only_the_culprit_ended(llm.generate(PROMPTS, plan()), message)
     assert_idle(llm)
@@ -235,7 +235,7 @@ def test_a_verdict_that_is_not_in_order_ends_its_request_only(wrong, message, ba
 
 
 def test_drafts_that_resume_at_different_depths_end_no_other_request():
-    """One forward goes on from one depth: who was asked for another is decoded plainly.
+    """One forward goes on from one depth: a request with a draft of another depth is decoded plainly.
 
     Its own states are zeros, and no layer has stored its keys: the culprit reads what the memory held, numbers or not.
     """
@@ -317,7 +317,7 @@ def test_a_rule_that_probes_wrongly_ends_its_request_only(fault):
 
 
 def test_no_draft_and_point_masses_are_still_welcome():
-    """What is refused above is refused for a reason: an ordinary draft passes every one of these checks."""
+    """Negative control of the refusals above: an ordinary draft passes every one of these checks."""
     llm = with_drafter(Wrong(lambda draft: Draft(draft.tree, PointMass(), (0.5,) * len(draft))), num_nodes=4)
     outputs = llm.generate(PROMPTS, plan())
     assert [output.token_ids for output in outputs] == [greedy(prompt, LENGTH) for prompt in PROMPTS]
@@ -343,7 +343,7 @@ DAMAGED = 77
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
 def test_a_draft_token_that_the_target_cannot_read_changes_nothing(family, params, tmp_path):
-    """Nor does it where the target says that token itself, and nothing can follow."""
+    """Also if the target emits that token itself, and nothing can follow."""
     folder = save_model(family, tmp_path)
     model = load_eager(folder)
     with torch.no_grad():

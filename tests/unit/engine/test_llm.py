@@ -1,4 +1,4 @@
-"""The face, and what must hold whatever is asked of it: exactness, isolation, nothing left."""
+"""``LLM``: exactness, isolation of requests, and no state left after any call."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_chat_reports_its_progress():
 
 
 def test_a_requested_length_is_drafted_at_any_cost():
-    """Nothing is measured where nothing is weighed, and nobody is kept from seeing the target's states."""
+    """Without a choice nothing is measured, and every request shows the drafter the target's states."""
     llm = with_config({"method": "kangaroo", "adapter": "random:2", "num_speculative_tokens": 3})
     controller = llm.engine.controller
     controller.measure = lambda **times: pytest.fail("measured")
@@ -683,7 +683,7 @@ def test_stop_token_ids_and_min_tokens():
         assert len(later.token_ids) >= 9
 
 
-# ---------------------------------------------------------------- one failing request disturbs nobody
+# ---------------------------------------------------------------- one failing request does not disturb others
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

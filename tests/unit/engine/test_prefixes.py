@@ -125,7 +125,7 @@ def test_short_prefixes_and_failed_requests_are_not_kept() -> None:
 
 
 def test_a_prompt_shorter_than_what_a_drafter_is_shown_of_it_is_read() -> None:
-    """Somebody else's prefix is kept: there is something to compare with."""
+    """Another request's prefix is kept: there is something to compare with."""
     llm = reusing("del")
     assert llm.recipe.drafter.needs.hidden_layers.last > 3  # type: ignore[union-attr]
     run(llm, [*SYSTEM, 7])
@@ -310,7 +310,7 @@ def recipe_of(case: Case, **options: object) -> LLM:
 
 @pytest.mark.parametrize("case", variants())
 def test_a_drafter_that_reads_states_is_shown_those_of_reused_rows(case: Case) -> None:
-    """The same is drafted: what it was shown again is what it would have been shown."""
+    """The drafts are the same: replayed states equal computed ones."""
     reused, read = recipe_of(case, enable_prefix_caching=True), recipe_of(case)
     if not read.recipe.drafter.needs.hidden_layers:
         pytest.skip("it reads none")
@@ -326,7 +326,7 @@ def test_a_drafter_that_reads_states_is_shown_those_of_reused_rows(case: Case) -
         tokens = [*found.tokens, *(rng.randrange(3, 900) for _ in range(1 + 30 * turn))]
     for each in drafts:
         each.clear()
-    short = [*SYSTEM, 9]  # shorter than what is kept
+    short = [*SYSTEM, 9]  # shorter than the kept prefix
     assert run(reused, short, seeded).output_ids == run(read, short, seeded).output_ids
     assert drafts[0] == drafts[1] != []
 

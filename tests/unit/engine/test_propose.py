@@ -1,4 +1,4 @@
-"""What the engine allows each draft: nodes, depth, and the room that a request has left."""
+"""The budget of each draft: nodes, depth, and the tokens that a request may still emit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def budgets(
 ) -> list[Budget]:
     drafter = Noting()
     recipe = Recipe("noting", drafter, RatioVerifier(), num_nodes, adaptive, False, DensePlans())
-    proposer = proposer_of(recipe, cast(Faults, None), max_length)  # nobody fails
+    proposer = proposer_of(recipe, cast(Faults, None), max_length)  # no request fails
     for request in requests:
         request.history_only = recipe.history_only(request.params)
     failed: list[Any] = []
@@ -62,7 +62,7 @@ def budgets(
     assert len(drafts) == len(requests)
     if drafter.budgets:
         return drafter.budgets
-    assert not any(map(len, drafts))  # nobody may draft, so nobody is asked
+    assert not any(map(len, drafts))  # no request may draft, so the drafter is not called
     return [Budget(0, 0)] * len(requests)
 
 
@@ -126,7 +126,7 @@ class Failing(Stub):
 
 
 class Noted:
-    """Who was ended, and why."""
+    """The ended requests, and the reasons."""
 
     def __init__(self) -> None:
         self.ended: list[tuple[Request, str]] = []
@@ -184,7 +184,7 @@ def test_a_confidence_may_be_nothing_or_certain_and_no_more(confidence: tuple[fl
 
 
 def test_rows_are_shared_by_requests_that_the_controller_lets_draft() -> None:
-    """In the first steps nobody; then one of them tries."""
+    """In the first steps none; then one of them tries."""
     requests = [make_request([9] * length, max_tokens=50) for length in (9, 2, 5)]
     drafter = Noting()
     recipe = Recipe("noting", drafter, RatioVerifier(), 6, False, True, DensePlans())
@@ -225,7 +225,7 @@ def test_drafting_ahead_ends_with_the_target_except_for_seeded_requests() -> Non
     for _ in range(2):
         shadows = [AssumedContext(request, pending) for request in requests]
         drafts = proposer.ahead(shadows, [9, 5, 9], lambda: True)
-        assert [len(each) for each in drafts if isinstance(each, Draft)] == [6, 5, 0]  # the cache, the room, the text
+        assert [len(each) for each in drafts if isinstance(each, Draft)] == [6, 5, 0]  # the cache, the nodes, the text
     rules = [budget.stop_rule for budget in drafter.budgets]
     for request, first, second in zip(requests, rules[:3], rules[3:], strict=True):
         assert isinstance(first, OverlapRule)
@@ -238,7 +238,7 @@ class Certain(Constraint):
     """Sevens are all that may follow."""
 
     def allowed(self, path: Sequence[int]) -> None:
-        raise AssertionError("nobody looks")
+        raise AssertionError("unexpected call")
 
     def possible(self, path: Sequence[int]) -> bool:
         return all(token == 7 for token in path)
@@ -270,7 +270,7 @@ class Seeing(Stub):
     [
         (Stub, None, 0.0, True),
         (Stub, RatioVerifier, 1.0, True),
-        (Seeing, None, 0.0, False),  # it is not shown what it did not draft
+        (Seeing, None, 0.0, False),  # it does not see tokens that it did not draft
         (Drawing, None, 1.0, True),  # the rule is chosen for each draft
         (Drawing, RatioVerifier, 1.0, False),
         (Drawing, RatioVerifier, 0.0, True),
@@ -288,7 +288,7 @@ def test_what_a_constraint_forces_is_drafted_where_the_rule_takes_it(
     for request in requests:
         request.laws.constraint = Certain()
     drafts = proposer.propose(requests, 15, [])
-    # what the text leaves room for, then the cache, then the step
+    # limited by the text, then by the cache, then by the step
     assert [len(draft) for draft in drafts] == ([5, 8, 0, 0, 2] if forced else [0] * 5)
     assert all(draft.forced and set(draft.tree.tokens) == {7} for draft in drafts if len(draft))
     assert all(draft.sources == ("grammar",) * len(draft) for draft in drafts)
@@ -322,7 +322,7 @@ def test_what_the_constraint_forbids_is_not_read_but_where_it_was_drawn(draft: D
     request.laws.constraint = Certain()
     (found,) = proposer_of(recipe, cast(Faults, None)).propose([request], 4, [])
     if not len(cut):
-        assert found.forced  # and what it asks for instead
+        assert found.forced  # and the forced tokens instead
         return
     assert (found.tree, found.law, found.confidence) == (cut.tree, cut.law, cut.confidence)
     assert (found.sources, found.moved_bytes) == (cut.sources, cut.moved_bytes)

@@ -246,7 +246,7 @@ def test_a_rule_gets_the_evidence_that_it_decides_by_or_is_refused():
     asking.name = "sprinter"  # which a method of the catalogue brings
     with pytest.raises(ConfigError, match="carry none: use method='sprinter', or another verifier"):
         compose.build({"method": stubs.Stub(), "verifier": asking}, target())
-    compose.build({"method": stubs.Stub(), "verifier": Rule(evidence=GreedyLaws)}, target())  # asked for at 0 only
+    compose.build({"method": stubs.Stub(), "verifier": Rule(evidence=GreedyLaws)}, target())  # needed at 0 only
 
 
 def test_a_drafter_that_takes_turns_is_given_one():
@@ -281,7 +281,7 @@ def test_a_stop_rule_of_its_own_is_not_the_controller_s():
 
 
 class Maker(DensePlans):
-    """A plan that says what it was made of."""
+    """A plan that records its arguments."""
 
     settings_key = ""
 
@@ -314,7 +314,7 @@ class Sparse(Maker):
 
 @pytest.fixture
 def plans(monkeypatch):
-    """A plan for one kind of target, one that is asked for by name, and one that is asked for by settings."""
+    """A plan for one kind of target, one that is chosen by name, and one that is chosen by settings."""
     entries = [SimpleNamespace(name=each.name, load=lambda each=each: each) for each in (States, Wide, Sparse)]
     monkeypatch.setattr(compose.catalog, "entries", lambda kind: {"plan": entries}[kind])
     return lambda name, **settings: compose.plan_of(settings, SimpleNamespace(name=name))

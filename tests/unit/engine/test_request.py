@@ -137,7 +137,7 @@ def test_a_stop_string_that_is_complete_at_exactly_min_tokens_stops():
 
 
 def test_a_stop_string_from_before_min_tokens_is_text_for_good():
-    """What was looked at then is not looked at again, not even its last character."""
+    """Text that was searched once is not searched again, not even its last character."""
     assert read("abcde", stop="b", min_tokens=3) == ("abcde", None, 5)
     assert read("abcde", stop="ab", min_tokens=3) == ("abcde", None, 5)
     assert read("abcab", stop="ab", min_tokens=3) == ("abc", "stop", 5)

@@ -1,4 +1,4 @@
-"""Who runs when: order of arrival, one row for everybody who decodes, prompts from what is left."""
+"""The scheduler: order of arrival, one row for every decoding request, prompts from the rest of the rows."""
 
 from __future__ import annotations
 

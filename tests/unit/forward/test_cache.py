@@ -154,7 +154,7 @@ def test_a_slot_has_a_limit() -> None:
 
 
 def test_growth_announces_itself() -> None:
-    """Who keeps addresses of the buffers looks at ``generation``."""
+    """Code that keeps addresses of the buffers checks ``generation``."""
     cache = KVCache(LAYERS, 4, LENGTH)
     cache.capacity = 4
     slot = cache.acquire()
@@ -180,7 +180,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(params=["fused", "layers", "codes"])
 def session(request: pytest.FixtureRequest, model: LanguageModel) -> Callable[[], Session]:
     if request.param == "codes" and build.library() is None:
-        pytest.skip("no C compiler on this machine: nobody writes codes")
+        pytest.skip("no C compiler on this machine to write codes")
 
     def made() -> Session:
         session = Session(model, plan=LayerPlan if request.param == "layers" else DensePlan)
@@ -299,7 +299,7 @@ def test_a_committed_path_is_the_chain_of_its_tokens(session: Callable[[], Sessi
 @modelled
 @given(data=draws)
 def test_forks_are_independent(session: Callable[[], Session], data: st.DataObject) -> None:
-    """What one does, committed or not, the other never sees."""
+    """Changes of one, committed or not, are invisible to the other."""
     one = session()
     slot = one.cache.acquire()
     one.chunk(slot, draw_tokens(data, data.draw(st.integers(1, 9))))

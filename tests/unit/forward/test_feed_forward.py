@@ -1,4 +1,4 @@
-"""Finding MLPs and experts in the library's models, trying what was found, and swapping them for a while."""
+"""Finding MLPs and experts in the library's models, trying them, and swapping them for a while."""
 
 from __future__ import annotations
 

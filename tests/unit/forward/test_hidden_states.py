@@ -33,7 +33,7 @@ PROMPTS = [{"prompt_token_ids": tokens} for tokens in ([1, 7, 30, 12], [1, 9, 9,
 
 
 class Looking(GreedyVerifier):
-    """The rule for temperature 0, with a record of what it was shown."""
+    """The rule for temperature 0, with a record of its arguments."""
 
     def __init__(self, needs: LastState) -> None:
         self.needs = Needs(last_state=needs)
@@ -47,7 +47,7 @@ class Looking(GreedyVerifier):
 
 @pytest.fixture(scope="module", params=["llama", "gemma2"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first runs fused where there is a compiler; the second never does, and scales what it embeds."""
+    """The first runs natively where there is a compiler; the second never does, and scales its embeddings."""
     return save_model(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -109,7 +109,7 @@ def test_a_drafter_inside_the_target_and_a_verifier_see_of_one_forward(folder: P
     inner = with_config({"method": method, **settings}, target=target).recipe.drafter
 
     class Inside(Recorder):
-        """A record of a drafter that is told of hidden states, too."""
+        """A record of a drafter that gets hidden states, too."""
 
         @property
         def needs(self) -> Needs:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Grown models: the same function, of the asked size, from every family that is said to grow; refusals that say why."""
+"""Grown models: the same function, of the requested size, from every listed family; refusals with the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from foretoken.options.sampling import SamplingParams
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, STATE_SPACE, Family, save_model
 
-# layouts whose options change what grows; peaked attention would amplify rounding, hence Granite's own multipliers
+# layouts with options that change the growing; peaked attention would amplify rounding, hence Granite's own multipliers
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {"attention_multiplier": 0.25, "residual_multiplier": 0.4, "logits_scaling": 2.0}),
     "granitemoe": ("granitemoe", {"attention_multiplier": 0.25, "embedding_multiplier": 3.0}),
@@ -65,7 +65,7 @@ def assert_same_function(original: str, name: str, *, mixers: bool = False) -> N
     """Equal but for rounding: to 1e-5 of the largest logit in float32, to 1e-6 where only the norms are float32.
 
     Args:
-        mixers: the library computes what lies in states in float32, whatever the dtype, and random ones amplify it.
+        mixers: the library computes states in float32, whatever the dtype, and random ones amplify the difference.
     """
     close, closer = (4e-5, 1e-5) if mixers else (1e-5, 1e-6)
     for dtype, tolerance in ((torch.float64, closer), (torch.float32, close)):
@@ -157,7 +157,9 @@ def test_added_layers_are_spread_and_add_nothing() -> None:
     silent = [not layer.mlp.down_proj.weight.any() for layer in model.model.layers]
     assert (len(silent), sum(silent)) == (15, 7)
     assert "11" not in "".join(str(int(each)) for each in silent)  # never two in a row: 8 real ones stand between
-    assert all(layer.self_attn.q_proj.weight.any() for layer in model.model.layers)  # what they cost is not zero
+    assert all(
+        layer.self_attn.q_proj.weight.any() for layer in model.model.layers
+    )  # they are not zero, so they cost time
 
 
 def test_no_weight_is_rounded() -> None:

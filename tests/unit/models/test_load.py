@@ -347,10 +347,10 @@ class OwnForCausalLM(LlamaForCausalLM):
 
 @pytest.fixture
 def with_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint whose classes lie next to its weights; whoever reads from the terminal fails."""
+    """A checkpoint with classes next to its weights; a read from the terminal fails."""
 
     def ask(*_: Any) -> str:
-        raise AssertionError("somebody was asked")
+        raise AssertionError("the terminal was read")
 
     monkeypatch.setattr("builtins.input", ask)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder.parent / "modules"))

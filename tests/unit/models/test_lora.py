@@ -58,7 +58,7 @@ def adapted(peft: Any, base: Path, folder: Path) -> Any:
     return peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
 
 
-@pytest.mark.filterwarnings("ignore")  # of peft and of what it imports
+@pytest.mark.filterwarnings("ignore")  # of peft and of its imports
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_adapter_gives_the_adapted_models_text(peft: Any, family: str, tmp_path: Path) -> None:
     base = save_model(family, tmp_path / "base")
@@ -172,7 +172,7 @@ def test_a_prompt_is_no_correction(peft: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("beside", [False, True], ids=["apart", "next to its base"])
 def test_without_peft_an_adapter_is_refused(beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could be loaded without it is the base model, whose text is another one."""
+    """Without it only the base model could be loaded, and its text is another one."""
     base = save_model("llama", tmp_path / "base")
     folder = base if beside else tmp_path / "adapter"
     folder.mkdir(exist_ok=True)

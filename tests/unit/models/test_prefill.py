@@ -1,4 +1,4 @@
-"""Prompts in chunks: what a cache holds afterwards is what one forward over all of the tokens leaves."""
+"""Prompts in chunks: the cache afterwards equals that of one forward over all tokens."""
 
 from __future__ import annotations
 

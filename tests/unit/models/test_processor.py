@@ -1,4 +1,4 @@
-"""A processor that is slow in bfloat16 is found out, and who would suffer from it is told."""
+"""A processor that is slow in bfloat16 is detected, and a warning is logged for models that it would slow down."""
 
 from __future__ import annotations
 

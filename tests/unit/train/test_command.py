@@ -1,4 +1,4 @@
-"""Training commands as data: what is derived from a Config, and what every declared command keeps to."""
+"""Training commands as data: options derived from a Config, and rules for every declared command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMANDS = {command.name: command for command in commands()}
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(Loop):
-    """A Config of a method of somebody's own."""
+    """A Config of a third-party method."""
 
     target: Annotated[str, Option("The model.", "-t")]
     width: Annotated[int, Option("How wide.", above=0)] = 3

@@ -160,7 +160,7 @@ def test_top_logits_give_the_true_probabilities(llama: Any, tmp_path: Path) -> N
     kept_NK, best_NK = p_NV.topk(5)
     assert torch.equal(ids_NK, best_NK)
     torch.testing.assert_close(log_p_NK.exp(), kept_NK)
-    # negative control: the softmax of what is kept is another distribution
+    # negative control: the softmax of the kept logits is another distribution
     assert not torch.allclose(log_p_NK.softmax(-1), kept_NK, atol=1e-2)
 
 
@@ -244,7 +244,7 @@ def test_the_bound_holds_at_every_moment(llama: Any, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(feature_store, "write_whole", watch)
     bound, fits = 100_000, []
-    # shards of one sequence: the index takes a good part of the room
+    # shards of one sequence: the index takes a good part of the bytes
     summary = run(llama, tmp_path, text(500), max_bytes=bound, shard_tokens=8, report=lambda each: fits.append(each))
     assert summary.full
     assert 0.8 * bound < summary.bytes < highest <= bound
@@ -388,7 +388,7 @@ def test_values_beyond_float16_are_refused() -> None:
     Taps(model, Wanted((0,), 0, "bfloat16"))(text(1))
 
 
-# architectures that are not what they seem
+# architectures that look like supported ones
 
 
 def test_a_head_that_reads_something_else_is_noticed() -> None:

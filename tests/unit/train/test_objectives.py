@@ -1,4 +1,4 @@
-"""Losses against what they should be by hand, and their gradients."""
+"""Losses and gradients against values computed by hand."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_unknown_distance():
 
 
 class Fixed(nn.Module):
-    """Gives the logits that a function makes of the tokens, and remembers what it was asked."""
+    """Gives the logits that a function makes of the tokens, and records its arguments."""
 
     def __init__(self, law):
         super().__init__()

@@ -30,7 +30,7 @@ def small(monkeypatch):
 
 
 class Asked:
-    """Says which model to load, and counts how often it was asked."""
+    """Returns the model to load, and counts the calls."""
 
     def __init__(self, name=DRAFT):
         self.name, self.count = name, 0

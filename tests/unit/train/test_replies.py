@@ -39,7 +39,7 @@ def predicted(tokenizer, text):
         (" black cat<|end|>\n" + CHAT, " cat<|end|>A cat<|end|>"),  # begins in an answer; nothing predicts its first
         (" black cat<|end|>\n<|user|>\nHi<|end|>\n", " cat<|end|>"),
         (" is it?<|end|>\n<|assistant|>\nA cat<|end|>\n", "A cat<|end|>"),  # begins in a question
-        (" is it?<|end|>\n", ""),  # of nobody knows whom
+        (" is it?<|end|>\n", ""),  # a turn of an unknown speaker
         (" and so on.<|eos|>" + CHAT, " so on.<|eos|>A cat<|end|>"),  # begins in a text
         (" and so on", " so on"),
         (" black cat" + CHAT, " catA cat<|end|>"),  # a reply that its length ended

@@ -231,7 +231,7 @@ def test_the_time_before_training_counts(tmp_path):
 
 
 def test_a_step_is_cut_where_the_time_is_over(tmp_path):
-    """A step of a large model takes a minute; what it has read is read again."""
+    """A step of a large model takes a minute; its blocks are read again."""
 
     def wait(loss):
         time.sleep(2.0)

@@ -22,11 +22,11 @@ class World:
     """What drafting and verifying cost, in units of a verification of no rows, and how often a node stands.
 
     Attributes:
-        first: seconds of drafting before the first node; spent whenever the drafter is asked, if ``asking`` is set.
+        first: seconds of drafting before the first node; spent at every call of the drafter, if ``asking`` is set.
         node: seconds of drafting per node.
         row: seconds of verification per row.
         stands: probability of a node given its parent, one drawn per step.
-        says: what the drafter believes it to be; None: what it is.
+        says: the drafter's estimate of it; None: the true value.
     """
 
     first: float
@@ -74,7 +74,7 @@ class Run:
         self.request = Endless()
 
     def go(self, world: World, steps: int, *, late: float = 1.0) -> tuple[float, float]:
-        """Tokens per second and nodes per step; ``late`` stretches the first step, whose time does not count."""
+        """Tokens per second and nodes per step; ``late`` stretches the first step, and its time does not count."""
         controller, rng = self.controller, self.rng
         tokens = seconds = nodes = 0.0
         for step in range(steps):
@@ -130,7 +130,7 @@ def test_it_finds_the_best_fixed_length(first, row, node):
 @pytest.mark.parametrize("says", [0.1, 0.35, 0.97, 1.0])
 @pytest.mark.parametrize("stands", [0.6, 0.85])
 def test_a_drafter_that_is_too_modest_or_too_sure_drafts_as_long_as_pays(stands, says):
-    """Each of its nodes is misjudged, and a path of them by the product of what they are misjudged by."""
+    """Each of its nodes is misjudged, and a path of them by the product of the factors."""
     world = World(0.02, 0.15, 0.02, (stands,), noise=0.1, says=says)
     run = Run()
     run.go(world, 300)
@@ -199,7 +199,7 @@ class Silent:
         self.requests = [Endless() for _ in range(num_requests)]
 
     def step(self, accepted: int = 0) -> list[int]:
-        """Who probes, after whom the given number of its two nodes stands."""
+        """The probing request, after which the given number of its two nodes is accepted."""
         rules = self.controller.choose(self.requests, len(self.requests))
         # a node that is never reached promises nothing
         probes = [place for place, rule in enumerate(rules) if rule is not None and rule.worthwhile(0.0, 0.0, 0)]
@@ -219,7 +219,7 @@ class Silent:
         return probes
 
     def until_a_probe(self, accepted: int = 0) -> tuple[int, list[int]]:
-        """How many steps were without one, and who makes it."""
+        """The number of steps without a probe, and the request that makes it."""
         for empty in range(200):
             if probes := self.step(accepted):
                 return empty, probes
@@ -351,7 +351,7 @@ def test_a_path_is_corrected_node_by_node():
     assert reaches.stands(0.35, 0.95) == pytest.approx(modest * 0.95)
     assert reaches.stands(0.35 * 0.35, 0.35) == pytest.approx(modest**3)
     assert reaches.stands(0.95, 0.35) == pytest.approx(0.95 * modest)
-    assert reaches.stands(0.2, 0.95) == pytest.approx(0.2 * 0.95)  # a path that nobody has asked about
+    assert reaches.stands(0.2, 0.95) == pytest.approx(0.2 * 0.95)  # a path without a measurement
     assert Reaches(confidence).stands(0.35, 0.35) == pytest.approx(0.35 * modest)  # nor in this draft
 
 

@@ -1,4 +1,4 @@
-"""Whom to draft for, in simulated batches: never much slower than plain decoding, and faster where drafting pays."""
+"""Which requests get drafts, in simulated batches: never much slower than plain decoding, faster where it pays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Drafts:
     """What drafting takes, in milliseconds, and how often a node stands.
 
     Attributes:
-        asking: of a step in which anybody is asked.
+        asking: of a step with a call of the drafter.
         reading: of a token of the text.
         node: of a drafted token.
         stands: probability of a node given its parent, one drawn per draft.
@@ -338,7 +338,7 @@ class Book:
         return asked
 
     def steps(self, count: int, *requests: Answer, gained: float = 0.0, typical: bool = True) -> int:
-        """In how many of so many steps the first request is asked."""
+        """In how many of so many steps the first request gets a draft."""
         return sum(self.step(*requests, gained=gained, typical=typical)[0] for _ in range(count))
 
 
@@ -389,13 +389,13 @@ def test_a_loss_is_earned_back_by_one_128th_of_the_time_before_the_next_trial():
     again = book.steps(2000, request, gained=-0.5)  # a second one when nothing is owed: one alone is not believed
     assert 1 <= again <= 16
     debt = -book.worth._budget(1)
-    needed = (debt + 16 * 0.5) * 128  # what is owed, and what a trial will cost
+    needed = (debt + 16 * 0.5) * 128  # the debt, and the cost of a trial
     assert book.steps(int(0.97 * needed), request, gained=-0.5) == 0
     assert book.steps(int(0.06 * needed), request, gained=-0.5) > 0
 
 
 def among_eight(worth: Worth, steps: int, lost: float) -> int:
-    """In how many of so many steps a request among eight is asked, where asking loses so many tokens."""
+    """In how many of so many steps one of eight requests gets a draft, if drafting loses so many tokens."""
     costs = StepCosts()
     for _ in range(3):
         costs.measure(8, 0, 8.0)
@@ -429,7 +429,7 @@ def test_nothing_goes_on_credit_while_anything_is_owed():
 
 
 def test_a_request_that_ends_before_its_next_trial_is_hopeless():
-    """By one 128th of the time, of all who run; of nobody before it is known what drafting brings, or if it pays."""
+    """By one 128th of the time of all running requests; not before the gain is known, and not if drafting pays."""
     book = Book()
     assert not book.worth.hopeless(unread(10, tokens_left=1), 1)
     book.steps(100, unread(10), gained=-5.0)
@@ -515,7 +515,7 @@ def test_the_budget_holds_256_tokens_at_most_and_allows_all_of_them():
     book, request = Book(reading=0.1), unread(10)
     assert book.worth.affords(0.0)
     assert not book.worth.affords(0.1)
-    book.steps(256, unread(10, tokens_left=0), gained=0.0)  # nobody is asked where nothing is to come
+    book.steps(256, unread(10, tokens_left=0), gained=0.0)  # no request drafts at its end
     assert book.worth.affords(1.99)
     assert not book.worth.affords(2.01)
     book.steps(400, request, gained=1.0)

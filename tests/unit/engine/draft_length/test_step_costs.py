@@ -64,7 +64,7 @@ def test_a_belief_counts_as_much_as_its_own_share_of_a_seventh() -> None:
 
 
 def test_a_row_is_known_from_squares_that_come_to_eight() -> None:
-    for nodes, steps in ((1, 9), (2, 3), (3, 1)):  # what is older counts a little less
+    for nodes, steps in ((1, 9), (2, 3), (3, 1)):  # older steps count a little less
         made = costs()
         for _ in range(steps):
             assert not made.row_known

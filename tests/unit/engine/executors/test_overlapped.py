@@ -91,7 +91,7 @@ def test_the_engine_takes_the_paper_s_rounds(gamma: int, alpha: float) -> None:
     drafter = stubs.Scripted(texts, alpha)
     config = {"method": drafter, "num_speculative_tokens": gamma, "executor": "pearl"}
     llm = LLM.from_target(tiny().target, speculative_config=config)
-    # the script ends with the text: so does what is looked at
+    # the script ends with the text, and the comparison with the script
     (request,) = llm.new_requests({"prompt_token_ids": prompt}, SamplingParams(max_tokens=120, ignore_eos=True))
     llm.engine.add(request)
     steps = 0
@@ -125,7 +125,7 @@ def test_discarded_drafts_are_counted_apart() -> None:
             assert metrics.num_steps < 12
             assert metrics.num_discarded_tokens == 0
         else:
-            # a guess is tested in every step but the last, whose token needs none; after it up to three are in vain
+            # a guess is tested in every step but the last, which needs none; after it up to three are in vain
             assert metrics.num_draft_tokens == metrics.num_steps - 2 == 28
             assert metrics.drafted_at == [28]
             assert metrics.num_discarded_tokens == 25 * 3 + 2 + 1
@@ -180,7 +180,7 @@ def test_stop_strings_and_limits_see_verified_tokens_only() -> None:
 
 
 class Compared(stubs.Stub):
-    """A draft model whose every proposal is compared with that of one without a past."""
+    """A draft model that compares each of its proposals with that of one without a past."""
 
     def __init__(self, inner: ModelDrafter, fresh: Callable[[], ModelDrafter]) -> None:
         self.laws = inner.laws
@@ -214,7 +214,7 @@ def compared() -> Compared:
 
 
 def now_and_then(drafter: Compared) -> list[list[int]]:
-    """Drafted ahead for three steps, then not for two, in turns: so what was refused is asked about late."""
+    """Drafted ahead for three steps, then not for two, in turns: so the drafter sees rejected tokens late."""
     llm = with_config({"method": drafter, "num_speculative_tokens": 5, "executor": "pearl"})
     room, num_steps = llm.engine.node_budgets, 0
 
@@ -243,7 +243,7 @@ def test_a_drafter_that_looks_at_lengths_alone_is_seen(monkeypatch: pytest.Monke
     assert drafter.differing
 
 
-# ------------------------------------------------------------------------------------------------------ who runs when
+# ------------------------------------------------------------------------------------------------------ order of work
 
 
 class Slow(stubs.Random):
@@ -352,7 +352,7 @@ def test_an_interrupted_request_is_released_at_rest() -> None:
 
 
 def test_a_request_that_ends_before_the_forward_is_released_at_rest() -> None:
-    """Its rows cannot be reserved; the other request goes on, and the drafter is told when it does nothing."""
+    """Its rows cannot be reserved; the other request goes on, and the drafter releases it while it is idle."""
     drafter = Watchful()
     config = {"method": drafter, "num_speculative_tokens": 3, "executor": "pearl"}
     llm = LLM.from_target(tiny().target, speculative_config=config)
@@ -469,7 +469,7 @@ def test_an_unknown_executor_is_refused_with_the_nearest_name() -> None:
 
 
 class Past(OwnPastRule):
-    """Says what it is told to, and keeps what it was asked."""
+    """Answers by a script, and records its arguments."""
 
     def __init__(self, pays: bool) -> None:
         super().__init__(0.1)
@@ -488,7 +488,7 @@ class Past(OwnPastRule):
 def test_ahead_is_drafted_what_pays_until_the_target_is_done(num_nodes, pays, stopped, drafted) -> None:
     rule = OverlapRule(past := Past(pays), lambda: stopped)
     assert rule.worthwhile(0.5, 0.25, num_nodes) is drafted
-    assert past.asked == [(0.5, 0.25, num_nodes)]  # the first one, too: what it finds is of the path below
+    assert past.asked == [(0.5, 0.25, num_nodes)]  # the first one, too: its result is for the path below
 
 
 def feed(turns: _Turns, rates: dict[bool, float], steps: int) -> list[bool]:
@@ -550,7 +550,7 @@ def test_auto_gives_the_text_and_reports_its_choice() -> None:
 
 
 def test_auto_leaves_seeded_requests_of_drawn_drafts_to_the_serial_order() -> None:
-    """Which order is faster is measured, and their text must not depend on what is measured."""
+    """The faster order is measured, and the text must not depend on the measurement."""
     params = SamplingParams(max_tokens=40, temperature=1.0, seed=3, ignore_eos=True)
     texts = [
         ids(with_config({**PEARL, "executor": each}).generate([PROMPTS[0]], params)) for each in ("auto", "serial")

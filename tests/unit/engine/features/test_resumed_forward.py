@@ -43,7 +43,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @dataclass
 class Text:
-    """One request: what was read and what is to be read."""
+    """One request: its read tokens and its next ones."""
 
     slot: int
     tokens: list[int]
@@ -107,7 +107,7 @@ def step(model: LanguageModel, cache: KVCache, shallow: EarlyExit, texts: list[T
 
     for (text, draft), segment, piece in zip(jobs, batch.segments, pieces, strict=True):
         path = draft.tree.path_to(data.draw(st.integers(-1, len(draft) - 1), label="path"))
-        # what is shown is what a fresh forward of each row's own past gives
+        # the shown states equal those of a fresh forward of each row's own past
         begun = draft.resume.depth if draft.resume is not None else 0
         assert set(piece.hidden) == {each for each in depths if each > begun}
         rows = segment.num_rows if last is None or len(draft) else min(last, segment.num_rows)
@@ -128,7 +128,7 @@ def step(model: LanguageModel, cache: KVCache, shallow: EarlyExit, texts: list[T
             else:
                 ours, theirs = values[[0, *(node + 1 for node in path)]], fresh
             compare([ours], [theirs], exact=model.native_decoder is not None)
-        if verifying:  # what is kept is of the wanted rows, in order
+        if verifying:  # states of the wanted rows are kept, in order
             fresh = fresh_rows(model, past, model.num_layers)[1][segment.prefix :]
             kept = [next(wanted) for row in batch.wanted if segment.start <= row < segment.start + segment.num_rows]
             ours = kept if text.unread else [kept[0], *(kept[node + 1] for node in path)]

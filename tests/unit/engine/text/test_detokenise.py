@@ -124,7 +124,7 @@ def test_a_stop_string_in_front_of_an_unfinished_character_is_cut_at_the_end():
 
 
 class Tidying:
-    """A tokenizer like those of word pieces: unless told not to, it takes spaces in front of full stops away."""
+    """A tokenizer like those of word pieces: by default it removes spaces in front of full stops."""
 
     words = ("no", " .", " more", " .")
 

@@ -149,7 +149,7 @@ def test_the_distribution_is_the_target_s_under_the_constraint(plain: LLM, confi
     if expected[-1] < 1:
         observed, expected = observed[:-1], [each * sum(observed[:-1]) / sum(expected[:-1]) for each in expected[:-1]]
     assert chisquare(observed, [each * sum(observed) / sum(expected) for each in expected]).pvalue > 1e-4
-    tilted = [each**0.65 for each in expected]  # a distribution that is a little flatter is told from it
+    tilted = [each**0.65 for each in expected]  # a slightly flatter distribution is detected
     assert chisquare(observed, [each * sum(observed) / sum(tilted) for each in tilted]).pvalue < 1e-4
 
 
@@ -170,7 +170,7 @@ def test_forced_tokens_are_drafted_and_stand(plain: LLM) -> None:
     assert request.output_ids == slow.token_ids
     assert metrics.num_steps < 0.7 * request.num_output
     assert metrics.accepted_by_source.keys() == {"grammar"}
-    assert metrics.num_accepted_tokens == metrics.num_draft_tokens  # what is forced stands
+    assert metrics.num_accepted_tokens == metrics.num_draft_tokens  # forced tokens are accepted
     (off,) = plain.new_requests(PROMPTS[0], params, max_draft=0)
     plain.engine.add(off)
     while not off.finished:
@@ -348,7 +348,7 @@ def test_space_before_an_answer_that_may_be_reasoned_is_bounded(plain: LLM) -> N
 
 
 def given_up() -> str:
-    """A grammar that compiles, and whose parser has more items than llguidance follows after "(b"."""
+    """A grammar that compiles, with a parser of more items than llguidance follows after "(b"."""
     many = range(2100)
     ways = "\n".join(f'w{place}: "c" /[0-9]+/' for place in many)
     return 'start: "a" "(" "b" wide\nwide: ' + " | ".join(f"w{place}" for place in many) + "\n" + ways

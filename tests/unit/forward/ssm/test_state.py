@@ -53,7 +53,7 @@ def mixer_of(layer: int, *, delta: bool = False) -> Mixer:
 
 
 class Model:
-    """Mixers alone, each fed by a table of its own; what a layer gives is what is compared."""
+    """Mixers alone, each fed by its own table; the outputs of the layers are compared."""
 
     def __init__(self, *, delta: bool = False, scanned: bool = False, slots: int = 4) -> None:
         self.mixers = [mixer_of(layer, delta=delta) for layer in range(LAYERS)]
@@ -107,7 +107,7 @@ def tree_of(seed: int, count: int) -> TokenTree:
 @pytest.mark.parametrize("delta", [False, True], ids=["mamba2", "delta"])
 @pytest.mark.parametrize("seed", range(2))
 def test_any_history_is_the_text(seed: int, delta: bool, scanned: bool) -> None:
-    """Chunks, trees, commits of any path, forks, rollbacks into what is pending and to marks, slots used again."""
+    """Chunks, trees, commits of any path, forks, rollbacks into pending rows and to marks, slots used again."""
     rng = random.Random(seed)
     model = Model(delta=delta, scanned=scanned)
     cache = model.cache
@@ -157,7 +157,7 @@ def test_any_history_is_the_text(seed: int, delta: bool, scanned: bool) -> None:
 
 
 def test_a_refused_draft_leaves_nothing() -> None:
-    """Rejected rows with inputs of a million: base, convolution and what follows are bit for bit those of others."""
+    """Rejected rows with inputs of a million: base, convolution and later rows are bit for bit those of others."""
     drafted, plain = Model(), Model()
     for model in (drafted, plain):
         model.cache.acquire()
@@ -175,7 +175,7 @@ def test_a_refused_draft_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("length", range(1, W + 3))
 def test_the_convolution_crosses_the_border(length: int) -> None:
-    """Prompts of one token and more, then chains as deep: taps reach from the draft into what was read before."""
+    """Prompts of one token and more, then chains as deep: taps reach from the draft into the prompt."""
     model = Model()
     slot, text = model.cache.acquire(), list(range(length))
     model.read(slot, text)
@@ -197,7 +197,7 @@ def test_grouping_into_chunks_changes_nothing() -> None:
 
 @pytest.mark.parametrize("chunk", [3, LONG + 9])
 def test_a_forward_that_failed_between_layers_is_repeated(chunk: int) -> None:
-    """The first layer has absorbed what is pending, and written its rows; the others have not."""
+    """The first layer has absorbed the pending rows and written its own; the others have not."""
     model, calm = Model(), Model()
     for each in (model, calm):
         each.cache.acquire()
@@ -247,7 +247,7 @@ def test_a_state_is_not_shortened() -> None:
 @pytest.mark.parametrize("delta", [False, True], ids=["mamba2", "delta"])
 @pytest.mark.parametrize("count", [3, LONG + 3])
 def test_a_mark_can_be_gone_back_to(count: int, delta: bool) -> None:
-    """From the slot that was marked, and from a fork of it, whatever either has read since; into what was pending."""
+    """From the marked slot, and from a fork of it, whatever either has read since; into pending rows."""
     model = Model(delta=delta)
     slot, text = model.cache.acquire(), [(3 * each) % VOCAB for each in range(count)]
     model.read(slot, text)
@@ -299,7 +299,7 @@ def test_marks_are_bounded_and_go_with_their_slots() -> None:
 
 
 def test_a_mark_ends_with_the_text_it_was_made_of() -> None:
-    """What is read anew after a rollback is not what an old mark at that length holds."""
+    """Rows read anew after a rollback differ from those of an old mark at that length."""
     model = Model()
     slot = model.cache.acquire()
     model.read(slot, [1] * (LONG + 1))

@@ -109,7 +109,7 @@ def test_half_precision_is_the_files_own(saved: Path, tmp_path: Path) -> None:
 def test_a_processor_computes_float16_in_bfloat16(
     saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Which rounds, so it is told; what is asked for by name is done, and told where it is slow."""
+    """Rounding is reported; a requested dtype is used, with a warning where it is slow."""
     path = gguf_files.rewrite(saved, tmp_path / "x.gguf", kind="F16")
     model = load(path, device="cpu")
     assert model.dtype == torch.bfloat16
@@ -155,7 +155,7 @@ def test_scaled_rotary_embeddings(kind: str, saved: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
 def test_a_factor_without_a_type_is_linear(name: str, saved: Path, tmp_path: Path) -> None:
-    """As llama.cpp reads it, by the factor's old name, too: positions that nobody divides are another model's."""
+    """As llama.cpp reads it, by the factor's old name, too: undivided positions are another model's."""
     path = gguf_files.rewrite(saved, tmp_path / "x.gguf", fields={f"llama.{name}": 4.0})
     rope = load_config(path).rope_parameters
     assert (rope["rope_type"], rope["factor"]) == ("linear", 4.0)
@@ -249,7 +249,7 @@ def test_a_header_that_is_damaged(saved: Path, tmp_path: Path) -> None:
         assert message in refusal(path)
     generator = torch.Generator().manual_seed(0)
     header = data.index(b"output_norm.weight")
-    for place in torch.randint(4, header, (40,), generator=generator).tolist():  # a bit that nobody reads, or one error
+    for place in torch.randint(4, header, (40,), generator=generator).tolist():  # an unused bit, or one error
         path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
         with contextlib.suppress(ModelError):
             load_as_is(path, device="cpu")
@@ -419,7 +419,7 @@ def test_a_list_that_is_longer_than_any(saved: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_numbers_that_are_not_finite(value: float, saved: Path, tmp_path: Path) -> None:
-    """In a scale of a block, and in what is not quantised."""
+    """In a scale of a block, and in a tensor that is not quantised."""
     norm = np.ones(64, dtype=np.float32)
     norm[3] = value
     path = gguf_files.rewrite(saved, tmp_path / "x.gguf", tensors={NORM: norm})

@@ -200,7 +200,7 @@ def test_an_order_of_compressed_tensors_that_is_missing(value: int | None, plain
 
 
 def test_codes_without_their_scales(plain: Path, tmp_path: Path) -> None:
-    """What is left looks like a dense weight of whole numbers."""
+    """The rest looks like a dense weight of whole numbers."""
     made.write(plain, tmp_path / "q", *LAYOUTS["naive"])
     made.change(tmp_path / "q", **{f"{GATE}.weight_scale": None})
     assert f"its tensor '{GATE}.weight' is of int8, no dtype of an unquantised weight" in refusal(tmp_path / "q")

@@ -1,4 +1,4 @@
-"""``dtype="int8"`` and ``"int4"``: which layers are rounded, what is refused, and that drafts change no text."""
+"""``dtype="int8"`` and ``"int4"``: the rounded layers, the refusals, and that drafts change no text."""
 
 from __future__ import annotations
 
