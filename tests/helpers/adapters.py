@@ -1,4 +1,4 @@
-"""Adapters that nobody trained: on a shelf for the whole run, or with the target's own knowledge."""
+"""Untrained adapters: shared by the whole run, or with the target's own knowledge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is drafted for, said by the test and not by what the machine measures."""
+"""Requests that get drafts, chosen by the test and not by measurements of the machine."""
 
 from __future__ import annotations
 

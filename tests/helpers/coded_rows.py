@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretoken.models.adoption.native_trial import PlainAttention
 
-_LEAST = 2.0**-100  # a row whose largest magnitude is below counts as zeros
+_LEAST = 2.0**-100  # a row with a largest magnitude below counts as zeros
 
 
 def rounded(x_GTD: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ LONGEST = 0.004  # seconds
 
 
 def at_every_hand_over(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[int]:
-    """Orders are late, what comes back is late, a request to stop is seen late; the list counts them."""
+    """Orders are late, replies are late, a request to stop is seen late; the list counts them."""
     dice, lock, count = random.Random(seed), threading.Lock(), [0]
 
     def wait() -> None:

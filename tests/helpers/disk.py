@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def disk_of(size: int) -> Iterator[None]:
-    """No file may become larger than so many bytes: what is written beyond fails as on a full disk."""
+    """No file may become larger than so many bytes: writing beyond fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""A drafter that fails when it is told to. The others that tests need are public: see foretoken.testing."""
+"""A drafter that fails on demand. The others that tests need are public: see foretoken.testing."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ WAYS = ("native", "native, multiplied", "torch")  # multiplied: without a table 
 
 
 def save_tiny(folder: Path) -> Path:
-    """A model whose sizes the native decoder takes."""
+    """A model with sizes that the native decoder takes."""
     return save_model("llama", folder, hidden_size=64, head_dim=32, intermediate_size=128)
 
 
@@ -232,7 +232,7 @@ def faults_of(description: NetworkDescription) -> dict[str, Fault]:
 def assert_a_wrong_description_is_seen(
     network: PairNetwork, folder: Path, ways: Sequence[str] = ("native", "torch")
 ) -> None:
-    """Each planted fault changes what is served and what is trained, and so do states that are moved or swapped."""
+    """Each planted fault changes serving and training, and so do states that are moved or swapped."""
     text, right = read_text(network, folder), network.description
     moved = [text.states_TF.roll(1, 0)]
     if right.taps.count > 1:

@@ -120,7 +120,7 @@ def rewrite(
 
 
 def finish(writer: Any, path: Path) -> Path:
-    """Write what was added."""
+    """Write the added tensors."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

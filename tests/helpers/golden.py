@@ -1,7 +1,7 @@
 """Scenarios that compare our packed forward with the library's plain one, row by row.
 
-Each scenario yields ``(ours [M, V], sequences)``: the logits of M rows, and for each row the sequence whose last token
-it stands for. The reference computes every sequence from its first token on, without cache, chunks or trees.
+Each scenario yields ``(ours [M, V], sequences)``: the logits of M rows, and for each row its sequence up
+to its own token. The reference computes every sequence from its first token on, without cache, chunks or trees.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SPRINTER heads that nobody trained, for the bundled pair and for others."""
+"""Untrained SPRINTER heads, for the bundled pair and for others."""
 
 from __future__ import annotations
 

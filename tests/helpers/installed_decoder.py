@@ -1,4 +1,4 @@
-"""Run where a wheel is installed: its library for this processor decodes, and no compiler is asked for."""
+"""Run where a wheel is installed: its library for this processor decodes, and no compiler is needed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Triton's kernels on a CPU: the process that interprets them, and the same kernels with a bug planted.
 
 Triton is interpreted only where TRITON_INTERPRET=1 was set before it was imported, and then all of it is: so a helper
-that runs kernels is a process of its own and prints what it found as one JSON object.
+that runs kernels is a process of its own and prints its results as one JSON object.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ CASES: dict[str, Case] = {
 
 
 _PLANTED = Case((2, 2, 16, 24), _GLOBAL, ((331, random_tree(3, 9)),))
-BUGS = {  # what stands in the kernel, and what is planted
+BUGS = {  # code of the kernel, and the planted replacement
     "the tree mask is ignored": ("| (seen_MC != 0)", "| (flight_C >= 0)[None, :]"),
     "columns after the last block are lost": ("prefix - whole + in_flight, COLUMNS", "in_flight, COLUMNS"),
     "the next block is read": ("block * SIZE +", "(block + 1) * SIZE +"),

@@ -77,7 +77,7 @@ CASES = {
     "forgotten at once": Case((2, 1, 16, 16), 64, forget=3000.0, chain=True),
 }
 PLANTED = CASES["odd sizes"]
-BUGS = {  # what stands in the kernel, and what is planted
+BUGS = {  # code of the kernel, and the planted replacement
     "all rows before one are seen": ("where(sees_IJ != 0, apart", "where(j_J[None] <= i_I[:, None], apart"),
     "the first tile only": ("range(tl.program_id(1) + 1)", "range(1)"),
     "the state does not decay": ("tl.exp(high_I + low_I)[:, None] *", "1.0 *"),

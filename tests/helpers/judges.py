@@ -1,4 +1,4 @@
-"""Judges that nobody trained: constants, and functions of the state that they are shown."""
+"""Untrained judges: constants, and functions of the state."""
 
 from __future__ import annotations
 

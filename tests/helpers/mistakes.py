@@ -6,7 +6,7 @@ from typing import Any
 
 
 def assert_one_line(capsys: Any, message: str, progress: str | None = None) -> None:
-    """One line that says what is wrong, perhaps one with a remedy; nothing on the standard output, no traceback.
+    """One line that names the mistake, perhaps one with a remedy; nothing on the standard output, no traceback.
 
     Args:
         progress: how lines of progress before it begin, if there may be some.

@@ -26,7 +26,7 @@ def options() -> Iterator[tuple[str, str, Any]]:
     while waiting:
         path, command = waiting.pop()
         if hasattr(command, "list_commands"):
-            command.list_commands(None)  # those of train are made when somebody looks for them
+            command.list_commands(None)  # those of train are made on access
         name_values(command)
         for param in command.params:
             for name in param.opts:
@@ -36,7 +36,7 @@ def options() -> Iterator[tuple[str, str, Any]]:
 
 
 def kind(option: Any) -> tuple[str, bool]:
-    """What is written after it, and whether it may be repeated; several values with commas are of the kind of one."""
+    """The values that it takes, and whether it may be repeated; several values with commas are of the kind of one."""
     return (option.metavar or "").removesuffix(",…"), bool(option.multiple)
 
 
@@ -59,7 +59,7 @@ def missing_of_a_model(found: Iterable[tuple[str, str, Any]]) -> dict[str, set[s
 
 
 def assert_options_reach(command, tmp_path, monkeypatch, capsys):
-    """The first thing that loads a model is told what was typed."""
+    """The first function that loads a model gets the typed values."""
     records, texts = tmp_path / "records.jsonl", tmp_path / "texts.jsonl"
     records.write_text('{"prompt": "Hi."}\n')
     texts.write_text('{"text": "Hello there."}\n')

@@ -1,4 +1,4 @@
-"""Heads over pairs, drafts over a cache of their own, and a stop rule: for tests of what is made in one native call."""
+"""Heads over pairs, drafts over a cache of their own, and a stop rule: for tests of native calls."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Read:
         self.g_TW = torch.cat(features)
 
     def kept(self, lengths: Sequence[int]) -> list[torch.Tensor]:
-        """Keys and values of what was read, layer by layer."""
+        """Keys and values of the read rows, layer by layer."""
         buffers = [each for pair in zip(self.cache.keys, self.cache.values, strict=True) for each in pair]
         return [each[slot, :, :length] for each in buffers if each is not None for slot, length in enumerate(lengths)]
 
 
 class Hashed(StopRule):
-    """Says no to a part of what it is asked, and foresees what it is told to."""
+    """Refuses a part of the nodes, and predicts given lengths."""
 
     def __init__(self, foreseen: Outlook | None) -> None:
         self.foreseen, self.asked = foreseen, list[tuple[float, float, int]]()

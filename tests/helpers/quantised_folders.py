@@ -1,7 +1,7 @@
 """Checkpoints in the layouts of GPTQ, AWQ and compressed-tensors, written from the formats' definitions.
 
 Every writer takes a saved folder, quantises the linear layers of its blocks with random codes, scales and zero points,
-and returns the dense weights that these stand for, computed here and not by what is tested.
+and returns the dense weights that these stand for, computed here and not by the tested code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write(source: Path, target: Path, settings: dict[str, Any], make: Make) -> d
 
 
 def change(folder: Path, **changes: Any) -> None:
-    """Replace tensors of a folder, whose names are written with __ for a dot; None takes one away."""
+    """Replace tensors of a folder by name, with __ for a dot; None removes one."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     for key, value in changes.items():
@@ -72,7 +72,7 @@ def words(codes: Tensor, bits: int, dim: int, order: list[int] | None = None) ->
 
 
 def _columns(inputs: int) -> Tensor:
-    """An order of columns: one for all layers that read the same, since quantisers take it from what is read."""
+    """An order of columns: one for all layers that read the same, since quantisers take it from the inputs."""
     return torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))
 
 

@@ -41,7 +41,7 @@ settings.load_profile("same")
 
 
 def pytest_collection_finish() -> None:
-    """What is there now is walked over no more: a third of the collection's time, and some at every test."""
+    """The collector skips present objects from now on: a third of the collection's time, and some at every test."""
     gc.freeze()
     gc.enable()
 
@@ -52,7 +52,7 @@ _give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posi
 
 @pytest.fixture(scope="module", autouse=True)
 def _what_a_file_caches_goes_with_it(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A recipe keeps room for eight requests: the recipes of one file took 3 GB, and those of a whole worker 8."""
+    """A recipe keeps caches for eight requests: the recipes of one file took 3 GB, and those of a whole worker 8."""
     yield
     for thing in vars(request.module).values():
         if isinstance(thing, _CACHED) and thing.__module__ == request.module.__name__:

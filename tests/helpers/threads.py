@@ -1,4 +1,4 @@
-"""A fixture for modules whose products are tiny: importing it is using it."""
+"""A fixture for modules with tiny products: importing it is using it."""
 
 from __future__ import annotations
 

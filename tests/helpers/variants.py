@@ -57,7 +57,7 @@ class Case:
         return (verifier.trees or not self.branches) and set(self.laws) <= set(verifier.laws)
 
     def options(self, target: LanguageModel) -> dict[str, Any]:
-        """The drafter's own options over a target; a learned part that is asked for lies on the test run's shelf."""
+        """The drafter's own options over a target; a needed learned part is made once for the test run."""
         declared = self.entry.load().declared
         options: dict[str, Any] = {"model": DRAFT} if declared.draft_model else {}
         if declared.datastore:
@@ -99,7 +99,7 @@ def lossless_rules() -> list[str]:
 
 
 def untrained(place: str, target: LanguageModel, **options: Any) -> str:
-    """What the option of a learned part is to say, for one that nobody trained; made once for a target and options."""
+    """The value of the option for an untrained learned part; made once for a target and options."""
     return _untrained(place, target, tuple(sorted(options.items())))
 
 

@@ -83,7 +83,7 @@ class Watch:
             self._look_at_adapter(drafter, state, hidden, length)
 
     def _look_at_adapter(self, drafter: Any, state: Any, hidden_TD: Tensor, length: int) -> None:
-        """What it has read and what waits are together the committed rows, in order."""
+        """Its read rows and the pending ones are together the committed rows, in order."""
         own = drafter._cache
         read = own.lengths[state.slot]
         assert read + state.num_waiting == length

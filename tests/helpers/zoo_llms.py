@@ -29,7 +29,7 @@ PROMPTS = (
     "Once",
     "Zürich, naïve café — 東京 🙂",
 )
-RANDOM = "random:"  # before a number of layers or a feature: an adapter or head that nobody trained
+RANDOM = "random:"  # before a number of layers or a feature: an untrained adapter or head
 _load_once = cache(load)
 
 
@@ -101,7 +101,7 @@ def truth(prompts: Sequence[str] = PROMPTS, max_tokens: int = 48) -> dict[tuple[
 
 
 def assert_idle(llm: LLM) -> None:
-    """Nobody is left in the engine, its cache, or the drafter's cache."""
+    """No request is left in the engine, its cache, or the drafter's cache."""
     engine = llm.engine
     assert not engine.busy
     assert engine.cache.free_slots == engine.cache.max_slots

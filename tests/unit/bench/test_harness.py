@@ -23,7 +23,7 @@ class Output:
 
 
 class Scripted:
-    """An engine that writes down what it was asked and answers with a fixed number of tokens."""
+    """An engine that records its calls and answers with a fixed number of tokens."""
 
     def __init__(self, name, log, answer=lambda prompt: Output([1, 2, 3])):
         self.name, self.log, self.answer = name, log, answer

@@ -18,7 +18,7 @@ def test_shared_memory_counts_once_and_that_of_others_not():
     assert tensor_bytes([weight, weight[:3], {"again": tied}]) == 40
     assert tensor_bytes([weight, np.zeros(4)], apart_from=[tied]) == 32
     assert tensor_bytes(["text", 3, None, lambda: weight]) == 0
-    assert tensor_bytes(weight.view(2, 5).to_sparse()) == 40  # what has no storage to look at counts by its size
+    assert tensor_bytes(weight.view(2, 5).to_sparse()) == 40  # a tensor without a storage counts by its size
 
 
 def test_shared_cache_tensors_are_counted_once():

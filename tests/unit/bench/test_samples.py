@@ -1,4 +1,4 @@
-"""Answers side by side: who wrote which words."""
+"""Answers side by side: the source of each word."""
 
 from __future__ import annotations
 

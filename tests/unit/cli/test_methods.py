@@ -1,4 +1,4 @@
-"""``foretoken methods``: what is promised by default, what a given model can use, and hints of other commands."""
+"""``foretoken methods``: the default guarantee, the methods that fit a given model, and hints of other commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt files: what is read, and that a bad file is refused with the number of its line."""
+"""Prompt files: their fields, and the refusal of a bad file with the number of its line."""
 
 from __future__ import annotations
 

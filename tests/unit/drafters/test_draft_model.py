@@ -1,4 +1,4 @@
-"""A draft model's trees: what is proposed of what is recorded, and that rows which are not proposed do no harm."""
+"""A draft model's trees: the proposed part of the recorded nodes, and that the other rows do no harm."""
 
 from __future__ import annotations
 

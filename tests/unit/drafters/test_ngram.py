@@ -1,4 +1,4 @@
-"""NgramDrafter against a naive rescan of the text, its budgets, and what it learns."""
+"""NgramDrafter against a naive rescan of the text, its budgets, and its learned rates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Text:
 
 @dataclass
 class Refusing:
-    """Accepts so many nodes, and remembers what it was asked."""
+    """Accepts so many nodes, and records its calls."""
 
     accepts: int
     asked: list[tuple[float, float, int]] = field(default_factory=list)

@@ -38,7 +38,7 @@ class Text:
 
 @dataclass
 class Refusing:
-    """Accepts so many nodes, and remembers what it was asked."""
+    """Accepts so many nodes, and records its calls."""
 
     accepts: int
     asked: list[tuple[float, float, int]] = field(default_factory=list)
@@ -298,7 +298,7 @@ def test_learns_from_emitted_tokens_but_not_from_the_prompt():
     assert before.tree.tokens == after.tree.tokens == (1,)
     assert before.confidence[0] == pytest.approx(16.5 / 18.0)
     assert after.confidence[0] > 0.98
-    # what one request taught holds for the next
+    # statistics of one request hold for the next
     emitted.release(0)
     assert propose_one(emitted, Text(period * 50, 1, 200), 1).confidence == after.confidence
 

@@ -1,4 +1,4 @@
-"""A draft vocabulary at run time: what is drafted, and that nothing of it depends on anybody else's request."""
+"""A draft vocabulary at run time: its drafts, which do not depend on other requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOME = PROMPTS[:3]
 
 
 def vocabulary(kept: Sequence[int] | None = None, **changes: object) -> DraftVocabulary:
-    """Every third token of the zoo's vocabulary and the end of a text, unless told."""
+    """Every third token of the zoo's vocabulary and the end of a text, by default."""
     chosen = sorted({*range(0, target().vocab_size, 3), *target().end_ids}) if kept is None else kept
     fields = {"vocab_size": target().vocab_size, "tokenizer": vocabulary_fingerprint(target().tokenizer), **changes}
     return DraftVocabulary(ids=chosen, **fields)  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ def test_a_request_that_misses_much_scores_all_tokens_until_it_would_miss_little
     for _ in range(20):
         found.begin([rare, common])
         step(found, rare.request_id, [1, 2, 3], 1, 77)
-        step(found, common.request_id, [1, 2, 3], 3, 77)  # a bonus that nobody was asked for is no miss
+        step(found, common.request_id, [1, 2, 3], 3, 77)  # a bonus without a draft is no miss
     found.begin([rare, common])
     assert found.rows is None
     found.begin([common])

@@ -1,4 +1,4 @@
-"""A draft model's cache holds what was read, whatever is asked next: rows of other tokens are never used again."""
+"""A draft model's cache keeps the read rows for any later call, and never uses rows of other tokens again."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def proposed(runner: ModelDrafter, asked: Request) -> tuple[tuple[int, ...], tup
 
 
 def check_rows(runner: ModelDrafter, asked: Request) -> None:
-    """What is proposed equals what a drafter without a past proposes, to the last bit of a confidence."""
+    """Proposals equal those of a drafter without a past, to the last bit of a confidence."""
     assert proposed(runner, asked) == proposed(drafter(), request(asked.tokens))
 
 
 @pytest.mark.parametrize("place", [2, 6, 10])
 def test_a_changed_token_is_read_again(place: int) -> None:
-    """The lengths are equal, so that nothing but the tokens tells."""
+    """The lengths are equal, so only the tokens differ."""
     runner, asked = drafter(), request(TEXT)
     proposed(runner, asked)
     asked.tokens[place] = 200
@@ -57,7 +57,7 @@ def test_a_text_that_became_shorter_is_read_from_there(kept: int) -> None:
 
 
 def test_accepted_draft_tokens_are_not_read_again() -> None:
-    """Also where nobody says what became of the draft; and what did not stand is not used."""
+    """Also without a report of the draft's outcome; and rejected rows are not used."""
     runner, asked = drafter(), request(TEXT)
     drafted, _ = proposed(runner, asked)
     before = runner.model.layer_rows

@@ -1,4 +1,4 @@
-"""The folder of a draft vocabulary: what is written is what is read, and what cannot be one is refused by field."""
+"""The folder of a draft vocabulary: it is read as it was written, and a damaged one is refused by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages over gloo: what is sent arrives, in order and from nobody else, and a peer that has gone is noticed."""
+"""Messages over gloo arrive in order and from the peer alone, and a peer that has gone is noticed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_peer_that_is_killed_is_noticed(peer: tuple[GlooChannel, BaseProcess])
 
 
 def test_a_hanging_peer_does_not_block(peer: tuple[GlooChannel, BaseProcess], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads no more: gloo sends nothing that nobody waits for, and what is sent is given up."""
+    """It reads no more: gloo sends nothing without a receiver, and the message is given up."""
     monkeypatch.setattr(gloo, "_SENDING", gloo._SENDING / 10)
     channel, process = peer
     assert process.pid is not None

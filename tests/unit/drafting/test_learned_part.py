@@ -1,4 +1,4 @@
-"""Learned parts: their folders in both layouts, what is refused, and what nobody trained."""
+"""Learned parts: their folders in both layouts, refusals, and untrained parts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_saved_part_is_loaded(kind: type[LearnedPart], tmp_path: Path) -> None
 
 
 def split(folder: Path) -> None:
-    """Its weights in two files and an index, as the library writes what is large."""
+    """Its weights in two files and an index, as the library writes large models."""
     tensors = load_file(folder / WEIGHTS)
     placed = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(sorted(tensors))}
     for shard in set(placed.values()):

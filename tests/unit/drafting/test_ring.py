@@ -71,7 +71,7 @@ def test_it_is_the_end_of_an_unbounded_cache(data: st.DataObject) -> None:
 
 
 def test_a_place_follows_from_the_position_alone() -> None:
-    """However the tokens came to be there, so that what is computed over places has the same bits."""
+    """However the tokens came to be there, so that sums over places have the same bits."""
     for length in range(4 * SIZE):
         ring, text = new_ring(), list(range(length))
         once, often = ring.acquire(), ring.acquire()

@@ -1,4 +1,4 @@
-"""What follows from a declaration: the check with its message, and the row of a table."""
+"""A declaration gives the check with its message, and the row of a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAN, INF = float("nan"), float("inf")
 @documented
 @dataclass(frozen=True, kw_only=True)
 class Mine(Checked):
-    """Options of a method of somebody's own."""
+    """Options of a third-party method."""
 
     path: Annotated[str | Path, Option("A folder.")]
     count: Annotated[int, Option("How many.", least=1, most=9, remedy="3 is usual")] = 3

@@ -1,4 +1,4 @@
-"""What may be asked of a request, up to the very limits, and what is said of the rest."""
+"""Values of sampling parameters up to their limits, and the messages beyond them."""
 
 from __future__ import annotations
 

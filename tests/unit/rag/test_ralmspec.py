@@ -231,7 +231,7 @@ def test_both_methods_fall_back_to_the_same_text():
 
 @cache
 def short():
-    """The target with room for a hundred tokens."""
+    """The target with a context of a hundred tokens."""
     return load("zoo:base", dtype="float32", device="cpu", max_length=100)
 
 

@@ -1,4 +1,4 @@
-"""What retrievers find does not depend on who asks for how many, and remembered passages are ordered as all of them."""
+"""Results of retrievers do not depend on the number of requested ones, and cached passages have the same order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values under several passages: what is read again, what is kept, and that it is as if freshly read."""
+"""Keys and values under several passages: rows that are read again or kept, equal to freshly read ones."""
 
 from __future__ import annotations
 

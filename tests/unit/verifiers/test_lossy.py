@@ -189,8 +189,8 @@ def test_the_meter_is_the_distance_of_the_closed_form_at_every_token(rule: Any) 
 
 
 def chain_law(rule: Any, pair: TablePair, context: tuple[int, ...], depth: int, length: int) -> torch.Tensor:
-    """The joint distribution of the next tokens with ``depth`` sampled draft tokens left: what stands goes on, the rest
-    is p.
+    """The joint distribution of the next tokens with ``depth`` sampled draft tokens left: accepted tokens go on, the
+    rest is p.
     """
     size = pair.vocab_size
     if length == 0:
@@ -498,7 +498,7 @@ def test_budgets_hold_on_every_prefix_of_every_request(name: str, temperature: f
     def noting(draft: Draft, target: Laws, rng: Streams, metrics: Metrics) -> Any:
         verdict = judge(draft, target, rng, metrics)
         history = spent.setdefault(id(rng), [])
-        # what the engine tells the rule is what the request was charged so far
+        # the engine passes the request's charges so far to the rule
         assert (metrics.num_tokens, metrics.distortion_sum) == (len(history), pytest.approx(sum(history)))
         history += verdict.distortions
         return verdict
@@ -525,7 +525,7 @@ def test_a_budget_of_nothing_gives_the_plain_text(name: str) -> None:
     unbound = with_config({**DRAFT, "verifier": name, **LOOSE.get(name, {})})
     free = unbound.generate(PROMPTS, SamplingParams(max_tokens=40, ignore_eos=True))
     assert ids(free) != ids(outputs)
-    for output, plain in zip(free, outputs, strict=True):  # what is charged is at least the first difference
+    for output, plain in zip(free, outputs, strict=True):  # the charge is at least the first difference
         assert (output.metrics.distortion > 0) == (output.token_ids != plain.token_ids)
 
 

@@ -75,7 +75,7 @@ def test_a_coupling_stays_within_both_distributions_and_loses_no_mass(distinct: 
     assert found.left_K == pytest.approx(p - used, abs=1e-12)
     assert min(found.left_K) >= 0.0
     total = used.sum()
-    # of what is accepted, no set of tokens can have more than p, or than the draws that meet it
+    # no set of accepted tokens can have more mass than p, or than the draws that meet it
     bounds = [
         math.fsum(p[list(inside)])
         + math.fsum(mass for each, mass in found.mass.items() if not set(each) <= set(inside))
@@ -90,7 +90,7 @@ def test_a_coupling_stays_within_both_distributions_and_loses_no_mass(distinct: 
 def test_what_the_solver_oversteps_is_scaled_back(
     distinct: bool, overstep: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A coupling stays within both distributions, so that the extra token makes up exactly for what is accepted."""
+    """A coupling stays within both distributions, so that the extra token exactly complements the accepted ones."""
     import scipy.optimize
 
     exact = scipy.optimize.linprog

@@ -1,4 +1,4 @@
-"""What a person at the terminal is told while a long prompt is read, and nobody else."""
+"""Progress while a long prompt is read: on a terminal only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_long_prompt_says_how_far_it_is(llm: LLM, monkeypatch: pytest.MonkeyPa
         "reading the prompt: 16 of 40",
         "reading the prompt: 32 of 40",
     ]
-    assert "tokens per step" in lines[3]  # the line is taken away before anything else is said
+    assert "tokens per step" in lines[3]  # the line is erased before any other output
     assert len(lines) == 4
 
 

@@ -1,4 +1,4 @@
-"""What lies in the head's cache, whatever was drafted, rejected, asked for twice or cancelled; and batches."""
+"""The draft network's cache after drafts that were rejected, repeated or cancelled; and batches."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_long_prompts_are_read_while_they_come(shape: str, model: LanguageModel,
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_request_drafts_alike_alone_and_in_company(shape: str, model: LanguageModel) -> None:
-    """Seeded, at temperature 1: tokens depend on what is drafted, and company must not change that."""
+    """Seeded, at temperature 1: tokens depend on the drafts, and other requests must not change these."""
     if model.native_decoder is None:
         pytest.skip("the library's products round by their number of rows")
     prompts = [tokens_of(seed, 8 + seed, 100) for seed in range(4)]

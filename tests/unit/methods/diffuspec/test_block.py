@@ -188,7 +188,7 @@ def test_alone_or_packed_in_any_order_the_lattices_are_the_same_bit_for_bit(mode
 
 
 def test_only_requested_slots_are_scored(model: LanguageModel) -> None:
-    """And what is scored has the bits that it has among all slots."""
+    """And the scored slots have the same bits as among all slots."""
     lattices = BlockLattices(network_of(model), model, top=3)
     contexts = [ready(lattices, length, length) for length in (9, 4, 6)]
     whole = logits_of(lattices, contexts)
@@ -244,7 +244,7 @@ def test_a_released_request_gives_its_slot_back(model: LanguageModel) -> None:
     lattices = BlockLattices(network_of(model), model, top=1)
     free = lattices.cache.free_slots
     contexts = [ready(lattices, 6, seed) for seed in range(3)]
-    logits_of(lattices, contexts[:2])  # the third one was never asked
+    logits_of(lattices, contexts[:2])  # the third one was never used
     for context in contexts:
         lattices.release(context.request_id)
     lattices.release(12345)

@@ -262,7 +262,7 @@ def test_another_model_of_the_zoo_is_drafted_for_without_an_option(name: str) ->
 
 
 def test_targets_that_are_drafted_for_without_an_option(model: LanguageModel, head: Path, monkeypatch: Any) -> None:
-    """Grown models as their originals; nobody's tokens are taken for those of the zoo."""
+    """Grown models as their originals; unknown tokens are not taken for those of the zoo."""
     monkeypatch.setattr(drafter_module, "MaskedLattices", lambda name, *_, **__: pytest.fail(f"asks {name}"))
     monkeypatch.setattr(model, "name", "grown:mamba:10m")
     with pytest.raises(pytest.fail.Exception, match="asks zoo:diffusion"):

@@ -1,4 +1,4 @@
-"""Masked checkpoints: Dream's and LLaDA's layouts made tiny, which row says what, what is never drafted, bad files."""
+"""Masked checkpoints: tiny Dream and LLaDA layouts, rows and their slots, tokens that are never drafted, bad files."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def logits_of(lattices: MaskedLattices, contexts: Sequence[Any]) -> list[Tensor]
 
 @pytest.mark.parametrize("layout", ["dream", "llada"])
 def test_the_row_of_a_slot_is_the_one_that_its_layout_says(layout: str, folder: Path, target: LanguageModel) -> None:
-    """Each row copies what is known at its place (Dream: makes of it what stands after). The text counts upwards."""
+    """Each row copies the token at its place (Dream: the next one). The text counts upwards."""
     lattices = MaskedLattices(str(folder / f"{layout}-copies"), target, slots=3, top=1)
     found = lattices.lattices([context_of([20, 21, 22, 23])])[0]
     assert found is not None

@@ -35,7 +35,7 @@ def on_one_thread() -> Iterator[None]:
 
 
 def slots(pair: TablePair, count: int) -> Tensor:
-    """A lattice: the distribution of each slot does not know what stands before it in the draft."""
+    """A lattice: the distribution of each slot does not depend on the draft's tokens before it."""
     return torch.stack([pair.q((0,) * slot) for slot in range(count)])
 
 

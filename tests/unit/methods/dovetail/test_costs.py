@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 
 def taken(table: CostTable, rate: float, reaches: list[float], requests: int = 1) -> int:
-    """Nodes of a draft whose nodes stand with these chances, the best first."""
+    """Nodes of a draft with these chances of acceptance, the best first."""
     least = tuple(rate * price for price in table.prices(requests, len(reaches)))
     rule = Affordable((1.0,) * 10, least)
     count = 0
@@ -76,10 +76,10 @@ def test_requests_that_run_together_share_the_rows() -> None:
 def test_confidences_are_corrected_by_accepted_tokens() -> None:
     rule = Affordable((0.0,) * 9 + (0.5,), (0.3, 0.3, 0.6))
     assert rule.worthwhile(1.0, 0.95, 0)
-    assert not rule.worthwhile(1.0, 0.85, 0)  # said to stand, and never does
+    assert not rule.worthwhile(1.0, 0.85, 0)  # predicted to be accepted, and never is
     assert not rule.worthwhile(0.5, 0.95, 0)
     assert not rule.worthwhile(1.0, 0.95, 2)
-    assert not rule.worthwhile(1.0, 0.95, 3)  # beyond what was priced
+    assert not rule.worthwhile(1.0, 0.95, 3)  # beyond the measured costs
 
 
 @pytest.mark.parametrize("points", [((1, 1.0),), ((2, 1.0), (4, 2.0)), ((1, 1.0), (1, 2.0)), ((1, 0.0), (2, 1.0))])

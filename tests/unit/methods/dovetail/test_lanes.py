@@ -110,7 +110,7 @@ def test_a_lane_drafts_what_would_be_drafted_here(temperature: float, model: Lan
 def test_late_orders_and_answers_change_nothing(
     temperature: float, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even what is drafted: rows are read in their order, however late."""
+    """Not even the drafts: rows are read in their order, however late."""
     params = SamplingParams(max_tokens=24, temperature=temperature, seed=5, ignore_eos=True)
     here = engine(model)
     expected = texts(here, params), drafted(here)
@@ -244,7 +244,7 @@ def test_nothing_moves_where_the_target_is(model: LanguageModel) -> None:
 def test_a_request_that_is_cancelled_while_the_lane_reads_leaves_nothing(
     model: LanguageModel, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its slot is another one's next, which drafts what it drafts alone."""
+    """Another request gets its slot, and drafts the same tokens as alone."""
     alone = engine(model, place="thread")
     expected = drafted(alone)
     alone.close()
@@ -266,7 +266,7 @@ def test_a_request_that_is_cancelled_while_the_lane_reads_leaves_nothing(
 
 
 def test_rows_that_do_not_follow_are_not_read(model: LanguageModel) -> None:
-    """Whose rows or tokens leave a gap is not drafted for, and does not stop others."""
+    """A request with a gap in its rows or tokens gets no draft, and does not stop others."""
     head = Dovetail.random(model, layers=1)
     side = remote_head.RemoteHead(DovetailDrafter.Config(), model, head)
     side.take(

@@ -39,7 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose sizes the native decoder takes."""
+    """A model with sizes that the native decoder takes."""
     return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 

@@ -1,4 +1,4 @@
-"""DEL: statistics and choice by hand and by brute force; what it re-reads is what was computed; it follows a change."""
+"""DEL: statistics and choice by hand and by brute force; re-read states equal computed ones; it follows a change."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Table:
 
 
 def hand_made(table: list[list[int]], said: list[int], exit_layer: int) -> Any:
-    """A drafter in the moment after verification: 1 + N columns of every depth, N tokens said by the exit."""
+    """A drafter in the moment after verification: 1 + N columns of every depth, N tokens drafted by the exit."""
     drafter: Any = DynamicExitDrafter.__new__(DynamicExitDrafter)
     drafter.config = DynamicExitDrafter.Config()
     drafter._hopeful = range(1, 4)
@@ -131,7 +131,7 @@ def test_where_no_exit_could_pay_nothing_is_read_again() -> None:
 
 @pytest.mark.parametrize(
     ("exit_layer", "valid"),
-    [(1, 3), (2, 4), (3, 2)],  # the first wrong column is the last valid one; exit 2 said 5 6 7: all columns count
+    [(1, 3), (2, 4), (3, 2)],  # the first wrong column is the last valid one; exit 2 drafted 5 6 7: all columns count
 )
 def test_columns_after_the_first_wrong_one_do_not_count(exit_layer: int, valid: int) -> None:
     statistics = observe(hand_made(TABLE, TABLE[exit_layer - 1][:3], exit_layer))
@@ -261,7 +261,7 @@ def test_the_exit_follows_a_change_within_twenty_rounds_or_so() -> None:
 
 
 class Spy(DynamicExitDrafter):
-    """Notes the logits that tokens were drafted with, and checks what is re-read against them and a fresh forward."""
+    """Records the logits that tokens were drafted with, and checks re-read rows against them and a fresh forward."""
 
     checked = 0
 
@@ -420,7 +420,7 @@ def test_plain_steps_are_learnt_from() -> None:
 
 
 def test_one_failing_request_ends_no_other() -> None:
-    """Asked one by one after a failure, requests with histories of their own must still agree on an exit."""
+    """Called one by one after a failure, requests with their own histories must still agree on an exit."""
 
     class Torn(DynamicExitDrafter):
         def _plan(self, contexts: Any) -> tuple[int, int]:

@@ -67,7 +67,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose sizes the native decoder takes."""
+    """A model with sizes that the native decoder takes."""
     return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
@@ -269,7 +269,7 @@ def test_neutral_values_of_unsupported_fields_change_nothing(folder: Path) -> No
 
 
 def test_the_layers_that_an_older_folder_counts_are_its_targets(tmp_path: Path) -> None:
-    """Of EAGLE-1/2 one layer is built whatever is said: its config may be the whole target's."""
+    """Of EAGLE-1/2 one layer is built whatever the config says: it may be the whole target's."""
     folder = Path(Eagle.untrained(target(), tmp_path / "head", algorithm="eagle"))
     edit_block(num_hidden_layers=12)(folder)
     compose.build({"method": "eagle", "head": str(folder)}, target())
@@ -310,7 +310,7 @@ def test_llama_3_s_positions_are_those_of_the_library(place: str, tmp_path: Path
     assert Eagle.load(tmp_path / "again").config == found.config
 
 
-# ------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------ refusals
 
 
 def edit_block(**changes: Any) -> Change:

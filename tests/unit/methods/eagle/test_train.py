@@ -215,7 +215,7 @@ def test_expected_steps():
 
 @pytest.fixture(scope="module")
 def learned(folder):
-    """A head that learnt by heart what the target says, so that some of its drafts stand; not what is walked at T=1."""
+    """A head that learnt the target's greedy text by heart, so some of its drafts are accepted; not those at T=1."""
     made = pytest.MonkeyPatch()
     made.setattr(acceptance, "MAX_TOKENS", 40)
     encode = load_as_is(str(folder / "target"), device="cpu").tokenizer

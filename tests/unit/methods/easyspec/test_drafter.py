@@ -137,7 +137,7 @@ def test_groups_of_one_are_the_model() -> None:
 
 
 def told(method: ModelDrafter, texts: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """What is proposed for growing texts, one after the other, as one request."""
+    """Proposals for growing texts, one after the other, as one request."""
     asked = make_request(texts[0], vocab_size=VOCAB_SIZE, max_tokens=100)
     found = []
     for text in texts:
@@ -187,7 +187,7 @@ class Compared(EasySpecDrafter):
 def test_the_committed_rows_are_exact_with_calibration_only(calibrate: bool) -> None:
     """Without it the text is right all the same: this test and the acceptance see it alone."""
     config = Compared.Config(model=str(model(0).source), tree="chain", parallel=3, calibrate=calibrate)
-    method = Compared(config, model(0))  # the target's own weights: what is accepted is what fuzziness leaves
+    method = Compared(config, model(0))  # the target's own weights: only fuzziness costs acceptance
     llm = with_config({"method": method, "num_speculative_tokens": 3}, target=model(0))
     outputs = llm.generate(TEXTS, SamplingParams(max_tokens=30, ignore_eos=True))
     assert sum(out.metrics.num_accepted_tokens for out in outputs) > 0
@@ -213,7 +213,7 @@ def test_the_text_is_that_of_plain_decoding(tree: str, executor: str) -> None:
 
 @pytest.mark.parametrize("tree", ["chain", "coupled"])
 def test_fuzzy_drafts_that_are_handed_over_late_change_nothing(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written ahead next to the target; calibration then reads pending tokens, and what was refused is read again."""
+    """Drafted ahead next to the target; calibration then reads pending tokens, and rejected ones are read again."""
     params = SamplingParams(max_tokens=24, temperature=1.0, seed=7, ignore_eos=True)
     expected = ids(with_config(None, target=model(0)).generate(TEXTS, params))
     llm = recipe(tree=tree, verifier="match", parallel=3, executor="pearl")

@@ -122,7 +122,7 @@ def rows(model, tokens):
 @pytest.mark.parametrize("redo", [True, False])
 def test_text_turns_and_meter_are_those_of_the_plain_algorithm(name, redo):
     """The whole method again from the specification: one token at a time, every distribution read from scratch by both
-    models, who writes, what is emitted, and TV summed over the small model's tokens."""
+    models, the writers, the emitted tokens, and TV summed over the small model's tokens."""
     params, small = PARAMS[name], _load_once(SMALL, dtype="float32", device="cpu")
     llm = adaptive(2.0, dwell=3, window=3, redo=redo, max_draft=7)
     for prompt in PROMPTS[:3]:

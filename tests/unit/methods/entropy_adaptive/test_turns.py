@@ -1,4 +1,4 @@
-"""Whose turn it is: entropies, the mean at the threshold, dwell, the window across a switch, both readings."""
+"""Turns of the two models: entropies, the mean at the threshold, dwell, the window across a switch, both readings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rule(threshold=1.0, window=1, dwell=1, redo=True):
 
 
 def writers(of, small, large):
-    """Who writes each position ("s" or "l"), with the entropies that either model would have there."""
+    """The writer of each position ("s" or "l"), with the entropies that either model would have there."""
     turn, found = EntropyTurn.first(of), ""
     for of_small, of_large in zip(small, large, strict=True):
         if not turn.large:
@@ -90,7 +90,7 @@ def test_no_run_is_shorter_than_the_dwell_but_the_last(dwell, redo):
 
 
 def test_turns_follow_from_entropies_alone():
-    """Two copies that are asked in another order, or twice, agree: reading changes nothing."""
+    """Two copies that are called in another order, or twice, agree: reading changes nothing."""
     turn = EntropyTurn.first(rule(1.0, window=2, dwell=2))
     once = turn.read_by_small(0.3)
     turn.read_by_small(7.0)

@@ -63,7 +63,7 @@ def steps(pair, rule, length, *, yields, monkeypatch):
 
 
 def emitted_law(pair, rule, length, **options):
-    """Law of the first emitted tokens: prefix -> distribution of the next one, and the meter's charges there."""
+    """Distribution of the first emitted tokens: prefix -> probabilities of the next one, and the meter's charges."""
     mass, charges = defaultdict(lambda: torch.zeros(V, dtype=torch.float64)), defaultdict(set)
     for weight, verdict, tokens in steps(pair, rule, length, **options):
         out = (*(tokens[node] for node in verdict.path), verdict.extra)

@@ -34,7 +34,7 @@ WIDTH = 12
 
 
 def labels(count: int = 1200, *, bad: float = 0.3, seed: int = 0, noise: float = 0.7, shared: float = 0.0) -> Labels:
-    """Tokens that two of twelve dimensions tell apart, on scales that differ by a million, five to a question.
+    """Tokens that two of twelve dimensions separate, on scales that differ by a million, five to a question.
 
     Args:
         shared: what the tokens of a question have in common next to, and their labels with it.
@@ -213,7 +213,7 @@ def test_quality_by_hand() -> None:
     got = quality(found, score_N, 0.5, without)
     chance = got["auc_of"].pop("chance")
     assert chance == round(auc(without["chance"], found.fine_N) or 0.0, 4)
-    assert best_without_head(got) == ("p", 1.0)  # over the largest it tells as much the other way round
+    assert best_without_head(got) == ("p", 1.0)  # over the largest it predicts as much in the other direction
     low, high = got.pop("false_accepts_interval")
     assert low < 1 / 3 < high
     assert got == {
@@ -283,7 +283,7 @@ def test_a_run_leaves_a_whole_folder(folder: Path) -> None:
     held = record["held_out"]
     assert set(held["by_source"]) == {"mine"}
     own = held["by_source"]["mine"]
-    assert held["macro_auc"] == own["auc"] > 0.9  # a digit is easily told from letters
+    assert held["macro_auc"] == own["auc"] > 0.9  # a digit is easily separated from letters
     assert own["false_accepts"] <= 0.15  # of questions that the threshold has not seen
     assert own["fine_accepted"] > 0.5
     assert record["triples"] == {"file": "mine.jsonl", "texts": 800, "tail": "mask"}

@@ -1,4 +1,4 @@
-"""Labels for the judge: a planted task whose important tokens are known, the target's states by hand, annotations."""
+"""Labels for the judge: a planted task with known important tokens, the target's states by hand, annotations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Tokenizer:
 
 
 class Target:
-    """Stands for an LLM: answers by :func:`target_says`, and remembers what it was asked."""
+    """Stands for an LLM: answers by :func:`target_says`, and records its prompts."""
 
     tokenizer = Tokenizer()
     is_chat_model = False
@@ -134,7 +134,7 @@ def test_what_changes_the_answer_is_bad_and_what_does_not_stays_in_the_text(monk
     assert target.asked == ["Q", "Q the total", "Q the total is 8", "Q the total is 7 so"]
     assert labelled(found) == [
         ("", "the", True),
-        ("the", "total", True),  # tried and fine: the rest is what follows it
+        ("the", "total", True),  # tried and fine: the rest follows it
         ("the total", "is", True),
         ("the total is", "7", True),
         ("the total is", "8", False),  # another answer
@@ -185,7 +185,7 @@ def test_special_tokens_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_questions_that_are_answered_wrongly_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted target says 9 to a question whose answer is 7, or nothing that is an answer: nothing is tried."""
+    """The planted target answers 9 to a question with the answer 7, or without a number: nothing is tried."""
     plant(monkeypatch, lambda text: ["it", "9", "7"][: len(text) + 1] + ["<pad>"] * max(0, len(text) - 2))
     for said in ("9", "none"):
         target = Target(lambda text, said=said: [*("the", said)[len(text) :], END])
@@ -325,7 +325,7 @@ GOOD = {"question": "What is 2 + 3?", "correct": "It is 5.", "wrong": "It is 6, 
 
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    """A target whose tokens are characters."""
+    """A target with characters as tokens."""
     return LLM(save_model("llama", tmp_path_factory.mktemp("letters")), device="cpu")
 
 

@@ -1,4 +1,4 @@
-"""Mined questions in a file: what was written is read, a stop costs the line it cut, others' files are refused."""
+"""Mined questions in a file: written lines are read, a stop costs the line it cut, others' files are refused."""
 
 from __future__ import annotations
 

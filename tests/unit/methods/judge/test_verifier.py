@@ -117,7 +117,7 @@ def joint_law(
 
 
 def one_token(pair: TablePair, says: Says, q: list[float]) -> list[float]:
-    """The distribution of one token in plain Python: what stands by the test or by the judge, and the residual of the
+    """The distribution of one token in plain Python: acceptance by the test or by the judge, and the residual of the
     rest.
     """
     p = pair.p(()).tolist()
@@ -139,7 +139,7 @@ def test_a_judge_that_always_refuses_is_the_exact_rule_decision_by_decision(styl
     for seed in range(6):
         pair = TablePair(4, seed, style)
         off = judge(pair, always, threshold=1.0)
-        assert off.needs.last_state is None  # nobody keeps states for it
+        assert off.needs.last_state is None  # no states are kept for it
         for rule in (judge(pair, never), off):
             assert float((joint_law(pair, rule, kind, 2) - target_law(pair, 2)).abs().max()) < 1e-9
             for _, tokens, _ in itertools.islice(drafts(pair, (-1, 0, 1), kind), 12):  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def test_in_the_mean_the_meter_bounds_the_distance_of_whole_texts(kind: str) -> 
 
 @pytest.mark.statistical
 def test_drawn_tokens_follow_the_closed_form_and_no_other() -> None:
-    """With real random streams; the control is the distribution of a judge that was not the one asked."""
+    """With real random streams; the control is the distribution of another judge."""
     pairs = (TablePair(5, seed, "flat") for seed in range(10))
     pair = max(pairs, key=lambda each: torch.tensor(one_token(each, coin, each.q(()).tolist())).dist(each.p(())))
     rule, generator = judge(pair, coin), torch.Generator().manual_seed(0)

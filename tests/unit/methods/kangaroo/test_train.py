@@ -1,4 +1,4 @@
-"""Training of an adapter: the loss by hand, what it moves, and that stops and feature stores change nothing."""
+"""Training of an adapter: the loss by hand, the trained weights, and that stops and feature stores change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ring holds and what is drafted: in batches, after refusals, cancelled, asked twice, after long prompts."""
+"""Contents of a ring, and drafts: in batches, after rejections, cancelled, called twice, after long prompts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_rings(drafter: LongSpecDrafter) -> list[int]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @every_shape
 def test_the_ring_is_what_the_text_makes_of_it(shape: str, temperature: float, model: LanguageModel) -> None:
-    """After every draft, accepted in part or rejected, in a batch whose requests come and go: bit for bit."""
+    """After every draft, accepted in part or rejected, in a batch of requests that come and go: bit for bit."""
     drafter = drafter_of(model, shape)
     checked = check_rings(drafter)
     llm = with_config({"method": drafter, "num_speculative_tokens": 5}, target=model, max_num_seqs=3)
@@ -150,7 +150,7 @@ def test_a_neighbour_s_fault_and_a_cancelled_request_leave_the_others_as_they_ar
 
 @every_shape
 def test_a_request_drafts_alike_alone_and_in_company(shape: str, model: LanguageModel) -> None:
-    """Seeded, at temperature 1: tokens depend on what is drafted, and company must not change that."""
+    """Seeded, at temperature 1: tokens depend on the drafts, and other requests must not change these."""
     if model.native_decoder is None:
         pytest.skip("the library's products round by their number of rows")
     prompts = [tokens_of(seed, 8 + 7 * seed, 100) for seed in range(4)]

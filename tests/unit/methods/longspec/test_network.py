@@ -52,7 +52,7 @@ def head(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 class Drafting:
-    """A drafter over a prompt that a model has read, and what was scored for the last draft, row by row."""
+    """A drafter over a prompt that a model has read, and the scores of the last draft, row by row."""
 
     def __init__(
         self, model: LanguageModel, head: Path, length: int = PROMPT, piece: int = 1000, **options: Any
@@ -279,7 +279,7 @@ def test_the_angles_are_the_target_s(model: LanguageModel) -> None:
     assert keys.layer == 2
 
 
-# ------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize(

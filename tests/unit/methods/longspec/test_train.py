@@ -79,7 +79,7 @@ def test_the_loss_is_the_cross_entropy_of_counted_tokens_weighted_by_gap(
         out_TW = read(head, target, batch, positions_1T, [gap])[0]
         p_TV = target.logits(batch.target_BTW[0]).softmax(-1)
         losses_T = -(p_TV * target.logits(out_TW).log_softmax(-1)).sum(-1)
-        total += DECAY ** (gap - 1) * float(losses_T[gap:-1].mean().detach())  # the last one predicts what is not there
+        total += DECAY ** (gap - 1) * float(losses_T[gap:-1].mean().detach())  # the last one has no next token
         weights += DECAY ** (gap - 1)
     assert float(found.detach()) == pytest.approx(total / weights, rel=1e-4)
 

@@ -1,4 +1,4 @@
-"""Prediction layers of all layouts: against the library's own layer, and what is refused, by name."""
+"""Prediction layers of all layouts: against the library's own layer, and refusals, by name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def layer_of(model: LanguageModel) -> PredictionLayer:
 
 
 def reference(folder: Path, tokens: list[int], states_TW: Tensor) -> Tensor:
-    """Logits of all pairs by the library: its model with one layer more, whose last layer alone is called."""
+    """Logits of all pairs by the library: its model with one layer more, of which only the last is called."""
     config = AutoConfig.from_pretrained(folder)
     family = config.model_type
     deeper = {"num_hidden_layers": LAYERS + 1}

@@ -1,4 +1,4 @@
-"""The layout of a probe: what stands after a draft, and which of its rows judges which token."""
+"""The layout of a probe: the tokens after a draft, and the row that judges each token."""
 
 from __future__ import annotations
 

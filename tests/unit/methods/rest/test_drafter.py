@@ -96,7 +96,7 @@ def test_rates_follow_the_hits(made):
     before = draft_of(drafter, "the cat").confidence
     for request_id in range(40):
         draft_of(drafter, "the cat", request_id)
-        draft_of(drafter, "the cat ran", request_id)  # never what the datastore said
+        draft_of(drafter, "the cat ran", request_id)  # never the datastore's tokens
         drafter.release(request_id)
     after = draft_of(drafter, "the cat", 99).confidence
     assert after[0] < before[0] / 2
@@ -132,11 +132,11 @@ def test_a_released_request_is_forgotten(made):
 
 
 def test_places_that_come_back_are_not_confused(made):
-    """What was said of a node that was not drafted is nothing, whatever its number would have been."""
+    """An outcome without the node does not count for it, whatever its number would have been."""
     drafter = made("the cat sat on a mat", "the cat ran and sat")
     draft_of(drafter, "the cat", nodes=1)
     rates = [list(each.rates) for each in drafter._rates]
-    draft_of(drafter, "the cat ran and", nodes=1)  # "ran" was said of the root, but not drafted
+    draft_of(drafter, "the cat ran and", nodes=1)  # "ran" was counted after the root, but not drafted
     changed = sum(a != b for before, now in zip(rates, drafter._rates, strict=True)
                   for a, b in zip(before, now.rates, strict=True))  # fmt: skip
     assert changed == 1

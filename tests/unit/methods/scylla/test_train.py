@@ -122,7 +122,7 @@ def test_training_says_what_serving_then_measures(folder, monkeypatch):
     assert served["greedy"]["tokens_per_step"] > 1.08
     assert walked["greedy"]["after"] == pytest.approx(served["greedy"]["tokens_per_step"], rel=0.01)
     assert walked["greedy"]["after"] > walked["greedy"]["before"]
-    # two texts of 960 tokens, each in about 550 steps whose lengths have a deviation of about 0.9
+    # two texts of 960 tokens, each in about 550 steps, with a deviation of their lengths of about 0.9
     assert walked["T=1"]["after"] == pytest.approx(served["T=1"]["tokens_per_step"], abs=3 * 0.9 * (2 / 550) ** 0.5)
 
 

@@ -1,4 +1,4 @@
-"""The tree's size by the number of requests: the table, what it is made from, and what serving makes of it."""
+"""The tree's size by the number of requests: the table, its measurements, and its use in serving."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_width_follows_the_batch_and_the_text_does_not(
         if temperature == 0:  # drafts of seeded requests are another matter
             assert all(nodes <= widths.at(batch) for batch, nodes in drafter.seen)
             assert {batch for batch, _ in drafter.seen} >= {1, 4}
-            if widths.at(1) <= 16:  # near the end of a text there is no room for more
+            if widths.at(1) <= 16:  # near the end of a text no more nodes fit
                 assert max(nodes for batch, nodes in drafter.seen if batch == 1) == widths.at(1)
 
 

@@ -223,7 +223,7 @@ def test_a_layer_that_is_no_anchor_takes_the_blocks_of_the_anchor_before_it() ->
     choosing: Any = None
     for layer in range(5):
         q, k, v = case.inputs()
-        if layer in (0, 1, 3):  # nobody came before the first
+        if layer in (0, 1, 3):  # there is no layer before the first
             choosing = layer, q
         found = plan.attend(layer, q, k, v, scaling=0.4)
         assert float((found.double() - case.expected(layer, q, rule, 0.4, choosing)).abs().max()) < 3e-6
@@ -231,7 +231,7 @@ def test_a_layer_that_is_no_anchor_takes_the_blocks_of_the_anchor_before_it() ->
 
 @pytest.mark.parametrize("score", SCORES)
 def test_blocks_that_were_forgotten_are_summed_up_again(score: str) -> None:
-    """Selected, rolled back, filled with other rows: what is seen then is the definition on the new rows."""
+    """Selected, rolled back, filled with other rows: then the definition holds on the new rows."""
     case = Case((4, 2, 8, 8), [(90, CHAIN)])
     rule = BlockRule(budget=0.6, dense_below=0, size=8, score=score)
     factory = SparseAttention(rule)

@@ -1,4 +1,4 @@
-"""Which blocks are kept, and what is known of them: against plain Python, and what a follower forgets."""
+"""The kept blocks and their statistics: against plain Python, and after rollbacks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_equal_scores_go_to_the_earlier_head_and_block() -> None:
 
 
 def test_a_set_of_the_layer_is_that_of_the_summed_scores() -> None:
-    """Block 1 is nobody's first choice and the layer's; what two heads want apart, each would keep for itself."""
+    """Block 1 is the layer's first choice and no head's; each of two heads would keep another block for itself."""
     scores_GN = torch.tensor([[0.0, 5.0, 6.0, 0.0, 0.0, 0.0], [0.0, 5.0, 0.0, 6.0, 0.0, 0.0]])
     rule = BlockRule(sinks=1, locals=1, sets="per_layer")
     assert [each.tolist() for each in rule.select(scores_GN, 6)] == [[0, 1, 5], [0, 1, 5]]
@@ -116,7 +116,7 @@ def test_the_kept_blocks_are_those_of_the_definition(data: st.DataObject) -> Non
 
 
 def test_the_exact_score_finds_a_key_that_the_mean_hides() -> None:
-    """One column that the root asks for, in a block whose other columns point away from it."""
+    """One column that the root asks for, in a block with other columns that point away from it."""
     q_HD = torch.tensor([[1.0, 0.0]])
     k_GLD = torch.zeros(1, 17, 2)
     k_GLD[0, 4:8, 0] = -3.0
@@ -215,7 +215,7 @@ def test_any_history_gives_the_means_and_bounds_of_the_committed_rows(data: st.D
         elif move == "replace":
             cache.release(slot)
             slots[slots.index(slot)] = cache.acquire()
-        if data.draw(st.booleans()):  # not always: what is asked for late must be right, too
+        if data.draw(st.booleans()):  # not always: a late call must be right, too
             assert_agree(cache, known, score, data.draw(st.integers(0, LAYERS - 1)), slots)
     for layer in range(LAYERS):
         assert_agree(cache, known, score, layer, slots)
@@ -231,7 +231,7 @@ def test_a_block_is_averaged_when_it_is_whole_and_not_again() -> None:
     first = means.of(0, [slot])[slot, :, 0].clone()
     keys = cache.keys[0]
     assert keys is not None
-    keys[slot, :, :SIZE] += 1  # a committed row never changes; if it did, nobody would look again
+    keys[slot, :, :SIZE] += 1  # a committed row never changes; if it did, its statistics would not be computed again
     write(cache, slot, 2, generator)
     cache.commit(slot, [0])
     found = means.of(0, [slot])

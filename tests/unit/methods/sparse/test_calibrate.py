@@ -1,4 +1,4 @@
-"""Calibration: what is counted is what the definitions say, the file comes back as it went, and fits one model only."""
+"""Calibration: counts by the definitions, a file that is read as it was written, and that fits one model only."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_medians_of_ratios_by_hand(moe):
 
 @torch.inference_mode()
 def test_channels_inside_experts_are_counted_where_an_expert_is_called(moe):
-    """Shares are of (expert, group) pairs that occur: an expert that nobody calls saves nothing."""
+    """Shares are of (expert, group) pairs that occur: an expert without calls saves nothing."""
     found = calibrate(moe, [TEXT[0][:8]])
     model, hidden = hidden_before_mlps(moe, TEXT[0][:8])
     shares = []
@@ -116,7 +116,7 @@ def test_the_target_is_left_as_it_was(moe):
 
 
 def seen_with(picks, theta):
-    """Anchors of layers whose picks are given, one head, one step each."""
+    """Anchors of layers with given picks, one head, one step each."""
     seen = calibrating._Seen(len(picks), RULE)
     seen._picks["per_head"] = {layer: [torch.tensor([pick], dtype=torch.bool)] for layer, pick in enumerate(picks)}
     seen.end_of_chunk()

@@ -141,7 +141,7 @@ def test_a_model_without_gates_has_no_sparse_ffn(tmp_path):
         LLM(save_model("gpt2", tmp_path), speculative_config=FFN)
 
 
-# ---------------------------------------------------------------------- what is promised
+# ---------------------------------------------------------------------- guarantees
 
 
 @pytest.mark.parametrize("method", ["none", "ngram"])
@@ -163,7 +163,7 @@ def test_a_sparse_recipe_promises_nothing_and_says_that_its_distance_is_not_know
 
 
 def test_the_read_share_of_the_prefix_is_reported():
-    """Three blocks of 16 are kept whatever the budget is, and what lies after the last whole block."""
+    """Three blocks of 16 are kept whatever the budget is, and the rows after the last whole block."""
     attention = {"attention": "per_head", "block": 16, "budget": 0.01, "dense_below": 0}
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     (output,) = with_config({"method": "none", "verification": attention}).generate(PROMPTS[2] * 5, params)
@@ -194,7 +194,7 @@ def test_certify_refuses_it():
         certify("ngram", {"verification.ffn": 0.05}, quick=True)
 
 
-# ---------------------------------------------------------------------- what is computed
+# ---------------------------------------------------------------------- computation
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_high_threshold_changes_the_text_and_not_the_target():
 
 
 def test_prompts_are_dense():
-    """The first token comes from the prompt's own chunk; with everything shut only what follows is another text."""
+    """The first token comes from the prompt's own chunk; with everything shut only the later text changes."""
     llm = with_config({"method": "none", "verification.ffn": 1e9})
     outputs = llm.generate(list(PROMPTS), SamplingParams(max_tokens=6, ignore_eos=True))
     wanted = [greedy(prompt, 6) for prompt in PROMPTS]

@@ -170,7 +170,7 @@ def test_ratios_by_hand():
 
 
 def test_renormalising_keeps_the_models_own_sum():
-    """Some routers scale the normalised weights by a constant; what is kept must add up to the same."""
+    """Some routers scale the normalised weights by a constant; the kept ones must add up to the same."""
     weights, _ = rows_of_weights(4, normalised=True)
     weights = 2.5 * weights
     kept, stay = Skip([9.0] * 3, 3, "nested", True)(weights)
@@ -195,7 +195,7 @@ def test_a_number_beyond_the_thresholds_is_refused(m):
         Skip([0.1, 0.2], m, "nested", True)
 
 
-# ---------------------------------------------------------------------- what is computed
+# ---------------------------------------------------------------------- computation
 
 
 def experts(k, seed=1, channels=CHANNELS):
@@ -247,7 +247,7 @@ def test_the_union_of_needed_experts_computes_what_each_row_alone_does(rows, tau
 
 
 def test_only_needed_experts_are_read():
-    """Weights of an expert that nobody needs may be anything at all."""
+    """Weights of an unused expert may be anything at all."""
     parts = experts(2)
     x = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(2))
     weights, chosen = torch.tensor([[0.9, 0.1]]).expand(5, 2), torch.tensor([[1, 2], [1, 3], [4, 2], [4, 3], [1, 2]])

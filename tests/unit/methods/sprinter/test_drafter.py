@@ -213,7 +213,7 @@ def reference(prompt: str, feature: str, judge: SprinterHead, cap: int, length: 
 def test_text_is_that_of_the_specification_s_loop_from_scratch(feature: str) -> None:
     """Caches, rollback and hidden states: nothing of a round may leak into the next."""
     if feature == "confidence":
-        judge = head()  # nobody asks it
+        judge = head()  # not called
         llm = with_config({"method": "sprinter", "model": "zoo:draft", "stop": "confidence", "max_draft": 6})
     else:
         judge = head(feature, spread=0.1)
@@ -264,7 +264,7 @@ def test_the_charge_is_eta_fp_times_the_distance_of_the_pair(feature: str) -> No
     refused = rule.tokens - rule.accepted
     assert rates["eta_fp"] is not None
     assert 0.05 < rates["eta_fp"] < 0.95
-    # what is approved at the end of a request is tested all the same, and what is cut off is not charged
+    # approved tokens at the end of a request are tested all the same, and tokens that are cut off are not charged
     assert charged == pytest.approx(rates["eta_fp"] * refused, rel=0.1)
 
 

@@ -197,7 +197,7 @@ def train(folder: Path, out: str, draft: str = "draft", text: str = "my.jsonl", 
 
 
 def test_training_on_a_tiny_pair_beats_chance(folder: Path) -> None:
-    """The draft is right where it names a token of the first half; which half that is, its hidden state tells."""
+    """The draft is right where it names a token of the first half; its hidden state determines which half that is."""
     generator = torch.Generator().manual_seed(5)
     prompts = [[1, *torch.randint(4, 101, (6,), generator=generator).tolist()] for _ in range(200)]
     target, draft = (load(folder / name, device="cpu") for name in ("target", "half"))

@@ -204,7 +204,7 @@ def test_the_charge_for_a_token_is_the_distance_of_its_distribution(style: str) 
         pair = TablePair(4, seed, style)
         e_V = joint_law(pair, always, 2, length=1)
         charged = {(v.distortions[0], v.divergences[0]) for _, _, v in outcomes(pair, always, 2)}
-        assert len(charged) == 1  # it does not depend on what was drawn
+        assert len(charged) == 1  # it does not depend on the draw
         ((tv, kl),) = charged
         assert tv == pytest.approx(total_variation(e_V, pair.p(())), abs=1e-9)
         assert kl == pytest.approx(divergence(e_V, pair.p(())), abs=1e-9)
@@ -335,11 +335,11 @@ def test_budgets_hold_on_every_prefix(budget: float, saw_token: bool) -> None:
     assert spent
 
 
-# ---------------------------------------------------------------------- a judge whose word on every token is known
+# ---------------------------------------------------------------------- a judge with a known decision on every token
 
 
 def known_drafts(pair: TablePair, head: Head, cap: int) -> Iterator[tuple[float, Draft]]:
-    """:func:`drafts` with what the head would have said of every other token."""
+    """:func:`drafts` with the head's decision on every other token."""
     for weight, draft in drafts(pair, head, cap, saw_token=True):
         tokens, size = draft.tree.tokens, pair.vocab_size
         others = [[k < cap - 1 and head(pair, tokens[:k], token) for token in range(size)] for k in range(len(tokens))]
@@ -349,9 +349,7 @@ def known_drafts(pair: TablePair, head: Head, cap: int) -> Iterator[tuple[float,
 
 
 def laws_in_a_step(pair: TablePair, head: Head, cap: int, rule: Verifier) -> dict[Context, tuple[torch.Tensor, float]]:
-    """Of every prefix that one step may emit: the distribution of the token after it in the step, and what it is
-    charged.
-    """
+    """Of every prefix that one step may emit: the distribution of the token after it in the step, and its charge."""
     masses: dict[Context, torch.Tensor] = {}
     charges: dict[Context, set[float]] = {}
     for weight, draft in known_drafts(pair, head, cap):

@@ -1,6 +1,4 @@
-"""SuffixFirstDrafter over tiny models and the bundled pair: who drafts, exact distribution and stream, heads, bad
-input.
-"""
+"""SuffixFirstDrafter over tiny models and the bundled pair: drafter in use, exactness, stream, heads, bad input."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def drafter_of(llm) -> SuffixFirstDrafter:
     return found
 
 
-# ---------------------------------------------------------------- who drafts
+# ---------------------------------------------------------------- the drafter in use
 
 
 def test_a_promise_is_the_number_of_tokens_that_are_expected_to_stand():
@@ -74,7 +72,7 @@ def test_repeated_text_is_copied_and_the_draft_model_reads_the_rest_alone(pair):
     assert set(copied.sources) == {"suffix"}
     assert set(drafted.sources) == {"draft_model"}
     drafter.propose(requests[:1], [Budget(4, 4)])
-    assert len(asked) == 1  # nobody is left to draft for
+    assert len(asked) == 1  # no request is left to draft for
 
 
 def test_a_high_threshold_leaves_copies_to_requests_without_other_drafts(pair):

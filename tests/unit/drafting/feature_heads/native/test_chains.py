@@ -73,7 +73,7 @@ def test_a_chain_has_the_bits_of_its_passes(
     lengths = [end + count - 1 for end, count in zip(one.ends, most, strict=True)]
     for ours, theirs in zip(many.kept(lengths), one.kept(lengths), strict=True):
         assert torch.equal(ours, theirs)
-    # nothing is left of a draft that was refused: other rows in its places are what they are without it
+    # nothing is left of a rejected draft: other rows in its places have the same bits as without it
     never = Read(run, prefixes, rows, seed)
     run.forward(never.first, never.cache, never.g_TW, top=0)
     batch = PackedBatch()
@@ -146,7 +146,7 @@ def test_tokens_are_foreseen_as_they_will_be_drawn(vocab_size: int, tmp_path: Pa
 def test_drafts_are_those_of_one_pass_after_the_other(
     case: str, models: dict[str, LanguageModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens, confidences and what the stop rule is asked, in a batch; whatever was foreseen."""
+    """Tokens, confidences and calls of the stop rule, in a batch; whatever was prefetched."""
     model = models["bfloat16"]
     place = Eagle.untrained(model, tmp_path / "head", draft_vocab_size=60)
     found: list[Any] = []

@@ -1,4 +1,4 @@
-"""A tree that is grown in one native call is that of its levels, and drafts do not depend on who grew them."""
+"""A tree that is grown in one native call equals that of its levels, so drafts do not depend on the implementation."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_tree_is_that_of_its_levels(
         assert not tree.damaged
     for ours, theirs in zip(whole.kept(whole.ends), levels.kept(levels.ends), strict=True):
         assert torch.equal(ours, theirs)
-    # nothing is left of the trees: other rows in their places are what they are without them
+    # nothing is left of the trees: other rows in their places have the same bits as without them
     never = Read(run, prefixes, rows, seed)
     run.forward(never.first, never.cache, never.g_TW, top=0)
     batch = PackedBatch()
@@ -137,7 +137,7 @@ def test_drafts_are_those_of_one_level_after_the_other(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tokens, parents, confidences and what the stop rule is asked, in a batch."""
+    """Tokens, parents, confidences and calls of the stop rule, in a batch."""
     model = models["bfloat16"]
     place = Eagle.untrained(model, tmp_path / "head", **({"draft_vocab_size": 60} if case == "few tokens" else {}))
     found: list[Any] = []
