@@ -59,7 +59,7 @@ def draw(law: type[Law], shape: tuple[int, ...], size: int, seed: int) -> Draft:
 
 
 def target_for(draft: Draft, size: int, seed: int, greedy: bool) -> Laws:
-    """A target near the draft, with much of its mass on what was drafted, so that walks go deep; every third is far."""
+    """A target near the draft, with much mass on the drafted tokens, so that walks go deep; every third is far."""
     p_MV = random_law(torch.Generator().manual_seed(seed + 1000), len(draft) + 1, size)
     for node, parent in enumerate(draft.tree.parents):
         p_MV[parent + 1, draft.tree.tokens[node]] += 0.7 if seed % 3 else 0.01

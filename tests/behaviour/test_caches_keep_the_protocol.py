@@ -1,7 +1,7 @@
 """What any ``Cache`` (core/protocols.py) must do, whatever it keeps: implementations are listed in IMPLEMENTATIONS.
 
 A cache keeps a memory of committed rows. The adapter of an implementation says how a step writes rows into the tail
-and how what is remembered is read back; everything else goes through the protocol alone.
+and how kept rows are read back; everything else goes through the protocol alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Kept(ABC):
 
 
 class KeptKeys(Kept):
-    """Keys and values of two layers; a row is a number, and what is kept of it depends on the row alone."""
+    """Keys and values of two layers; a row is a number, and its stored form depends on the row alone."""
 
     def __init__(self) -> None:
         self.cache: KVCache = KVCache(LAYERS, SLOTS, LENGTH)
@@ -87,7 +87,7 @@ def step(kept: Kept, slot: int, rows: Sequence[float], parents: Sequence[int]) -
 
 
 def fresh(kept_rows: Sequence[float], make: Callable[[], Kept]) -> list[Tensor]:
-    """What is remembered of a text that was never drafted, forked or cut: row by row into a new cache."""
+    """The rows of a text that was never drafted, forked or cut: row by row into a new cache."""
     plain = make()
     slot = plain.cache.acquire()
     for row in kept_rows:
@@ -118,8 +118,8 @@ def a_tail(data: st.DataObject, most: int, branch: bool) -> tuple[list[int], lis
 def test_any_history_leaves_what_its_committed_rows_leave_alone(make: Callable[[], Kept], data: st.DataObject) -> None:
     """Slots come and go, tails are written, kept in part or dropped, prefixes are cut and forked.
 
-    The model is a list of rows for every slot. What is remembered equals, bit for bit, what a new cache remembers of
-    those rows: so "reject, then continue" is "never drafted".
+    The model is a list of rows for every slot. The kept rows equal, bit for bit, those of a new
+    cache after the same rows: so "reject, then continue" is "never drafted".
     """
     kept = make()
     cache = kept.cache

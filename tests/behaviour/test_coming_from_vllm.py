@@ -396,7 +396,7 @@ UNHELPFUL = ("did you mean", "known:", "unexpected keyword")
 
 
 def answers(call, table):
-    """What is said of every argument, with its default and with a value that asks for something."""
+    """The result for every argument, with its default and with a value that has an effect."""
     for value, names in table:
         for name in names:
             for odd, given in ((False, value), (True, {"odd": 1})):

@@ -1,4 +1,4 @@
-"""Datastores against brute force, and what is left of one when its making or its files are disturbed."""
+"""Datastores against brute force, and their state after interruptions or damage of files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ documents = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=12), min_s
 
 
 def longest_match(corpus, context, longest):
-    """The longest end of the context that occurs, and what follows at each place, by looking everywhere."""
+    """The longest end of the context that occurs, and the token after each place, by looking everywhere."""
     for n in range(min(longest, len(context)), 0, -1):
         end = context[-n:]
         found = [

@@ -1,4 +1,4 @@
-"""A drafter that is asked in the middle of a request catches up, and proposes what it would have proposed anyway."""
+"""A drafter that is first called in the middle of a request catches up, and proposes the same as if called earlier."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_accepted_tokens_are_weighed_and_waiting_requests_are_counted():
     controller = llm.engine.controller
     controller.choose = choose
     controller.measure = lambda **times: measured.append(times)
-    (same,) = prompt_ids("7")[-1:]  # said again and again, which can be guessed whatever the model would rather say
+    (same,) = prompt_ids("7")[-1:]  # forced again and again, so it can be guessed whatever the model prefers
     llm.generate([PROMPTS[2]] * 3, params(logit_bias={same: 100.0}))
     accepted = sum(times["accepted"] for times in measured)
     assert accepted > 0
@@ -152,15 +152,15 @@ def test_seeded_requests_that_depend_on_the_draft_always_draft():
     ],
 )
 def test_requests_that_are_weighed_against_plain_decoding(config, weighed):
-    """What was asked for in numbers is done, and a lossy rule's text must not depend on times."""
+    """A requested number of tokens is drafted, and a lossy rule's text must not depend on times."""
     assert with_config(config).recipe.may_skip_drafting is weighed
 
 
-# ------------------------------------------------------------------ what it is shown
+# ------------------------------------------------------------------ its hidden states
 
 
 class Watching(Stub):
-    """Asks for hidden states, drafts nothing unless told to, and keeps all that it is shown."""
+    """Needs hidden states, drafts nothing by default, and records all states that it gets."""
 
     name = "watching"
 
@@ -194,7 +194,7 @@ def test_kept_features_are_replayed_in_order_and_unchanged(monkeypatch):
     always, same = seen_by(lambda done: True)
     assert texts == same
     assert late.calls < always.calls  # else nothing was kept
-    for number in (0, 2):  # the other ended before it was asked again
+    for number in (0, 2):  # the other ended before the next call
         at = 0
         for each in late.shown[number]:
             rows = len(each.hidden[2])

@@ -1,4 +1,4 @@
-"""A head of a model drafts for what was grown from it: the same drafts, found without an option; what does not."""
+"""A head of a model drafts for models grown from it: the same drafts, found without an option; and exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When tokens came, and who wrote them: what a step gave is noted as it is committed."""
+"""The time and the source of each token: a step's tokens are recorded when they are committed."""
 
 from __future__ import annotations
 

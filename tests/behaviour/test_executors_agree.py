@@ -46,7 +46,7 @@ LONGEST_DELAY = 0.001  # seconds; more would only make the tests slow
 
 
 class Delayed(Verbs):
-    """An engine whose verbs take their time."""
+    """An engine with slow verbs."""
 
     def __init__(self, engine: Verbs, dice: random.Random) -> None:
         self._engine = engine
@@ -141,7 +141,7 @@ class Scene:
     Attributes:
         prompts, params: of every request.
         kind: of the drafts.
-        cancelled: requests whose stream is closed after so many chunks.
+        cancelled: requests with a stream that is closed after so many chunks.
         slots, rows: bounds of the engine.
     """
 
@@ -188,7 +188,7 @@ Told = tuple[list[int], str | None, str | None]
 
 
 def play(scene: Scene, executor: Executor | None) -> list[Told]:
-    """What every request was told in the end: tokens, why it ended, and its error. None: the engine's own executor."""
+    """The result of every request: tokens, why it ended, and its error. None: the engine's own executor."""
     config: dict[str, Any] = {"method": drafter_of(scene), "verifier": "match", "num_speculative_tokens": 4}
     llm = LLM.from_target(
         model(), speculative_config=config, max_num_seqs=scene.slots, max_rows_per_step=scene.rows, seed=0
@@ -213,7 +213,7 @@ def play(scene: Scene, executor: Executor | None) -> list[Told]:
 @settings(max_examples=25, deadline=None)
 @given(scene=scenes(), seed=st.integers(0, 2**31))
 def test_an_executor_commits_what_the_serial_one_commits(make: Callable[[], Executor], scene: Scene, seed: int) -> None:
-    if make is not SerialExecutor and scene.kind == "tree":  # refused when the recipe is made: what is cut is a chain
+    if make is not SerialExecutor and scene.kind == "tree":  # refused when the recipe is made: only a chain can be cut
         scene = replace(scene, kind="chain")
     assert play(scene, Paced(make(), seed)) == play(scene, None)
 

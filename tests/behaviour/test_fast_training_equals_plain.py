@@ -193,7 +193,7 @@ def test_tiny_numbers_become_zero_and_are_kept_again_afterwards():
 
 
 def test_the_loss_against_distributions_and_its_gradients(monkeypatch):
-    """Of rows that share distributions, some of them with no weight, of distributions whose mass is below one."""
+    """Of rows that share distributions, some of them with no weight, of distributions with a mass below one."""
     monkeypatch.setattr(head_loss, "ROWS", 4)
     torch.manual_seed(0)
     hidden, head = torch.randn(11, 6, requires_grad=True), torch.randn(9, 6, requires_grad=True)
@@ -208,7 +208,7 @@ def test_the_loss_against_distributions_and_its_gradients(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_frozen_target_keeps_narrow_weights_where_products_are_narrow(dtype, monkeypatch):
-    """Those of a bfloat16 checkpoint only; what is read of it is what all of it in float32 gives, within rounding."""
+    """Those of a bfloat16 checkpoint only; its states equal those of the whole model in float32, within rounding."""
     monkeypatch.setattr(processor, "bfloat16_speed", lambda: 4.0)
     model, tokens = build().to(dtype), torch.randint(0, 64, (3, 12))
     plain = deepcopy(model).float()

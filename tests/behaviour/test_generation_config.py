@@ -1,4 +1,4 @@
-"""What a checkpoint asks for in generation_config.json: followed without params, said once, and never half applied."""
+"""generation_config.json of a checkpoint: followed without params, reported once, and never half applied."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_unsupported_defaults_are_named(folder: Path, caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize(("config", "temperature"), [(None, 0.0), (SimpleNamespace(do_sample=True), 1.0)])
 def test_missing_defaults_are_neutral(config: Any, temperature: float) -> None:
-    """Nor has every model such a file; to sample without a temperature is to sample at 1."""
+    """Not every model has such a file; to sample without a temperature is to sample at 1."""
     found = CheckpointDefaults.of(config, "m")
     assert found.params == SamplingParams(temperature=temperature)
     assert not found.not_honoured

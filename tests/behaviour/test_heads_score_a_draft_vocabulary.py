@@ -1,4 +1,4 @@
-"""A draft vocabulary for heads over hidden states: what is drafted of which tokens, the text, and what is refused."""
+"""A draft vocabulary for heads over hidden states: the drafted tokens, the text, and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from helpers.zoo_llms import assert_idle, ids, with_config
 
 SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
 TREE = {"tree": True, "width": 3, "max_depth": 3}
-# method, what it is made of, options; "layer by layer" is of a size that the native decoder does not take
+# method, its parts, options; "layer by layer" is of a size that the native decoder does not take
 SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "chain": ("eagle", {}, {}),
     "tree": ("eagle", {}, TREE),
@@ -42,7 +42,7 @@ PROMPTS = [tokens_of(seed, 5 + 6 * seed, 100) for seed in range(3)]
 
 
 class Bench:
-    """Targets, and heads next to them that nobody trained.
+    """Targets, and untrained heads next to them.
 
     Args:
         place: a folder for all of it.
@@ -199,7 +199,7 @@ def test_a_drafter_with_many_misses_gets_the_whole_head(tmp_path: Path, bench: B
     assert not llm.recipe.drafter._columns._states  # type: ignore[attr-defined]
 
 
-# ------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------ refusals
 
 
 def test_a_head_with_a_vocabulary_of_its_own_takes_no_other(bench: Bench) -> None:

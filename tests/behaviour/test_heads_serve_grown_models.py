@@ -1,4 +1,4 @@
-"""A head over the final state drafts for what was grown from its target, as it drafts for that: in place and apart."""
+"""A head over the final state drafts for models grown from its target as for the target: in place and apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge's head: its files, what is refused, and whose it is."""
+"""The judge's head: its files, refusals, and its target."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_the_bundled_head_s_record_compares_it_within_each_task_with_what_needs_
 
 
 def test_the_bundled_head_refuses_nonsense_and_not_everything() -> None:
-    """Random tokens in the target's own answers, next to what it says itself."""
+    """Random tokens in the target's own answers, next to its own tokens."""
     judge = JudgeHead.load(zoo.path("base") / "judge")
     generator = torch.Generator().manual_seed(0)
     questions = []

@@ -1,4 +1,4 @@
-"""What was learned from a model serves what was grown from it: the same drafts and judgements, without an option."""
+"""Parts trained for a model serve models grown from it: the same drafts and judgements, without an option."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_adapter_drafts_the_same(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_a_judge_judges_the_same(folder: Path, draft: Path) -> None:
-    """It reads the state after the final norm, or before it; what it lets stand is charged alike."""
+    """It reads the state after the final norm, or before it; its accepted tokens are charged alike."""
     original, wide = pair(folder)
     save_model("llama", draft, seed=3, hidden_size=64, num_attention_heads=2, num_key_value_heads=2)
     for normed, bias in ((True, -0.5), (False, 0.5)):

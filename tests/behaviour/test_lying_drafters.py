@@ -48,7 +48,7 @@ class Table(stubs.Stub):
 
 
 class Proposing(stubs.Stub):
-    """Gives what it was told to give, whatever it is."""
+    """Returns a given object, whatever it is."""
 
     def __init__(self, given) -> None:
         self.given = given
@@ -159,6 +159,6 @@ def test_a_rule_that_raises_ends_its_request_only(batched, caplog):
     for index, output in enumerate(outputs):
         if index != CULPRIT:
             assert output.error is None
-            # one by one, nobody else's random numbers were spent
+            # one by one, no other request's random numbers were used
             assert batched or output.token_ids == calm[index].token_ids
     assert_idle(llm)

@@ -46,7 +46,7 @@ def test_short_names_belong_to_one_long_name():
 
 _TOKENIZER = "reads the tokenizer alone"
 _DENSE = "reads a text, or has one written, to count in it: keys and values in codes would only blur the counts"
-LEFT_OUT = {  # command -> (what it does not have, why)
+LEFT_OUT = {  # command -> (missing option, reason)
     "calibrate sparse": ({"--kv-cache-dtype"}, _DENSE),
     "calibrate vocabulary": ({"--kv-cache-dtype"}, _DENSE),
     "methods": (OF_A_MODEL, "reads the names of a model's files alone"),

@@ -1,4 +1,4 @@
-"""Rows that a verifier probes after a draft: computed in the same forward, never committed, felt by nobody else."""
+"""Rows that a verifier probes: computed in the same forward, never committed, without effect on others."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_seeded_samples_are_the_same() -> None:
 
 
 class Judging(Probing):
-    """What it decides may follow from its probes, so that a seed's must not depend on who else runs."""
+    """Its decision may follow from its probes, so a seed's must not depend on the other requests."""
 
     promise = "approximate"
     offers = Offers(probes=True)

@@ -1,4 +1,4 @@
-"""What a person is told while something lasts, and what an answer's statistics say."""
+"""Progress of long operations, and the statistics of an answer."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from foretoken import catalog
 
 # not of the plain installation
 EXTRAS = ("gguf", "hypothesis", "llama_cpp", "matplotlib", "ot", "pytest", "rouge_score", "scipy", "triton")
-# need triton; who uses them imports them only where there is any
+# need triton; they are imported only where it is installed
 KERNELS = ("foretoken.forward.kernels.block_attention", "foretoken.forward.kernels.tree_scan")
 MODULES = sorted(
     module.name

@@ -1,4 +1,4 @@
-"""`reflective` on the real pair: probe rows, the cache, alpha 0, trees, seeds, batches, faults, what is refused."""
+"""`reflective` on the real pair: probe rows, the cache, alpha 0, trees, seeds, batches, faults, refusals."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_an_off_by_one_would_agree_with_everything(monkeypatch):
 
 @pytest.mark.parametrize("options", [{}, {"tree": "topk", "num_drafts": 2}, {"mix_bonus": True}], ids=str)
 def test_the_cache_after_every_step_is_one_that_was_never_probed(options, monkeypatch):
-    """Whatever stands, what is committed equals a fresh read of the request's tokens, and no probe token is in them."""
+    """The committed rows equal a fresh read of the request's tokens, and no probe token is in them."""
     llm = reflective(0.5, **options)
     engine, checked = llm.engine, []
     commit = engine.commit
@@ -138,7 +138,7 @@ def test_the_cache_after_every_step_is_one_that_was_never_probed(options, monkey
     outputs = llm.generate(PROMPTS, GREEDY)
     assert len(checked) > 10
     for output, prompt in zip(outputs, PROMPTS, strict=True):
-        # greedy continuation of what was emitted, through this engine's own cache, equals a fresh one
+        # greedy continuation of the emitted tokens, through this engine's own cache, equals a fresh one
         assert output.error is None
         assert len(output.token_ids) == LENGTH
         begin = prompt_ids(prompt)

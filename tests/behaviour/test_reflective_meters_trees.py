@@ -105,5 +105,5 @@ def test_the_charge_is_the_enumerated_distance_at_every_place_of_a_tree(kind, na
         charged += weight * min(charges[()])[0]
     assert (deepest > 0.01) == bonus or name == "typical"
     assert charged > 0.01
-    if kind is not PointMass:  # whose drafts have no distribution here
+    if kind is not PointMass:  # those drafts have no distribution here
         assert charged >= total_variation(mean_V, pair.p(())) - 1e-6

@@ -148,7 +148,7 @@ def test_the_rule_follows_the_accepted_tokens_of_this_request():
     assert rule.worthwhile(1.0, 0.55, 0)
     teach(rule, 0.55, stands=False)
     assert not rule.worthwhile(1.0, 0.55, 0)
-    assert OwnPastRule(0.1).worthwhile(1.0, 0.55, 0)  # nobody else has learnt from it
+    assert OwnPastRule(0.1).worthwhile(1.0, 0.55, 0)  # no other request has learnt from it
     teach(rule, 0.55, stands=True)
     assert rule.worthwhile(1.0, 0.55, 0)
 
@@ -156,7 +156,7 @@ def test_the_rule_follows_the_accepted_tokens_of_this_request():
 def test_a_path_is_weighed_by_its_accepted_nodes_and_every_draft_begins_anew():
     rule = OwnPastRule(0.3)
     teach(rule, 0.35, stands=True)  # 2 tokens for 1.3: a node has to stand with 0.46
-    assert not rule.worthwhile(0.35, 0.35, 1)  # under a parent that it was not asked about
+    assert not rule.worthwhile(0.35, 0.35, 1)  # under a parent without a call
     assert rule.worthwhile(1.0, 0.35, 0)
     assert rule.worthwhile(0.35, 0.35, 1)
     teach(rule, 0.35, stands=True, steps=1)
@@ -226,7 +226,7 @@ def test_the_outlook_predicts_the_decision(empty):
 
 
 def failing(llm: LLM, member: str, after: int) -> None:
-    """The drafter's or rule's ``member`` fails for the last prompt, once it has done its work for everybody."""
+    """The drafter's or rule's ``member`` fails for the last prompt, after its work for all requests."""
     culprit = prompt_ids(PROMPTS[-1])
     part = llm.recipe.drafter
     works, calls = getattr(part, member), 0
@@ -249,7 +249,7 @@ def failing(llm: LLM, member: str, after: int) -> None:
     [*((recipe, "propose") for recipe in RECIPES), ("kangaroo", "propose"), ("del", "on_forward")],
 )
 def test_a_neighbour_that_fails_changes_nothing_of_what_a_seed_gives(recipe, member):
-    """What was drawn and learnt in the step that failed is drawn and learnt again, not twice."""
+    """Draws and updates of the failed step are repeated, and do not count twice."""
     config = {**RECIPES, "kangaroo": {"method": "kangaroo", "adapter": "random:2"}}[recipe]
     alone = [ids(with_config(config).generate(prompt, seeded()))[0] for prompt in PROMPTS[:2]]
     llm = with_config(config)

@@ -1,4 +1,4 @@
-"""Models that think before they answer, after the server: two fields, two kinds of items, and what is counted."""
+"""Models that think before they answer, after the server: two fields, two kinds of items, and counts."""
 
 from __future__ import annotations
 

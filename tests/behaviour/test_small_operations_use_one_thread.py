@@ -75,7 +75,7 @@ def _sizes(values: Any) -> Iterator[int]:
     ("method", "temperature"), [("draft_model", 0.8), ("eagle", 0.0), ("diffuspec", 0.8), ("sprinter", 0.8)]
 )
 def test_no_small_operation_of_a_step_is_shared(method: str, temperature: float) -> None:
-    """Five rows of a vocabulary of 8,192 are more than torch gives one thread, and so are the states of 30 tokens."""
+    """Five rows of a vocabulary of 8,192 and the states of 30 tokens are more than torch gives one thread."""
     llm = LLM("zoo:base", dtype="bfloat16", speculative_config={"method": method, "num_speculative_tokens": 6})
     question = [{"role": "user", "content": "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?"}]
     with Shared() as shared:

@@ -1,4 +1,4 @@
-"""One LLM, several threads that generate and stream at once: everybody gets what it would have got alone."""
+"""One LLM, several threads that generate and stream at once: each gets the same as alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plan(max_tokens: int) -> SamplingParams:
 
 
 def together(*works: Callable[[], None]) -> None:
-    """Run every piece of work in a thread of its own; what one of them raises is raised here."""
+    """Run every piece of work in its own thread; exceptions are raised here."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(works))
 
@@ -94,7 +94,7 @@ def test_progress_comes_although_a_stream_ended_the_requests():
 
     def report(output) -> None:
         seen.append(output)
-        if len(seen) == 1:  # a stream inside of the callback moves everybody along, to their ends
+        if len(seen) == 1:  # a stream inside of the callback runs all requests, to their ends
             ended_by_stream.append([t for chunk in llm.stream(PROMPTS[3], plan(30)) for t in chunk.token_ids])
 
     outputs = llm.generate(PROMPTS[:3], [plan(2), plan(9), plan(14)], progress=report)

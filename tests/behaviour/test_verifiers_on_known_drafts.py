@@ -1,4 +1,4 @@
-"""What each verifier does with drafts whose fate is known, and what it must refuse. Laws: tests/statistical."""
+"""Verdicts of each verifier on drafts with a known outcome, and refusals. Distributions: tests/statistical."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_match_gives_one_stream_whatever_is_drafted(filtered: bool) -> None:
         p_MV = torch.where(p_MV < p_MV.quantile(0.7, dim=-1, keepdim=True), 0.0, p_MV)
 
     def stream(seed: int, length: int) -> list[int]:
-        """Tokens of a target whose distribution depends on position and last token, with drafts of that length."""
+        """Tokens of a target with a distribution by position and last token, with drafts of that length."""
         tokens = [0]
         guess = torch.Generator().manual_seed(length)
         while len(tokens) < 40:
@@ -405,7 +405,7 @@ def test_the_factor_of_kseq_is_exact_however_few_rounds_its_search_has(monkeypat
 
 
 class Told(Streams):
-    """Decides as it is told, draws the most probable token, and keeps what it was asked."""
+    """Gives set decisions, draws the most probable token, and records its calls."""
 
     def __init__(self, *decisions: bool) -> None:
         super().__init__(0)

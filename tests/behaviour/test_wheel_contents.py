@@ -1,4 +1,4 @@
-"""What an ordinary install carries: the clone works because all files are there, a wheel only has what is declared."""
+"""Contents of an ordinary install: a clone has all files, a wheel only the declared ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_wheel_stays_small() -> None:
 
 
 def test_tracked_files_stay_below_200_megabytes() -> None:
-    """What lies in a working tree; a clone with ``--depth 1`` transfers about three quarters of it."""
+    """The files of a working tree; a clone with ``--depth 1`` transfers about three quarters of it."""
     if not (ROOT / ".git").exists():
         pytest.skip("this is no clone: git cannot list its files")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

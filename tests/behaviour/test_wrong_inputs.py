@@ -85,7 +85,7 @@ PLACES |= {
 }
 PLACES["a model"] = lambda odd: LLM(odd)
 PLACES["a datastore"] = lambda odd: LLM.from_target(target(), speculative_config={"method": "rest", "datastore": odd})
-PLACES |= {  # what is odd for a model is refused before it is loaded
+PLACES |= {  # wrong values are refused before a model is loaded
     key: lambda odd, key=key: LLM(**{"model": "nowhere/at all", key: odd})
     for key in (
         *("dtype", "device", "threads", "max_model_len", "generation_config", "revision", "tensor_parallel_size"),

@@ -1,7 +1,7 @@
 """Drafters with a part that the target brings: the greedy text and the seeded stream are plain decoding's.
 
 Collected from the catalogue, as in test_greedy_equality.py and test_same_stream.py; the targets are small ones that the
-method has given a part that nobody trained.
+method has given an untrained part.
 """
 
 from __future__ import annotations

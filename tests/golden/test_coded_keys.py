@@ -1,4 +1,4 @@
-"""Keys and values in codes of 8 bits: what they are, a row's bits, their memory, and where they are refused."""
+"""Keys and values in codes of 8 bits: the codes, a row's bits, their memory, and refusals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from helpers.golden import BRANCH, PARENTS, LayerPlan, Session
 from helpers.native_models import error, make, text, twins
 from helpers.tiny_models import save_model
 
-pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: nobody writes codes")
+pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine to write codes")
 
 
 @pytest.mark.parametrize("family", ["llama", "llama, odd width", "mistral, window", "gemma2", "olmo2", "glm4"])
@@ -42,7 +42,7 @@ def test_coded_keys_equal_the_written_definition(family: str) -> None:
 
 
 def test_a_row_is_a_scale_and_codes() -> None:
-    """The very bits, in the first layer, whose inputs are the same; a row too small to count and one of zeros, too."""
+    """The very bits, in the first layer, with the same inputs; a row too small to count and one of zeros, too."""
     model, _ = make("qwen2", torch.float32)
     with torch.no_grad():
         model.model.model.embed_tokens.weight[5:7] *= torch.tensor([[1e-33], [0.0]])
@@ -173,7 +173,7 @@ def test_a_plan_that_reads_keys_itself_is_refused() -> None:
 
 
 def test_a_model_of_its_own() -> None:
-    """Close to what it was, and not the same."""
+    """Close to the original, and not the same."""
     (coded, _), (own, _) = make("qwen3", torch.float32, kv_cache_dtype="int8"), make("qwen3", torch.float32)
     rows = []
     for model in (coded, own):

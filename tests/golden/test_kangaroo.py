@@ -1,4 +1,4 @@
-"""Kangaroo: what it may not depend on (the adapter), what it must save (layers), and what it leaves in the caches."""
+"""Kangaroo: its text does not depend on the adapter, no layer runs twice, and its caches stay exact."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def llm_of(tree: bool = False, threshold: float | None = None, **options: Any) -
 
 
 def fresh(tree: bool = False, **options: Any) -> LLM:
-    """An engine of its own, whose adapter may be replaced."""
+    """An engine of its own, with a replaceable adapter."""
     config = {**KANGAROO, "tree": tree, **options}
     return with_config(config, max_num_seqs=4)
 
@@ -157,7 +157,7 @@ def test_threshold_0_never_stops(watch: Start) -> None:
     llm = llm_of(False, 0.0, max_depth=4)
     seen = watch(llm, caches=False)
     (output,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=24, ignore_eos=True))
-    assert set(seen.sizes[:-4]) == {4}  # the last ones are bounded by what is left to say
+    assert set(seen.sizes[:-4]) == {4}  # the last ones are bounded by the rest of the text
     assert output.metrics.num_draft_tokens == sum(seen.sizes)
 
 
@@ -170,7 +170,7 @@ def test_threshold_1_drafts_one_token_a_step(watch: Start) -> None:
 
 
 def test_the_unsure_token_is_kept_and_verified(watch: Start) -> None:
-    """Drafts end with the first token whose distribution was unsure, and hold it."""
+    """Drafts end with the first token of an unsure distribution, and hold it."""
     llm = fresh(threshold=0.5, max_depth=6)
     teach(llm)
     seen = watch(llm, caches=False)

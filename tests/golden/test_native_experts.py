@@ -1,4 +1,4 @@
-"""Mixtures of experts in the native decoder: who goes through which expert is a row's own affair, bit for bit."""
+"""Mixtures of experts in the native decoder: a row's experts depend on the row alone, bit for bit."""
 
 from __future__ import annotations
 

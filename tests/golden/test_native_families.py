@@ -1,4 +1,4 @@
-"""What a family does next to the common anatomy is computed; whoever forgets it is found out when a model is tried."""
+"""Deviations of a family from the common anatomy are computed; a missing one is detected when a model is tried."""
 
 from __future__ import annotations
 

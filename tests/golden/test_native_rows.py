@@ -64,7 +64,7 @@ def test_a_level_may_begin_with_its_deepest_row(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral, window", "llama, no groups", "gemma2"])
 def test_a_damaged_row_does_not_reach_the_rows_before_it(family: str, dtype: torch.dtype | str) -> None:
-    """A draft token with a NaN embedding ends the path that it stands on; everybody else keeps their bits."""
+    """A draft token with a NaN embedding ends the path that it stands on; all other rows keep their bits."""
     model, _ = make(family, dtype)
     bad = 5
     tokens = [token + (token == bad) for token in text(60)]
@@ -98,7 +98,7 @@ def test_a_damaged_row_does_not_reach_the_rows_before_it(family: str, dtype: tor
     "family", ["llama", "gemma2", "stablelm, parallel, heads normed", "mixtral", "llama, no groups"]
 )
 def test_unread_rows_change_nothing(family: str, dtype: torch.dtype | str) -> None:
-    """What is left out after the last layer's attention is missed by nobody: not by other rows, taps or the cache."""
+    """Rows left out after the last layer's attention change nothing: no other rows, taps or cache."""
     model, _ = make(family, dtype)
     layers = model.num_layers
     prompt, tree = text(70), TokenTree(text(len(PARENTS), 2), PARENTS)

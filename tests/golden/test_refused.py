@@ -1,4 +1,4 @@
-"""Families whose attention or recurrence a packed batch would compute wrongly are refused by name, with the reason."""
+"""Families with attention or a recurrence that a packed batch would get wrong are refused by name, with the reason."""
 
 from __future__ import annotations
 

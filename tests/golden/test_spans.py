@@ -1,4 +1,4 @@
-"""A forward in spans of layers is the whole forward, and what it hands on is what the library calls hidden states."""
+"""A forward in spans of layers equals the whole forward, and passes on the library's hidden states."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Reader:
         self.cache.acquire()
 
     def read(self, tokens: list[int], span: Span | None, wanted: int | None = None, top: int = 0) -> Output:
-        """A chunk after what is committed; nothing is committed."""
+        """A chunk after the committed rows; nothing is committed."""
         batch = PackedBatch()
         self.cache.reserve(0, len(tokens))
         count = len(tokens) if wanted is None else wanted
