@@ -29,15 +29,13 @@ class Prospect:
     config: Any
 
 
-def check(
-    model: str, settings: Mapping[str, Any] | None, *, revision: str | None = None, trust_remote_code: bool = False
-) -> None:
+def check(model: str, settings: Mapping[str, Any] | None, **origin: Any) -> None:
     """Refuse a draft model of another vocabulary, and a learned part that is missing or another target's.
 
     Args:
         model: the target, as typed.
         settings: the ``speculative_config``; engine/compose.py checks the options themselves.
-        revision, trust_remote_code: as for the target's loading.
+        origin: of the target: ``ModelOptions.origin``.
     Raises:
         ConfigError, ModelError, MismatchError: as the loaded model would be refused.
     """
@@ -53,24 +51,26 @@ def check(
     if drafter is not None and drafter.declared.draft_model:
         draft = settings.get("model") or (zoo.DRAFT if zoo.drafts_for(zoo.DRAFT, model) else None)
         if isinstance(draft, str):
-            check_vocabulary(model, draft, revision=revision, trust_remote_code=trust_remote_code)
+            check_vocabulary(model, draft, **origin)
     alone = drafter is not None and not drafter.declared.draft_model and drafter.declared.brought is None
-    config = partial(load_config, model, revision=revision, trust_remote_code=trust_remote_code)
+    config = partial(load_config, model, **origin)
     if alone and drafter.declared.learned_part is not None:
         _check_part(drafter.declared.learned_part, str(method), settings, model, config, also="model")
     if verifier is not None and verifier.declared.learned_part is not None:
         _check_part(verifier.declared.learned_part, str(settings["verifier"]), settings, model, config)
 
 
-def check_vocabulary(target: str, draft: str, *, revision: str | None = None, trust_remote_code: bool = False) -> None:
+def check_vocabulary(target: str, draft: str, **origin: Any) -> None:
     """Refuse a draft model with another vocabulary than the target's.
 
+    Args:
+        origin: of the target: ``ModelOptions.origin``; a draft model has no revision.
     Raises:
         ConfigError, ModelError: one of them cannot be read.
-        MismatchError: they are not.
+        MismatchError: the vocabularies differ.
     """
-    ours = load_tokenizer(target, revision=revision, trust_remote_code=trust_remote_code)
-    reason = different_vocabulary(ours, load_tokenizer(draft, trust_remote_code=trust_remote_code))
+    ours, theirs = load_tokenizer(target, **origin), load_tokenizer(draft, **{**origin, "revision": None})
+    reason = different_vocabulary(ours, theirs)
     if reason is not None:
         raise MismatchError(
             f"draft model '{draft}' has another vocabulary than '{target}' ({reason}): use a draft with the target's "

@@ -99,12 +99,7 @@ class LLM:
 
             use_threads(loading.threads)
             if isinstance(model, str):
-                before_weights.check(
-                    model,
-                    speculative_config,
-                    revision=loading.revision,
-                    trust_remote_code=loading.trust_remote_code,
-                )
+                before_weights.check(model, speculative_config, **loading.origin)
             target = load(model, **loading.of_a_checkpoint)
             defaults = _checkpoint_defaults(target) if engine.generation_config == "auto" else SamplingParams()
             self._build(target, speculative_config, engine, defaults)

@@ -93,6 +93,11 @@ class ModelOptions(Checked):
     ] = None
 
     @property
+    def origin(self) -> dict[str, Any]:
+        """Return the arguments that a checkpoint's config or tokenizer is loaded with."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+    @property
     def of_a_checkpoint(self) -> dict[str, Any]:
         """Return the arguments of ``models.load.load``."""
         given = asdict(self)

@@ -141,7 +141,7 @@ def acceptance(
     check_model_name(small_name)
     _check_outputs(out, pictures)
     prompts = limit_per_category(read_suite(suite), limit)
-    check_vocabulary(model, small_name, revision=loading.revision, trust_remote_code=loading.trust_remote_code)
+    check_vocabulary(model, small_name, **loading.origin)
     llm = load_model(
         model,
         {"method": "none"},

@@ -207,7 +207,7 @@ def vocabulary(
     check_place(out)
     _check_documents(corpus)
     if draft is not None:
-        check_vocabulary(model, draft, revision=loading.revision, trust_remote_code=loading.trust_remote_code)
+        check_vocabulary(model, draft, **loading.origin)
     quiet_transformers(verbose)
     if loading.threads is not None:
         torch.set_num_threads(loading.threads)

@@ -214,9 +214,7 @@ def bench(
     if report is not None:
         check_pictures("--report")
     prompts = limit_per_category(read_suite(suite, data), limit)
-    check_methods(
-        model, [row.config for row in rows], revision=loading.revision, trust_remote_code=loading.trust_remote_code
-    )
+    check_methods(model, [row.config for row in rows], **loading.origin)
     llm = load_model(
         model,
         rows[0].config,

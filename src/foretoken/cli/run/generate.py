@@ -26,6 +26,7 @@ from foretoken.cli.shared.options import (
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.data.prompts import Prompt, check_text, read_prompts
+from foretoken.options.model import ModelOptions
 from foretoken.options.sampling import SamplingParams
 
 _FACE = "Prompts and output"
@@ -104,13 +105,7 @@ def generate(
         for name in ("logprobs", "prompt_logprobs"):
             if record.params.get(name) is not None:
                 raise InputError(f"{record.place}: {name} appear only in the JSON objects: add --json")
-    _check_lengths(
-        records,
-        loading.max_model_len,
-        model,
-        revision=loading.revision,
-        trust_remote_code=loading.trust_remote_code,
-    )
+    _check_lengths(records, loading, model)
     llm = load_model(
         model,
         config,
@@ -130,7 +125,7 @@ def generate(
         llm.close()
 
 
-def _check_lengths(records: Sequence[Prompt], max_model_len: int | None, model: str, **placement: Any) -> None:
+def _check_lengths(records: Sequence[Prompt], loading: ModelOptions, model: str) -> None:
     """Refuse a prompt that is too long before the weights are read.
 
     A token has at least one byte of text, so only long prompts are tokenised. The tokens of the chat template are not
@@ -138,21 +133,21 @@ def _check_lengths(records: Sequence[Prompt], max_model_len: int | None, model: 
     """
     texts = ["\n".join(str(each["content"]) for each in record.messages) or record.text for record in records]
     longest = max(len(text.encode()) for text in texts)
-    if longest < min(_SHORT_PROMPT, max_model_len or _SHORT_PROMPT):
+    if longest < min(_SHORT_PROMPT, loading.max_model_len or _SHORT_PROMPT):
         return
     from foretoken.models.load import load_config, load_tokenizer
 
-    text_config = load_config(model, **placement).get_text_config(decoder=True)
-    limits = [max_model_len, getattr(text_config, "max_position_embeddings", None)]
-    room = min((each for each in limits if isinstance(each, int)), default=None)
-    if room is None or longest < room:
+    text_config = load_config(model, **loading.origin).get_text_config(decoder=True)
+    limits = [loading.max_model_len, getattr(text_config, "max_position_embeddings", None)]
+    context = min((each for each in limits if isinstance(each, int)), default=None)
+    if context is None or longest < context:
         return
-    tokenizer = load_tokenizer(model, **placement)
+    tokenizer = load_tokenizer(model, **loading.origin)
     for record, text in zip(records, texts, strict=True):
-        count = len(tokenizer(text, add_special_tokens=False)["input_ids"]) if len(text.encode()) >= room else 0
-        if count >= room:
+        count = len(tokenizer(text, add_special_tokens=False)["input_ids"]) if len(text.encode()) >= context else 0
+        if count >= context:
             raise InputError(
-                f"{record.place} has {count} tokens; the context is {room}, including the output: shorten it"
+                f"{record.place} has {count} tokens; the context is {context}, including the output: shorten it"
             )
 
 
