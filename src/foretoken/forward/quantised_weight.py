@@ -15,7 +15,7 @@ minimum's. The shorter of group and step is summed over first:
     group <= 32    y = Σ_s step[s] · Σ_c∈s ( scale[g] · dot[c]  +  minimum[g] · alone[c] )
     group  > 32    y = Σ_g ( scale[g] · Σ_c∈g step[s] · dot[c]  +  minimum[g] · Σ_c∈g step[s] · alone[c] )
 
-So a row's bits depend on that row only, and the native products (models/fused/quantised.h) have the same bits as this
+So a row's bits depend on that row only, and the native products (native/quantised.h) have the same bits as this
 file. Steps of 32 inputs keep one large channel from coarsening a whole row (docs/quantised.md has the measurements).
 
 Letters: T rows, K inner dimension, O outputs, G groups, S steps, C cells.

@@ -155,7 +155,7 @@ class Runner:
 
     # ------------------------------------------------------------------ native
 
-    def _described(self, head: LongSpec, fused: NativeDecoder) -> CrossAttentionDecoder:
+    def _described(self, head: LongSpec, decoder: NativeDecoder) -> CrossAttentionDecoder:
         """Describe the block as two native layers: self-attention without an MLP, then cross-attention with the MLP."""
         config = head.config
         self_attention = Block(
@@ -191,10 +191,10 @@ class Runner:
             rotary=target_kv.find(self._target.model, self._target.name).angles,
             max_length=config.max_length,
             final_norm_D=head.norm_out.weight,
-            head=fused.head if head.own_head is None else Projection(head.own_head),
+            head=decoder.head if head.own_head is None else Projection(head.own_head),
             embedding_VD=self._embedding_VW,
         )
-        return CrossAttentionDecoder(layout, fused, config.layer)
+        return CrossAttentionDecoder(layout, decoder, config.layer)
 
     # ------------------------------------------------------------------ with torch
 
