@@ -1,4 +1,4 @@
-"""What the scripts of ``benchmarks/`` take from the package is there: nobody runs them all at every change."""
+"""The imports of the scripts of ``benchmarks/`` exist: the scripts themselves do not run at every change."""
 
 from __future__ import annotations
 

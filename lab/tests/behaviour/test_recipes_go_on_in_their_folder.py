@@ -1,4 +1,4 @@
-"""A recipe's run: what it makes, whose folder it goes on in, and what it leaves alone when it cannot go on."""
+"""A recipe's run: its files, the folders that it resumes, and the folders that it leaves unchanged."""
 
 from __future__ import annotations
 

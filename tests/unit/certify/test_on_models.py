@@ -1,4 +1,4 @@
-"""Texts are compared token by token, and the first difference is told."""
+"""Texts are compared token by token, and the first difference is reported."""
 
 from __future__ import annotations
 

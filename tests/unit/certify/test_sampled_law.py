@@ -44,7 +44,7 @@ def test_looks_grow_and_a_gross_bias_ends_at_the_first() -> None:
     assert sizes == steps * len(SETTINGS)
     for test in fair.details["tests"]:
         assert [look["num_each"] for look in test["recipe"]] == list(LOOKS)
-        assert len(test["contrast"]) < len(LOOKS)  # told apart early, and drawn no further
+        assert len(test["contrast"]) < len(LOOKS)  # decided early, and drawn no further
     biased = sampled_law(engine(), engine(salt=1, tilt=0.5))
     assert not biased.passed
     assert [look["num_each"] for look in biased.details["tests"][0]["recipe"]] == [250]

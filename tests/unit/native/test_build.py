@@ -1,4 +1,4 @@
-"""The compiled decoder: built once, by one process, where nobody else can write, and tried before it is used."""
+"""The compiled decoder: built once, by one process, in a private folder, and tried before it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed weights lie in large pages where there are any; what they hold is the same."""
+"""Packed weights lie in large pages where there are any; their contents are the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_it_is_a_contiguous_copy_of_any_layout(shape, dtype):
         assert torch.equal(kept, tensor)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems are not asked")
+@pytest.mark.skipif(sys.platform != "linux", reason="for Linux only")
 def test_the_system_is_advised_on_the_whole_pages_of_a_tensor_only(monkeypatch):
     asked = []
 

@@ -1,4 +1,4 @@
-"""Rotary tables: they grow with what is read, by values that do not depend on their size, and can be given back."""
+"""Rotary tables: they grow with the text, by values that do not depend on their size, and can be given back."""
 
 from __future__ import annotations
 

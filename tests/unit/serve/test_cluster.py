@@ -1,4 +1,4 @@
-"""What is said where Ray's own part fails; a stand-in is Ray. With Ray: tests/e2e/test_serve_ray.py."""
+"""Messages where Ray's own part fails, with a stand-in for Ray. With Ray: tests/e2e/test_serve_ray.py."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ VARIABLES = ("RAY_ADDRESS", LOOPBACK, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AU
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables of Ray's as they are before the command; what it sets is gone after a test."""
+    """Variables of Ray's as they are before the command; its changes are undone after a test."""
     for name in (*VARIABLES, "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, *, version: str = "2.60.0", node: str = "127.0.0.1") -> list[Any]:
-    """Ray, which only notes what it is told to begin."""
+    """Ray, which only records its calls."""
     calls: list[Any] = []
 
     def init(**options: Any) -> None:
@@ -105,7 +105,7 @@ def test_a_cluster_that_does_not_come_up_is_an_error_and_no_bug(
 def test_the_proxies_outlive_replicas_that_were_killed(
     monkeypatch: pytest.MonkeyPatch, seconds: float, told: list[float]
 ) -> None:
-    """They have to tell whose answers were cut off; where everything had ended in time nobody waits for that."""
+    """Replicas report cut answers; if everything ended in time, the server does not wait for that."""
     looks = iter([{cluster._APPLICATION}, set[str]()])
     serve = SimpleNamespace(
         delete=lambda name, _blocking: None, status=lambda: SimpleNamespace(applications=next(looks))

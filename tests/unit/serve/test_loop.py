@@ -1,4 +1,4 @@
-"""The thread that owns the engine: what it hands out, and how requests come to an end."""
+"""The thread that owns the engine: its updates, and the ways in which requests end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDS = SamplingParams(max_tokens=40, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    # a fixed length: what is accepted then depends on the text, not on how busy the machine is
+    # a fixed length: acceptance then depends on the text, not on the load of the machine
     return with_config({"method": "suffix", "num_speculative_tokens": 6}, max_num_seqs=2)
 
 
@@ -89,7 +89,7 @@ def test_streamed_pieces_equal_generate(loop: EngineLoop, llm: LLM) -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Update]:
-    """What readers were told, each telling for itself."""
+    """The updates of each reader."""
     every: list[Update] = []
     take_in = Ticket.take_in
 
@@ -188,7 +188,7 @@ def test_a_reader_that_leaves_ends_its_request_within_a_step(loop: EngineLoop, l
         ticket = loop.submit(llm.new_requests(PROMPTS[0], ENDLESS))
         async for _ in ticket.deltas():
             break
-        written = ticket.requests[0].num_output  # more than was told: the reader waits for a processor, too
+        written = ticket.requests[0].num_output  # more than was delivered: the reader waits for a processor, too
         loop.cancel(ticket)
         while loop.num_running:
             await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""In front of replicas that die: what was not answered is asked again, what breaks off says so."""
+"""In front of replicas that die: an unanswered request is sent again, a broken answer ends with an error."""
 
 from __future__ import annotations
 

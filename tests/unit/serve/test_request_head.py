@@ -27,7 +27,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Served]:
 
 
 def answer(server: Served, *pieces: bytes, pause: float = 0.0) -> bytes:
-    """Send pieces until the server closes; what came back, although the server may stop reading before the end."""
+    """Send pieces until the server closes; return its answer, although it may stop reading before the end."""
     with closing(socket.create_connection(("127.0.0.1", server.port), timeout=20)) as line:
         for piece in pieces:
             try:
@@ -46,7 +46,7 @@ def fields(count: int, size: int = 10) -> bytes:
 
 
 def head(more: bytes = b"", *, target: bytes = b"/v1/models", end: bytes = b"\r\n") -> bytes:
-    """A request without a key: whatever is refused here is refused before the key is asked for."""
+    """A request without a key: these refusals come before the check of the key."""
     return b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n" + more + end
 
 
@@ -92,7 +92,7 @@ def test_a_head_within_the_bounds_is_read(server: Served) -> None:
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_later_request_of_a_connection_is_bounded_too(server: Served, together: bool) -> None:
-    """What was asked before it is answered."""
+    """Earlier requests are answered."""
     for bad in (head(fields(101), end=b"Connection: close\r\n\r\n"), head(b"x: " + b"a" * 200_000, end=b"")):
         pieces = [GOOD + GOOD + bad] if together else [GOOD, GOOD, bad]
         found = answer(server, *pieces, pause=0.0 if together else 0.2)

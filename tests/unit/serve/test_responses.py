@@ -1,4 +1,4 @@
-"""Items of a response and the events that tell of them, whatever pieces an answer comes in."""
+"""Items of a response and their events, whatever the pieces of the answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def told(text: str, size: int) -> tuple[list[dict[str, Any]], list[tuple[str, di
 @pytest.mark.parametrize("size", [1, 7, 13, 41, 60, 1000])
 @pytest.mark.parametrize("text", [f"  One {CALL} two {CALL}\n{CALL} three", f"\n{CALL}", " \n", " One"])
 def test_text_next_to_calls_is_kept(text: str, size: int) -> None:
-    """A piece may hold the end of a call, what follows it, and the next call."""
+    """A piece may hold the end of a call, text after it, and the next call."""
     items, events = told(text, size)
     expected = text.replace(CALL, "")
     messages = [item for item in items if item["type"] == "message"]

@@ -55,7 +55,7 @@ HALVES = "aé€🙂 ü"
 
 
 def test_places_within_characters_of_several_tokens() -> None:
-    """Bytes as tokens: each begins where its character does, and what follows begins after one character."""
+    """Bytes as tokens: each begins where its character does, and the next token begins after one character."""
     places = Places(TokenText(Bytes()), skip_special=True)
     starts = [place for place, character in enumerate(HALVES) for _ in character.encode()]
     raw = list(HALVES.encode())
@@ -78,7 +78,7 @@ def test_places_after_a_prompt_that_ends_within_a_character(cut: int) -> None:
 
 
 class Bytes:
-    """A tokenizer whose tokens are the 256 bytes."""
+    """A tokenizer with the 256 bytes as tokens."""
 
     all_special_ids = ()
 

@@ -1,4 +1,4 @@
-"""Tools as clients use them: who must be called, arguments that fit, streams, and what comes of a call."""
+"""Tools as clients use them: required tools, arguments that fit, streams, and results of calls."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_auto_and_none_answer_with_text(client: openai.OpenAI) -> None:
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
     for tool in (WEATHER, strict):
         answer = client.chat.completions.create(**asked(tools=[tool])).choices[0].message
-        # the prompt tells of the tool; a grammar that waits for a call leaves text as it is
+        # the prompt describes the tool; a grammar that waits for a call leaves text as it is
         said = base().chat(_introduced(list(QUESTION), [tool], system=True), SamplingParams(max_tokens=90))[0].text
         assert answer.tool_calls is None
         assert answer.content == said != plain
@@ -154,7 +154,7 @@ def test_an_agent_calls_hears_and_answers(client: openai.OpenAI) -> None:
 
 
 def test_responses_call_hear_and_answer(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.serve.loop._PAUSE", 0.0)  # or a fast machine has written all before it tells again
+    monkeypatch.setattr("foretoken.serve.loop._PAUSE", 0.0)  # or a fast machine has written all before the next update
     tool = {"type": "function", **WEATHER["function"]}
     fields: dict[str, Any] = {"model": NAME, "temperature": 0, "tools": [tool], "max_output_tokens": 90}
     chosen = {"type": "function", "name": "weather"}

@@ -1,4 +1,4 @@
-"""Training for early exits: what is dropped, which exits are asked, and that the model is left as it was."""
+"""Training for early exits: dropped layers, chosen exits, and that the model is left as it was."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Losses against what they should be by hand, and their gradients."""
+"""Losses and gradients against values computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def logits(rows, seed, scale=2.0):
 
 
 class Fixed(nn.Module):
-    """Gives the logits that a function makes of the tokens, and remembers what it was asked."""
+    """Gives the logits that a function makes of the tokens, and records its arguments."""
 
     def __init__(self, law):
         super().__init__()
@@ -134,7 +134,7 @@ def test_a_share_of_the_blocks_keeps_plain_positions():
 
 
 def test_tokens_before_a_skip_are_read_after_it():
-    """The library, told positions alone, takes each skip for the beginning of another text."""
+    """The library, given positions alone, takes each skip for the beginning of another text."""
     torch.manual_seed(0)
     small = {"vocab_size": V, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **small, num_attention_heads=2))

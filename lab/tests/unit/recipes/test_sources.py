@@ -1,4 +1,4 @@
-"""Where documents come from: a user's files, generated tasks, and what is made from passages."""
+"""Sources of documents: a user's files, generated tasks, and tasks made from passages."""
 
 from __future__ import annotations
 

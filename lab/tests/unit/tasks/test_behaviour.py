@@ -1,4 +1,4 @@
-"""Functions by what they give: other code that does the same, code that does not, and code that must not run."""
+"""Functions by their results: other code with the same results, code that does not, and code that must not run."""
 
 from __future__ import annotations
 

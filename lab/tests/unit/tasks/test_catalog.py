@@ -1,4 +1,4 @@
-"""The table of tasks, and what is refused before a model is loaded."""
+"""The table of tasks, and refusals before a model is loaded."""
 
 from __future__ import annotations
 

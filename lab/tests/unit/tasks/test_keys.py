@@ -1,4 +1,4 @@
-"""Hidden keys: as long as asked, at every depth, and with one answer."""
+"""Hidden keys: of the requested length, at every depth, and with one answer."""
 
 from __future__ import annotations
 

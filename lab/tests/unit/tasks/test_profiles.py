@@ -1,4 +1,4 @@
-"""Made-up passages, read back with the sentence forms: one thing has one value, and the answer is that of the asked."""
+"""Made-up passages, read back with the sentence forms: one thing has one value, and the answer is the right one."""
 
 from __future__ import annotations
 

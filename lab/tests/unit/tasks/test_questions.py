@@ -1,4 +1,4 @@
-"""The generated tasks as questions for the judge: what is still right, and labels that can be checked again."""
+"""The generated tasks as questions for the judge: answers that stay right, and labels that can be checked again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scorers on hand cases, and what they must reject."""
+"""Scorers on cases by hand, and answers that they must reject."""
 
 from __future__ import annotations
 

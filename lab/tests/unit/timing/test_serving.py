@@ -1,4 +1,4 @@
-"""Measuring servers: what is timed, counted and refused, against one that runs."""
+"""Measuring servers: times, counts and refusals, against one that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing plans against each other: what is run, in which order, and over what."""
+"""Timing plans against each other: the forwards, their order, and their contexts."""
 
 from __future__ import annotations
 

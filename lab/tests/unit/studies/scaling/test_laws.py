@@ -59,7 +59,7 @@ def test_outside_of_the_measured_range_it_warns():
 
 
 def test_a_scaling_law_that_bends_has_a_knee():
-    """Planted: a parabola in ln T whose top is at 1e8 tokens."""
+    """Planted: a parabola in ln T with its top at 1e8 tokens."""
     found = fit_log(DATA, TOKENS, [5 - 0.02 * (math.log(x) - math.log(1e8)) ** 2 for x in TOKENS])
     assert found.saturates
     assert found.curvature == pytest.approx(-0.02)
@@ -71,7 +71,7 @@ def test_a_scaling_law_that_bends_has_a_knee():
 
 
 def test_a_bend_that_is_rounding_is_no_knee():
-    """Eight digits of a straight distribution: the knee of what they bend would be no number."""
+    """Eight digits of a straight distribution: the knee of their rounding would be no number."""
     fit = fit_log(DATA, [2**18, 2**22, 2**23, 2**25], [4.39027067, 4.61207777, 4.66752955, 4.77843309])
     assert fit.curvature < 0
     assert not fit.saturates

@@ -41,7 +41,7 @@ def swept(**changes):
 
 @pytest.fixture
 def script(monkeypatch):
-    """Heads that are not trained, and drafts that nobody made; every call is counted."""
+    """Untrained heads, and invented drafts; every call is counted."""
     calls = SimpleNamespace(trained=[], measured=[], fail=None)
 
     def train(shape, sources, folder, *, bounds, **options):
