@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
+from urllib.parse import unquote
 
 import openai
 import pytest
@@ -194,11 +195,21 @@ def test_what_agents_ask_of_responses(server: Served) -> None:
     asked = {"model": NAME, "input": "Hi", "temperature": 0, "max_output_tokens": 2}
     more = {"include": ["reasoning.encrypted_content"], "stream_options": {"include_obfuscation": False}}
     assert post(server, asked | more | {"reasoning": {"effort": None, "summary": "auto"}}, RESPONSES)[0] == 200
-    status, answer, _ = post(server, asked | {"reasoning": {"effort": "low"}}, RESPONSES)
-    assert (status, answer["error"]["param"]) == (400, "reasoning.effort")
-    for field in ("seed", "stop"):
-        status, answer, _ = post(server, asked | {field: 1}, RESPONSES)
-        assert (status, answer["error"]["message"]) == (400, f"unknown field '{field}'; another path supports it")
+    for more, ignored in (
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"client_metadata": {"a": "b"}}, "client_metadata"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"include": ["web_search_call.action.sources"]}, "include%5Bweb_search_call.action.sources%5D"),
+        ({"tools": [{"type": "web_search"}, {"type": "namespace", "name": "x", "tools": []}]}, "tools[].web_search"),
+    ):
+        status, answer, response = post(server, asked | more, RESPONSES)
+        assert status == 200, answer
+        assert response.headers["x-foretoken-ignored"].split(",")[0] == unquote(ignored)
+    fields = {"seed": 3, "stop": ["x"], "top_k": 5, "ignore_eos": True, "logit_bias": {"5": 1}, "n": 1}
+    status, answer, response = post(server, asked | fields, RESPONSES)
+    assert (status, response.headers["x-foretoken-ignored"]) == (200, None)
+    assert answer["usage"]["output_tokens"] == 2
+    assert post(server, asked | {"seed": "3"}, RESPONSES)[0] == 400
 
 
 TOLD = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "no"}, {"role": "user", "content": "Hi"}]
@@ -238,20 +249,17 @@ def test_the_same_items_as_agents_write_them(server: Served) -> None:
         (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "of type message, function_call,"),
         (RESPONSES, {"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id", "required"),
         (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format.name", "required"),
-        (CHAT, {"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "unknown field"),
         (CHAT, {"tools": [], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "'function'"),
-        (CHAT, {"guided_json": {}}, "guided_json", "write structured_outputs.json"),
+        (CHAT, {"guided_json": {}, "structured_outputs": {"json": {"type": "array"}}}, "guided_json", "keep one"),
         (CHAT, {"prompt_logprobs": 1}, "prompt_logprobs", "use echo and logprobs in /v1/completions"),
         (CHAT, {"return_token_ids": True}, "return_token_ids", "of the library have token_ids"),
         (CHAT, {"chat_template": "x"}, "chat_template", "the server uses the checkpoint's template"),
         (CHAT, {"thinking_token_budget": 5}, "thinking_token_budget", "max_tokens limits"),
         (CHAT, {"functions": []}, "functions", "write tools"),
-        (CHAT, {"verbosity": "low"}, "verbosity", "'medium'"),
         (CHAT, {"priority": False}, "priority", "valid integer (got False)"),
         (CHAT, {"use_beam_search": 0}, "use_beam_search", "valid boolean (got 0)"),
         (CHAT, {"use_beam_search": True}, "use_beam_search", "should be False (got True)"),
         (CHAT, {"spaces_between_special_tokens": 1}, "spaces_between_special_tokens", "valid boolean (got 1)"),
-        (CHAT, {"add_generation_prompt": False}, "add_generation_prompt", "should be True (got False)"),
         (RESPONSES, {"top_logprobs": False}, "top_logprobs", "valid integer (got False)"),
         (RESPONSES, {"top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
     ],
@@ -269,8 +277,17 @@ def test_an_effort_that_the_template_knows() -> None:
     with served(with_config({"method": "suffix"}, target=templated(MAY_THINK))) as running:
         plain, none = (running.send(CHAT, said(**more))[1] for more in ({}, {"reasoning_effort": "none"}))
         assert none["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
-        status, answer, _ = running.send(CHAT, said(reasoning_effort="high"))
-        assert (status, answer["error"]["param"]) == (400, "reasoning_effort")
+        for more in (
+            {"enable_thinking": False},
+            {"thinking": {"type": "disabled"}},
+            {"reasoning": {"enabled": False}},
+            {"chat_template_kwargs": {"enable_thinking": False}},
+        ):
+            assert running.send(CHAT, said(**more))[1]["usage"] == none["usage"]
+        status, _, response = running.send(CHAT, said(reasoning_effort="high"))
+        assert (status, response.headers["x-foretoken-ignored"]) == (200, "reasoning_effort")
+        status, answer, _ = running.send(CHAT, said(enable_thinking=True, thinking={"type": "disabled"}))
+        assert (status, answer["error"]["param"]) == (400, "thinking.type")
 
 
 def test_parts_that_are_no_text_are_named(server: Served) -> None:
@@ -278,3 +295,142 @@ def test_parts_that_are_no_text_are_named(server: Served) -> None:
     status, answer, _ = post(server, said(messages=[{"role": "user", "content": [picture]}]))
     assert status == 400
     assert "messages.0.content.0.type: input should be 'text' (got 'image_url')" in answer["error"]["message"]
+
+
+# ---------------------------------------------------------------------- fields that no path declares
+
+
+def test_an_unknown_field_is_answered_and_named_once(server: Served) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi", "agent": "x"}], "agent": "x"}]
+    tools = [{"type": "function", "function": {"name": "f", "eager": 1}, "defer_loading": True}] * 1
+    more = {"models": ["a"], "top_a": 0, "context_management": {}, "eager_input_streaming": None, "user_meta": "\n"}
+    status, answer, response = post(server, said(messages=messages, tools=tools, **more))
+    assert status == 200, answer
+    assert response.headers["x-foretoken-ignored"] == (
+        "models,context_management,user_meta,messages[].agent,messages[].content[].agent,"
+        "tools[].defer_loading,tools[].function.eager"
+    )
+    plain = post(
+        server,
+        said(messages=[{"role": "user", "content": "Hi"}], tools=[{"type": "function", "function": {"name": "f"}}]),
+    )[1]
+    assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+
+
+def test_the_header_of_ignored_fields_is_bounded_and_safe(server: Served) -> None:
+    status, _, response = post(
+        server, said(**{f"unheard_{'x' * 100}_{each}": 1 for each in range(100)}, **{"a\r\nb: ü": 1})
+    )
+    assert status == 200
+    assert len(response.headers["x-foretoken-ignored"]) <= 1010
+    assert response.headers["x-foretoken-ignored"].endswith(",...")
+    assert post(server, said(**{"a\r\nb: ü": 1}))[2].headers["x-foretoken-ignored"] == "a%0D%0Ab%3A%20%C3%BC"
+    assert "foretoken:ignored_fields_total" in server.get("/metrics")[1]
+
+
+def test_strict_parsing_refuses_every_unknown_field(server: Served) -> None:
+    assert post(server, said(unheard=1), **{"x-foretoken-strict": "0"})[0] == 200
+    status, answer, _ = post(server, said(unheard=1), **{"x-foretoken-strict": "1"})
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, "unheard", "unknown_field")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"max_new_tokens": 2},
+        {"n_predict": 2, "max_tokens": 2},
+        {"max_tokens": 2.0},
+        {"stop": [""]},
+        {"content": []},
+        {"verbosity": "low"},
+        {"messages": [{"role": "user", "content": "Hi", "id": "m1", "prefix": False, "thinking_blocks": []}]},
+    ],
+)
+def test_values_that_restrict_nothing_are_accepted(server: Served, more: dict[str, Any]) -> None:
+    wanted = post(server, said())[1]
+    body = said(**more)
+    if "max_tokens" not in more and "max_new_tokens" in more:
+        del body["max_tokens"]
+    status, answer, _ = post(server, body)
+    assert status == 200, answer
+    assert answer["choices"] == wanted["choices"]
+
+
+def test_no_limit_is_minus_one(server: Served) -> None:
+    assert post(server, said(max_tokens=-1, stop=["\n", "."]))[0] == 200
+    assert post(server, said(max_tokens=-2))[0] == 400
+
+
+def test_the_best_token_alone_is_top_p_zero(server: Served) -> None:
+    greedy = post(server, said(max_tokens=8))[1]["choices"]
+    assert post(server, said(max_tokens=8, temperature=1.0, top_p=0))[1]["choices"] == greedy
+
+
+def test_an_answer_continues_the_assistants_turn(server: Served) -> None:
+    user = {"role": "user", "content": "Tom has 3 marbles and buys 4. How many?"}
+    whole = post(server, said(messages=[user], max_tokens=12))[1]["choices"][0]["message"]["content"]
+    for begin in (whole[: len(whole) // 2],):
+        begun = {"role": "assistant", "content": begin}
+        first = post(server, said(messages=[user, begun], continue_final_message=True, max_tokens=12))[1]
+        again = post(server, said(messages=[user, {**begun, "prefix": True}], max_tokens=12))[1]
+        assert first["choices"] == again["choices"]
+        other = post(server, said(messages=[user, begun], max_tokens=12))[1]
+        assert other["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"]
+
+
+def test_the_base_url_is_in_the_refusal(server: Served) -> None:
+    for path in ("/chat/completions", "/v1/v1/chat/completions"):
+        status, answer, _ = post(server, said(), path)
+        assert (status, "use /v1/chat/completions" in answer["error"]["message"]) == (404, True)
+    status, answer, _ = post(server, {"model": NAME, "prompt": "Hi"}, CHAT)
+    assert (status, "/v1/completions takes 'prompt'" in answer["error"]["message"]) == (400, True)
+    assert server.send("/v1/models/", method="GET", headers=KEY)[1]["data"][0]["id"] == NAME
+
+
+FORCED = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
+
+
+@pytest.mark.parametrize("limit", range(1, 31, 4))
+def test_a_forced_call_that_is_cut_shows_no_markup(server: Served, limit: int) -> None:
+    status, answer, _ = post(server, said(**FORCED, max_tokens=limit))
+    assert status == 200
+    assert not answer["choices"][0]["message"]["content"]
+    tools = [{"type": "function", "name": "f"}]
+    asked = {"model": NAME, "input": "Hi", "temperature": 0, "max_output_tokens": limit, "tools": tools}
+    items = post(server, asked | {"tool_choice": "required"}, RESPONSES)[1]["output"]
+    assert "".join(part["text"] for item in items for part in item.get("content", [])) == ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits"),
+    [
+        ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}}, True),
+        ({"type": "string", "format": "path", "maxLength": 3}, True),
+        ({"type": "object", "properties": {"format": {"type": "string", "format": "cuid2", "maxLength": 2}}}, True),
+        ({"type": "array", "items": {"type": "boolean"}, "maxItems": 2, "uniqueItems": False}, True),
+        ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}}, True),
+        ({"type": "array", "uniqueItems": True}, False),
+        ({"not": {"type": "string"}}, False),
+        ({"type": "object", "propertyNames": {"minLength": 3}}, False),
+    ],
+)
+def test_schemas_of_common_libraries(server: Served, schema: dict[str, Any], fits: bool) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    status, answer, _ = post(server, said(response_format=form, max_tokens=8))
+    assert status == (200 if fits else 400), answer
+    if not fits:
+        keyword = next(name for name in ("uniqueItems", "not", "propertyNames") if name in schema)
+        assert f"the schema's '{keyword}'" in answer["error"]["message"]
+        assert "inside:" not in answer["error"]["message"]
+
+
+def test_a_model_has_aliases_and_its_name_may_be_missing() -> None:
+    with served(with_config({"method": "suffix"}), names=["first", "gpt-4o", "claude-*"]) as running:
+        asked = said()
+        del asked["model"]
+        assert running.send(CHAT, asked)[1]["model"] == "first"
+        for name in ("gpt-4o", "claude-opus-9"):
+            assert running.send(CHAT, asked | {"model": name})[1]["model"] == name
+        status, answer, _ = running.send(CHAT, asked | {"model": "gpt-4"})
+        assert (status, answer["error"]["code"]) == (404, "model_not_found")
+        assert [each["id"] for each in running.send("/v1/models", method="GET")[1]["data"]] == ["first", "gpt-4o"]

@@ -46,7 +46,7 @@ def answers(path: Path) -> dict[str, Any]:
 
 def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> None:
     asked = [request(number) for number in range(20)]
-    asked[17]["body"]["temperatur_e"] = 1
+    asked[17]["body"]["min_tokenz"] = 1
     asked[4] = {
         "custom_id": "r4",
         "method": "POST",
@@ -67,11 +67,11 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> Non
     done = run(str(file), "--out", str(out))
     assert done.returncode == 1, done.stderr  # one request has a mistake
     assert f"{19 - before} answered now, {before} before, 1 left with an error" in done.stderr
-    assert "the first: r17: unknown field 'temperatur_e'" in done.stderr
+    assert "the first: r17: unknown field 'min_tokenz'" in done.stderr
     found = answers(out)
     assert set(found) == {f"r{number}" for number in range(20)}
     assert found["r17"]["response"]["status_code"] == 400
-    assert "did you mean 'temperature'?" in found["r17"]["response"]["body"]["error"]["message"]
+    assert "did you mean 'min_tokens'?" in found["r17"]["response"]["body"]["error"]["message"]
     assert found["r4"]["response"]["body"]["object"] == "chat.completion"
     llm = LLM("zoo:base", dtype="float32", threads=1)
     for number in (0, 7, 19):
@@ -81,7 +81,7 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> Non
     again = run(str(file), "--out", str(out))
     assert again.returncode == 1  # what got an error is asked again
     assert "0 answered now, 19 before, 1 left with an error" in again.stderr
-    del asked[17]["body"]["temperatur_e"]
+    del asked[17]["body"]["min_tokenz"]
     last = run(str(write(file, asked)), "--out", str(out))
     assert (last.returncode, "1 answered now, 19 before, 0 left" in last.stderr) == (0, True)
     assert answers(out)["r17"]["response"]["status_code"] == 200

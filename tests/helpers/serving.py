@@ -77,11 +77,12 @@ def served(
     limits: Limits | None = None,
     origins: Sequence[str] = (),
     http: str = "auto",
+    names: Sequence[str] = (NAME,),
     **options: Any,
 ) -> Iterator[Served]:
     """Serve an LLM on a free port until the block ends."""
     loop = EngineLoop(llm, **options).start()
-    service = Service(loop, NAME, limits)
+    service = Service(loop, names, limits)
     listening = bind("127.0.0.1", 0)
     config = bounded_config(
         create_app(service, api_key=api_key, origins=origins),

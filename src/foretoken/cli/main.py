@@ -47,7 +47,7 @@ app.add_typer(train.app, name="train")
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(datastore.app, name="datastore")
 app.command("rag")(rag.rag)
-app.command("serve")(serve.serve)
+app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("batch")(batch.batch)
 app.add_typer(zoo.app, name="zoo")
 

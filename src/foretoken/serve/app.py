@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -27,7 +28,8 @@ from foretoken.serve.schema import ChatRequest, CompletionRequest, Ignored, Resp
 from foretoken.serve.service import FINGERPRINT, Service, first_of
 from foretoken.serve.stream import CLIENT_GONE, EventStream, answered, unless_gone
 
-_IGNORED = "x-foretoken-ignored"
+_IGNORED, _STRICT = "x-foretoken-ignored", "x-foretoken-strict"
+_MOST_IGNORED = 1000  # bytes of the header that names ignored fields
 _PAGE = (Path(__file__).parent / "page.html").read_bytes()
 _NOTHING_FROM_ELSEWHERE = {
     "Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -44,6 +46,7 @@ _CODES = {
     500: "the request failed",
     503: "shutting down",
 }
+_KNOWN = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
 _BODY_SECONDS, _BODY_RATE = 30.0, 1000.0  # the time limit of a body, and one more second per this many bytes
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or its events", "content": {"application/json": {}, "text/event-stream": {}}}
@@ -76,6 +79,7 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["*"],
+            allow_private_network=True,
         )
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -104,11 +108,13 @@ def _describe(app: FastAPI, *, asks_key: bool) -> None:
 def _add_paths(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", summary="Answer a conversation", tags=["openai"], responses=_STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
+        refuse_unknown(body, request)
         asked = await asyncio.to_thread(Chat, service, body)  # templates, tokens and grammars take time
         return await _answer(asked, body, request, stream=bool(body.stream))
 
     @app.post("/v1/completions", summary="Continue a text", tags=["openai"], responses=_STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:
+        refuse_unknown(body, request)
         asked = await asyncio.to_thread(Completion, service, body)
         return await _answer(asked, body, request, stream=bool(body.stream))
 
@@ -119,11 +125,21 @@ def _add_paths(app: FastAPI, service: Service) -> None:
         responses=_STREAMED,
     )
     async def responses(body: ResponsesRequest, request: Request) -> Response:
+        refuse_unknown(body, request)
         asked = await asyncio.to_thread(MadeResponse, service, body)
         return await _answer(asked, body, request, stream=bool(body.stream))
 
+    def refuse_unknown(body: Ignored, request: Request) -> None:
+        if body.unknown and (service.limits.strict or request.headers.get(_STRICT, "0") != "0"):
+            name = body.unknown[0]
+            message = f"unknown field '{name}', which strict parsing refuses: leave it out"
+            raise ApiError(400, message, param=name, code="unknown_field")
+
     async def _answer(asked: Any, body: Ignored, request: Request, *, stream: bool) -> Response:
-        headers = {"x-request-id": asked.id} | ({_IGNORED: ",".join(body.ignored)} if body.ignored else {})
+        headers = {"x-request-id": asked.id}
+        if body.ignored:
+            headers[_IGNORED] = _listed(body.ignored)
+            service.timings.count_ignored(len(body.ignored))
         if stream:
             # wait for the first event, so that a refusal still sets the HTTP status
             events = await unless_gone(request.receive, first_of(asked.events()))
@@ -136,10 +152,10 @@ def _add_paths(app: FastAPI, service: Service) -> None:
 
         return await answered(request, whole())
 
-    def model_card() -> dict[str, Any]:
+    def model_card(name: str) -> dict[str, Any]:
         llm = service.llm
         return {
-            "id": service.name,
+            "id": name,
             "object": "model",
             "created": service.created,
             "owned_by": "foretoken",
@@ -151,12 +167,11 @@ def _add_paths(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models", summary="The served model", tags=["openai"])
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_card()]}
+        return {"object": "list", "data": [model_card(name) for name in service.names if "*" not in name]}
 
     @app.get("/v1/models/{name:path}", summary="Properties of a model", tags=["openai"])
     async def model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return model_card()
+        return model_card(service.check_model(name)) if name else await models()
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -183,6 +198,12 @@ def _add_paths(app: FastAPI, service: Service) -> None:
     @app.get("/version", summary="The version of the server", tags=["operation"])
     async def version() -> dict[str, str]:
         return {"version": app.version}
+
+
+def _listed(paths: Sequence[str]) -> str:
+    """Join names for a header: characters that a header cannot have are escaped, and the length is bounded."""
+    whole = ",".join(quote(path, safe="[].*") for path in paths)
+    return whole if len(whole) <= _MOST_IGNORED else f"{whole[:_MOST_IGNORED].rpartition(',')[0]},..."
 
 
 class _Guard:
@@ -280,7 +301,9 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    words = {404: f"there is no {path}", 405: f"{request.method} is not allowed for {path}"}
+    nearest = next((known for known in _KNOWN if path.rstrip("/").endswith(known.removeprefix("/v1"))), None)
+    remedy = "" if nearest in (None, path) else f": use {nearest}; the base URL ends in /v1"
+    words = {404: f"there is no {path}{remedy}", 405: f"{request.method} is not allowed for {path}"}
     told = ApiError(error.status_code, words.get(error.status_code, str(error.detail)), headers=error.headers)
     return told.response()
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from foretoken.engine.request import TokenLogprob
 from foretoken.engine.updates import Update
-from foretoken.serve.conversation import Conversation
+from foretoken.serve.conversation import Conversation, offered
 from foretoken.serve.errors import ApiError
-from foretoken.serve.schema import ChatRequest, NamedTool
+from foretoken.serve.schema import ChatRequest, NamedTool, Tool
 from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure, structure
 from foretoken.serve.stream import DONE, Chunks, event
 from foretoken.serve.tool_choice import ToolChoice
@@ -30,7 +30,7 @@ class Chat:
     """
 
     def __init__(self, service: Service, body: ChatRequest) -> None:
-        service.check_model(body.model)
+        self.model = service.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options requires stream=true", param="stream_options")
         if body.top_logprobs and not body.logprobs:
@@ -44,9 +44,9 @@ class Chat:
         self.id, self.created = new_id("chatcmpl-"), int(time.time())
         named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
-        choice = ToolChoice(body.tools, chosen, named, parallel=body.parallel_tool_calls)
-        effort = (body.reasoning_effort, "reasoning_effort")
-        talk = Conversation(service, body.messages, choice, body.chat_template_kwargs, effort)
+        tools = [tool for tool in offered(body) if isinstance(tool, Tool)]
+        choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls)
+        talk = Conversation(service, body.messages, choice, body)
         params = service.params(
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens or _UNLIMITED,
@@ -67,7 +67,7 @@ class Chat:
             "id": self.id,
             "object": "chat.completion",
             "created": self.created,
-            "model": self.service.name,
+            "model": self.model,
             "choices": [self._choice(delta) for delta in deltas],
             "usage": self._usage(),
             "system_fingerprint": FINGERPRINT,
@@ -83,7 +83,7 @@ class Chat:
                 "id": self.id,
                 "object": "chat.completion.chunk",
                 "created": self.created,
-                "model": self.service.name,
+                "model": self.model,
                 "system_fingerprint": FINGERPRINT,
             },
             usage=wanted,

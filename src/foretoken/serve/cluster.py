@@ -41,7 +41,7 @@ class Replicas:
         least, most: numbers of replicas; Ray scales between them by the number of running requests.
         threads: cores per replica.
         model, config, options: as for ``LLM``.
-        name, api_key, max_queue, max_seconds, max_body, reasoning, origins: as for the server.
+        names, api_key, max_queue, max_seconds, max_body, strict_fields, reasoning, origins: as for the server.
         drain_seconds: time for running requests when a replica ends.
     """
 
@@ -50,12 +50,13 @@ class Replicas:
     threads: int
     model: str
     config: dict[str, Any]
-    name: str
+    names: tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict)
     api_key: str | None = None
     max_queue: int = 256
     max_seconds: float | None = None
     max_body: int = 8 * 2**20
+    strict_fields: bool = False
     drain_seconds: float = 60.0
     reasoning: bool | None = None
     origins: tuple[str, ...] = ()
@@ -74,14 +75,14 @@ class Replica:
         self._settings = settings
         llm = LLM(settings.model, speculative_config=settings.config, **settings.options)
         self._loop = EngineLoop(llm, max_queue=settings.max_queue, max_seconds=settings.max_seconds).start()
-        _Pushed(self._loop, settings.name).start()
+        _Pushed(self._loop, settings.names[0]).start()
 
     def __serve_build_asgi_app__(self) -> Any:
         from foretoken.serve.app import create_app
         from foretoken.serve.service import Limits, Service
 
-        limits = Limits(body=self._settings.max_body)
-        service = Service(self._loop, self._settings.name, limits, reasoning=self._settings.reasoning)
+        limits = Limits(body=self._settings.max_body, strict=self._settings.strict_fields)
+        service = Service(self._loop, self._settings.names, limits, reasoning=self._settings.reasoning)
         return create_app(service, api_key=self._settings.api_key, origins=self._settings.origins)
 
     def check_health(self) -> None:

@@ -29,7 +29,7 @@ class Completion:
     """
 
     def __init__(self, service: Service, body: CompletionRequest) -> None:
-        service.check_model(body.model)
+        self.model = service.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options requires stream=true", param="stream_options")
         if body.best_of is not None and body.best_of != (body.n or 1):
@@ -56,7 +56,7 @@ class Completion:
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.service.name,
+            "model": self.model,
             "choices": [self._choice(delta) for delta in deltas],
             "usage": self._usage(),
             "system_fingerprint": FINGERPRINT,
@@ -72,7 +72,7 @@ class Completion:
                 "id": self.id,
                 "object": "text_completion",
                 "created": self.created,
-                "model": self.service.name,
+                "model": self.model,
                 "system_fingerprint": FINGERPRINT,
             },
             usage=wanted,

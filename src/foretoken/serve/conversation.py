@@ -20,7 +20,15 @@ from foretoken.engine.updates import Update
 from foretoken.options.sampling import SamplingParams
 from foretoken.options.structured import StructuredOutputs
 from foretoken.serve.errors import ApiError, api_error
-from foretoken.serve.schema import Message
+from foretoken.serve.schema import (
+    ChatRequest,
+    ConversationRequest,
+    HostedTool,
+    Message,
+    ResponsesRequest,
+    ResponseTool,
+    Tool,
+)
 from foretoken.serve.service import Service
 from foretoken.serve.tool_choice import ToolChoice
 from foretoken.serve.tools import CLOSE, OPEN, CallReader
@@ -98,8 +106,7 @@ class Conversation:
         service: the model.
         messages: the conversation.
         choice: the tools.
-        settings: variables of the chat template.
-        effort: the reasoning effort, and its field.
+        body: the request; its settings of the chat template and of the reasoning apply.
     Raises:
         ApiError: 400: the model has no template, or the template refuses these messages or settings.
     Attributes:
@@ -111,19 +118,27 @@ class Conversation:
         service: Service,
         messages: Sequence[Message],
         choice: ToolChoice,
-        settings: Mapping[str, Any] | None = None,
-        effort: tuple[str | None, str] = (None, ""),
+        body: ConversationRequest,
     ) -> None:
         self._service = service
         self._choice = choice
         template = str(service.llm.tokenizer.chat_template)
         tools = [tool.model_dump(exclude_none=True) for tool in choice.tools]
-        plain = [_plain(message, place) for place, message in enumerate(messages)]
+        plain = [_plain(message, place, template, body) for place, message in enumerate(messages)]
+        continued = bool(getattr(body, "continue_final_message", None) or messages[-1].prefix)
+        if continued and messages[-1].role != "assistant":
+            message = "continue_final_message needs a last message of role 'assistant', which the answer continues"
+            raise ApiError(400, message, param="messages")
+        opened = getattr(body, "add_generation_prompt", None)
         if "tools" not in template:
             plain, tools = _introduced(plain, tools, system=not tools or _takes_system(service.llm.tokenizer)), []
         try:
             self.prompt = service.llm.chat_prompt(
-                plain, tools=tools, chat_template_kwargs=_settings(settings, template) | _effort(*effort, template)
+                plain,
+                tools=tools,
+                add_generation_prompt=not continued if opened is None else opened,
+                continue_final_message=continued,
+                chat_template_kwargs=_settings(body, template, reasons=service.reasoning),
             )
         except ForetokenError as error:
             raise api_error(error, "messages") from None
@@ -149,12 +164,24 @@ class Conversation:
         thinking = None
         if self._service.reasoning:
             thinking = Thinking(self._service.llm.tokenizer, request.tokens[: request.num_prompt])
-        return AnswerReader(thinking, CallReader() if self._choice.tools else None)
+        return AnswerReader(thinking, CallReader(only=self._choice.forced) if self._choice.tools else None)
 
 
-def _plain(message: Message, place: int) -> dict[str, Any]:
+def offered(body: ChatRequest | ResponsesRequest) -> list[Tool | ResponseTool]:
+    """Return the functions among the tools of a request; those that the server would run are noted as ignored."""
+    found: list[Tool | ResponseTool] = []
+    for tool in body.tools or ():
+        if isinstance(tool, HostedTool):
+            body.ignore(f"tools[].{tool.type}")
+        else:
+            found.append(tool)
+    return found
+
+
+def _plain(message: Message, place: int, template: str, body: ConversationRequest) -> dict[str, Any]:
     """Convert a message for the template, where arguments of calls are mappings."""
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+    nothing = message.content is None and message.refusal is None
+    if nothing and not (message.role == "assistant" and message.tool_calls):
         raise ApiError(400, f"messages[{place}] of role '{message.role}' has no content", param="messages")
     said: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     said["content"] = message.text
@@ -167,7 +194,16 @@ def _plain(message: Message, place: int) -> dict[str, Any]:
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             said[name] = getattr(message, name)
+    for name, value in (message.model_extra or {}).items():
+        if _names(template, name):
+            said[name] = value
+            body.use(f"messages[].{name}")
     return said
+
+
+def _names(template: str, name: str) -> bool:
+    """Return whether a chat template contains a word: a variable or the key of a message."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def _mapping(arguments: str) -> Any:
@@ -230,32 +266,47 @@ def _written(function: Mapping[str, Any]) -> str:
     return f"{OPEN}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSE}"
 
 
-def _settings(given: Mapping[str, Any] | None, template: str) -> dict[str, Any]:
-    """Return the template's variables. A variable that the template does not use must be null, since it would have no
-    effect.
+def _settings(body: ConversationRequest, template: str, *, reasons: bool) -> dict[str, Any]:
+    """Return the template's variables.
+
+    A variable of ``chat_template_kwargs`` that the template does not use must be null, since it would have no effect. A
+    wish about reasoning that the template cannot express is noted as ignored: clients send it to every model.
     """
     found = {}
-    for name, value in (given or {}).items():
+    for name, value in (body.chat_template_kwargs or {}).items():
         if name in OWN_VARIABLES:
             raise ApiError(
                 400,
                 f"chat_template_kwargs.{name} is reserved for the server: leave it out",
                 param="chat_template_kwargs",
             )
-        if re.search(rf"\b{re.escape(name)}\b", template):
+        if _names(template, name):
             found[name] = value
         elif value:
             message = f"chat_template_kwargs.{name}: the model's chat template has no such variable: leave it out"
             raise ApiError(400, message, param="chat_template_kwargs")
+    for variable, wishes in _wishes(body).items():
+        for path, value in wishes.items():
+            # "none" asks for no reasoning, which is what a model without reasoning does
+            idle = value in (False, "none") and not reasons
+            if not _names(template, variable):
+                if not idle and not (value == "none" and _names(template, "enable_thinking")):
+                    body.ignore(path)
+            elif found.setdefault(variable, value) != value:
+                message = f"{path} differs from another field that sets {variable}={found[variable]!r}: keep one"
+                raise ApiError(400, message, param=path)
     return found
 
 
-def _effort(value: str | None, field: str, template: str) -> dict[str, Any]:
-    """Return the template's variables for the reasoning effort, if it has any."""
-    if value is None:
-        return {}
-    if "reasoning_effort" in template:
-        return {"reasoning_effort": value}
-    if value == "none" and "enable_thinking" in template:
-        return {"enable_thinking": False}
-    raise ApiError(400, f"{field}='{value}': the model's chat template has no such setting: leave it out", param=field)
+def _wishes(body: ConversationRequest) -> dict[str, dict[str, Any]]:
+    """Return what the fields about reasoning ask for: variable of the template -> path of the field -> value."""
+    effort: dict[str, Any] = {"reasoning_effort": body.reasoning_effort}
+    think: dict[str, Any] = {"enable_thinking": body.enable_thinking}
+    if body.reasoning is not None:
+        effort["reasoning.effort"] = body.reasoning.effort
+        think["reasoning.enabled"] = body.reasoning.enabled
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        think["thinking.type"] = body.thinking.type == "enabled"
+    think |= {path: False for path, value in effort.items() if value == "none"}
+    given = {"reasoning_effort": effort, "enable_thinking": think}
+    return {name: {path: value for path, value in each.items() if value is not None} for name, each in given.items()}

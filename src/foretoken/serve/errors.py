@@ -14,29 +14,16 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from foretoken.core.errors import ConfigError, InputError, nearest
+from foretoken.core.errors import ConfigError, InputError
 from foretoken.serve import schema
 from foretoken.serve.loop import Overloaded, Stopped
-from foretoken.serve.schema import ChatRequest, CompletionRequest, ResponsesRequest
 
 _NAMED = re.compile(r"^(?:unknown sampling parameter ')?([a-z_]+)(?:=|\[| has | with |'|\.)")
-_BODIES = (ChatRequest, CompletionRequest, ResponsesRequest)
 _ADDED = {"body", "str", "int", *(name for name, each in vars(schema).items() if isinstance(each, type))}
-_OTHERWISE = {
-    "functions": "write tools",
-    "function_call": "write tool_choice",
-    "guided_json": "write structured_outputs.json",
-    "guided_regex": "write structured_outputs.regex",
-    "guided_choice": "write structured_outputs.choice",
-    "guided_grammar": "write structured_outputs.grammar",
-    "prompt_logprobs": "use echo and logprobs in /v1/completions",
-    "return_token_ids": "answers are texts; outputs of the library have token_ids",
-    "chat_template": "the server uses the checkpoint's template; LLM.chat of the library accepts others",
-    "request_id": "the server assigns the id of an answer: leave it out",
-    "thinking_token_budget": "max_tokens limits reasoning and answer together",
-    "documents": "put them into a message",
-    "extra_body": "put its fields into the body itself",
-    "max_completion_tokens": "use max_tokens, or max_output_tokens in /v1/responses",
+_INPUTS = {  # the field that holds the prompt -> its path
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "input": "/v1/responses",
 }
 _TYPES = dict.fromkeys((400, 405, 408, 413, 414, 431), "invalid_request_error")
 _TYPES |= {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -113,21 +100,15 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
         if each["type"] == "item_type" or (each["type"] == "literal_error" and each["loc"][-1] == "type"):
             return ApiError(400, _in_words(found, each), param=_place(each["loc"]))
     for each in found:  # a misspelt field explains a missing one
-        if each["type"] == "extra_forbidden":
-            name = _place(each["loc"])
-            return ApiError(400, f"unknown field '{name}'{_hint(name)}", param=name, code="unknown_field")
+        if each["type"] in ("unknown_field", "conflict"):
+            name = _place((*each["loc"], each["ctx"]["name"]))
+            if each["type"] == "conflict":
+                return ApiError(400, f"{name} {each['msg']}", param=name)
+            return ApiError(400, f"unknown field '{name}'{each['msg']}", param=name, code="unknown_field")
     # for a field that accepts a text or a list, the mistake inside the list is more specific
     meant = [each for each in found if each["type"] != "string_type" or not isinstance(each.get("input"), list)]
     first = (meant or found)[0]
     return ApiError(400, _in_words(found, first), param=_place(first["loc"]) or None)
-
-
-def _hint(name: str) -> str:
-    """Return the remedy for an unknown field."""
-    known = {field for body in _BODIES for field in body.model_fields}
-    if name in _OTHERWISE:
-        return f": {_OTHERWISE[name]}"
-    return "" if "." in name else "; another path supports it" if name in known else f"; {nearest(name, known)}"
 
 
 def _in_words(found: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> str:
@@ -136,7 +117,10 @@ def _in_words(found: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> s
     ways = dict.fromkeys(each["msg"][:1].lower() + each["msg"][1:] for each in found if _place(each["loc"]) == name)
     given = first.get("input")
     shown = "" if first["type"] == "missing" or isinstance(given, (dict, list)) else f" (got {given!r:.60})"
-    return f"{name or 'the body'}: {', or '.join(ways)}{shown}"
+    remedy = ""
+    if first["type"] == "missing" and name in _INPUTS and isinstance(given, dict):
+        remedy = next((f"; {path} takes '{field}'" for field, path in _INPUTS.items() if field in given), "")
+    return f"{name or 'the body'}: {', or '.join(ways)}{shown}{remedy}"
 
 
 def _place(location: Sequence[int | str]) -> str:
@@ -147,4 +131,6 @@ def _place(location: Sequence[int | str]) -> str:
 
 def _is_tag(parts: Sequence[str], place: int) -> bool:
     before = list(parts[:place][-2:])
-    return before[-1:] in (["response_format"], ["format"]) or ("input" in before[:-1] and before[-1].isdigit())
+    return before[-1:] in (["response_format"], ["format"]) or (
+        before[:-1] in (["input"], ["tools"]) and before[-1].isdigit()
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -45,6 +45,17 @@ class Timings:
         self._whole = self._histogram("e2e_request_latency_seconds", "Time from arrival to the last token.", _SECONDS)
         self._prompt = self._histogram("request_prompt_tokens", "Number of prompt tokens of a request.", _TOKENS)
         self._output = self._histogram("request_generation_tokens", "Number of generated tokens of a request.", _TOKENS)
+        ignored = Counter(
+            "foretoken:ignored_fields",
+            "Fields of requests that have no effect.",
+            labelnames=("model_name",),
+            registry=self.registry,
+        )
+        self._ignored: Counter = ignored.labels(model_name=name)
+
+    def count_ignored(self, number: int) -> None:
+        """Record fields that had no effect."""
+        self._ignored.inc(number)
 
     def count(self, ticket: Ticket) -> None:
         """Record a ticket that ended normally; a cancelled one has no meaningful duration."""

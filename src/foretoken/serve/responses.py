@@ -7,11 +7,10 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from foretoken.engine.updates import Update
-from foretoken.serve.conversation import Conversation, Piece
+from foretoken.serve.conversation import Conversation, Piece, offered
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import (
     LOGPROBS,
-    OF_RESPONSES,
     Function,
     FunctionCall,
     InputCall,
@@ -22,7 +21,6 @@ from foretoken.serve.schema import (
     NamedResponseTool,
     ResponsesRequest,
     ResponseTool,
-    Sampling,
     Tool,
     ToolCall,
 )
@@ -44,19 +42,26 @@ class Response:
     """
 
     def __init__(self, service: Service, body: ResponsesRequest) -> None:
-        service.check_model(body.model)
+        self.model = service.check_model(body.model)
         if body.background:
             raise ApiError(400, "background=true is not supported: leave it out, or use stream", param="background")
+        for name in ("previous_response_id", "conversation"):
+            if getattr(body, name) is not None:
+                message = f"{name}: no response is stored here: send the earlier items in 'input'"
+                raise ApiError(400, message, param=name)
+        for value in body.include or ():
+            if value not in (LOGPROBS, "reasoning.encrypted_content"):
+                body.ignore(f"include[{value}]")
+        if body.truncation == "auto":
+            body.ignore("truncation")
         self.service = service
         self.body = body
         self.id, self.created = new_id("resp_"), int(time.time())
         named = body.tool_choice.name if isinstance(body.tool_choice, NamedResponseTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
-        tools = [_tool(each) for each in body.tools or ()]
+        tools = [_tool(each) for each in offered(body) if isinstance(each, ResponseTool)]
         choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls)
-        effort = (body.reasoning.effort if body.reasoning else None, "reasoning.effort")
-        talk = Conversation(service, _messages(body), choice, body.chat_template_kwargs, effort)
-        sampling = Sampling(model=body.model, **{name: getattr(body, name) for name in OF_RESPONSES})
+        talk = Conversation(service, _messages(body), choice, body)
         form = None if body.text is None else body.text.format
         scored = bool(body.top_logprobs) or LOGPROBS in (body.include or ())
         if scored and (choice.tools or service.reasoning):
@@ -64,7 +69,7 @@ class Response:
             message = f"log-probabilities cannot be combined with {what} here: use /v1/chat/completions"
             raise ApiError(400, message, param="top_logprobs" if body.top_logprobs else "include")
         self.params = service.params(
-            sampling,
+            body,
             max_tokens=body.max_output_tokens or _UNLIMITED,
             logprobs=(body.top_logprobs or 0) if scored else None,
             structured_outputs=talk.structure(structure(form)),
@@ -141,7 +146,7 @@ class Response:
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
-            "model": self.service.name,
+            "model": self.model,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "presence_penalty": self.params.presence_penalty,
@@ -154,7 +159,7 @@ class Response:
             "temperature": self.params.temperature,
             "text": {"format": self.format},
             "tool_choice": _as_given(body.tool_choice) or "auto",
-            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "tools": [tool.model_dump() for tool in body.tools or () if isinstance(tool, ResponseTool)],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self.params.top_p,
             "truncation": "disabled",

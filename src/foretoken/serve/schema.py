@@ -1,18 +1,19 @@
 """Request bodies: OpenAI's fields, the sampling fields that vLLM adds, and ``speculation``.
 
-Parsing is strict: a number is not a string, and an unknown field is refused, because it may be meant to change the
-answer. :class:`Ignored` lists the fields that have no effect here; they are accepted and named in the header
-``x-foretoken-ignored``.
+Parsing is strict about types: a number is not a string. An unknown field is accepted and named in the header
+``x-foretoken-ignored``, like the fields of :class:`Ignored`, unless it would change the answer (unknown_fields.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from foretoken.options.sampling import SamplingParams
+from foretoken.serve import unknown_fields
 from foretoken.serve.fields import request_of
 
 
@@ -30,16 +31,20 @@ def _an_integer(given: Any) -> Any:
     return given
 
 
+def _a_limit(given: Any) -> Any:
+    """Accept -1 as no limit, as llama.cpp and Ollama do, and a float without a fraction."""
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    return None if given == -1 and type(given) is int else given
+
+
 _AsItIs = "A vLLM field; only the value that turns it off is accepted."
 _One = Annotated[float | None, Field(ge=1, le=1, description=_AsItIs)]
 _Zero = Annotated[Literal[0] | None, BeforeValidator(_an_integer), Field(description=_AsItIs)]
 _No = Annotated[Literal[False] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
+_Limit = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_a_limit)]
 _Yes = Annotated[Literal[True] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
-OF_RESPONSES = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-"""The sampling parameters of /v1/responses: OpenAI's set."""
-
 LOGPROBS = "message.output_text.logprobs"  # the fields that request them in /v1/responses
-_Count = Annotated[int, Field(ge=1)]
 _Index = Annotated[int, Field(ge=0)]
 _Name = Annotated[str, Field(min_length=1)]
 _TokenIds = list[_Index]
@@ -48,34 +53,85 @@ _TokenIds = list[_Index]
 class Fields(BaseModel):
     """Base class of all parts of a request."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """The fields that clients may send."""
+        return frozenset({field.alias or name for name, field in cls.model_fields.items()} | {*cls.model_fields})
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nothing(cls, given: Any) -> Any:
-        """Drop unknown fields that are null: clients often write whole objects."""
-        if isinstance(given, dict) and any(value is None for value in given.values()):
-            names = {field.alias or name for name, field in cls.model_fields.items()} | {*cls.model_fields}
-            return {name: value for name, value in given.items() if value is not None or name in names}
-        return given
+    def _check_unknown(cls, given: Any) -> Any:
+        """Drop unknown fields that are null, and refuse misspelt ones."""
+        return unknown_fields.check(given, cls.names()) if isinstance(given, dict) else given
 
 
 class Ignored(Fields):
-    """Fields that do not change the answer: the user, the storage, the price class."""
+    """A whole body, with the fields that do not change the answer: the user, the storage, the price class.
+
+    Attributes:
+        ignored: paths of the fields that were sent and have no effect, such as ``tools[].defer_loading``.
+    """
 
     user: str | None = None
     metadata: dict[str, str] | None = None
+    client_metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prediction: dict[str, Any] | None = None
+    _unknown: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, given: Any) -> Any:
+        """Rename the fields of other programs."""
+        return unknown_fields.translate(given, cls.names()) if isinstance(given, dict) else given
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Note the unknown fields, at any depth."""
+        super().model_post_init(context)
+        self._unknown = list(dict.fromkeys(_take_unknown(self)))
+
+    @property
+    def unknown(self) -> list[str]:
+        """Paths of the fields that no part of the body declares."""
+        return self._unknown
 
     @property
     def ignored(self) -> list[str]:
-        """Return the names of the fields that were sent with a value."""
-        return [name for name in Ignored.model_fields if getattr(self, name) is not None]
+        """Return the paths of the fields that were sent with a value and have no effect."""
+        return [name for name in Ignored.model_fields if getattr(self, name) is not None] + self._unknown
+
+    def ignore(self, path: str) -> None:
+        """Note that a field has no effect with this model."""
+        if path not in self._unknown:
+            self._unknown.append(path)
+
+    def use(self, path: str) -> None:
+        """Note that an undeclared field has an effect with this model."""
+        if path in self._unknown:
+            self._unknown.remove(path)
+
+
+def _take_unknown(part: Any, place: str = "") -> Iterator[str]:
+    """Remove undeclared fields and yield their paths; elements of lists share one path.
+
+    Messages keep them: a chat template may read them.
+    """
+    if isinstance(part, list):
+        for each in part:
+            yield from _take_unknown(each, f"{place}[]")
+    elif isinstance(part, Fields):
+        before = f"{place}." if place else ""
+        yield from (f"{before}{name}" for name in part.model_extra or ())
+        if part.model_extra and not isinstance(part, Message):
+            part.model_extra.clear()
+        for name, field in type(part).model_fields.items():
+            yield from _take_unknown(getattr(part, name), f"{before}{field.alias or name}")
 
 
 class Speculation(Fields):
@@ -148,7 +204,7 @@ class Structured(Fields):
 class Sampling(request_of(SamplingParams, Ignored)):  # type: ignore[misc]  # its fields are declared there
     """Fields that all endpoints share. Null or absent: the checkpoint's default, else OpenAI's."""
 
-    model: str
+    model: Annotated[str | None, Field(description="May be absent where one model is served.")] = None
     seed: Annotated[int | None, Field(description="Seed of all random choices; taken modulo 2**63.")] = None
     n: Annotated[int | None, Field(ge=1, le=128)] = None
     stream: bool | None = None
@@ -213,25 +269,42 @@ class ToolCall(Fields):
 class Message(Fields):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    role: Annotated[
+        _Name, Field(description="system, developer, user, assistant, tool, or one of the chat template's.")
+    ]
+    content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    refusal: None = None
-    audio: None = None
+    prefix: Annotated[bool | None, Field(description="True in the last message: the answer continues it.")] = None
+    refusal: str | None = None
+    audio: Annotated[Any, Field(description="Accepted: an earlier answer's audio.")] = None
     annotations: Any = None
     cache_control: _Cached = None
     provider_specific_fields: Annotated[Any, Field(description="Accepted: LiteLLM adds it to earlier answers.")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_tools(cls, given: Any) -> Any:
+        """Convert the form that preceded tools: the role ``function``, and ``function_call`` in an answer."""
+        if not isinstance(given, dict):
+            return given
+        if given.get("role") == "function":
+            given = {**given, "role": "tool"}
+        call = given.get("function_call")
+        if isinstance(call, dict) and not given.get("tool_calls"):
+            rest = {name: value for name, value in given.items() if name != "function_call"}
+            return {**rest, "tool_calls": [{"id": f"call_{call.get('name')}", "function": call}]}
+        return given
 
     @property
     def text(self) -> str:
         """Return the content as one text; parts are joined by line ends."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
-        return self.content or ""
+        return self.content or self.refusal or ""
 
 
 class Function(Fields):
@@ -244,11 +317,26 @@ class Function(Fields):
 
 
 class Tool(Fields):
-    """A tool that the model may call; only functions are supported."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     function: Function
     cache_control: Annotated[Any, Field(exclude=True, description="Accepted, as in messages.")] = None
+
+
+class HostedTool(BaseModel):
+    """A tool that the server would run, such as ``web_search``: left out, and named in ``x-foretoken-ignored``."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: _Name
+
+
+def _is_hosted(tool: Any) -> str:
+    kind = tool.get("type", "function") if isinstance(tool, dict) else getattr(tool, "type", "function")
+    return "function" if kind == "function" or not isinstance(kind, str) else "hosted"
+
+
+AnyTool = Annotated[Annotated[Tool, Tag("function")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_is_hosted)]
 
 
 class FunctionName(Fields):
@@ -264,26 +352,57 @@ class NamedTool(Fields):
     function: FunctionName
 
 
-class ChatRequest(Sampling):
-    """``POST /v1/chat/completions``."""
+class Reasoning(Fields):
+    """Settings of the reasoning."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: _Count | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
-    response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
+    effort: str | None = None
+    enabled: bool | None = None
+    summary: Annotated[Any, Field(description="Accepted; reasoning is returned in full.")] = None
+    generate_summary: Any = None
+
+
+class Thinking(Fields):
+    """Whether the model reasons before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+_Verbosity = Annotated[str | None, Field(description="Accepted: the model decides.")]
+
+
+class ConversationRequest(Sampling):
+    """Fields of the paths that answer a conversation."""
+
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="Variables of the model's chat template, such as enable_thinking.")
     ] = None
     reasoning_effort: str | None = None
+    reasoning: Annotated[
+        Reasoning | None, Field(description="The effort, as /v1/responses and OpenRouter name it.")
+    ] = None
+    thinking: Annotated[Thinking | None, Field(description="Anthropic's form of enable_thinking.")] = None
+    enable_thinking: Annotated[bool | None, Field(description="The chat template's variable.")] = None
+    parallel_tool_calls: bool | None = None
+
+
+class ChatRequest(ConversationRequest):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: _Limit = None
+    max_completion_tokens: _Limit = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    response_format: ResponseFormat | None = None
+    tools: list[AnyTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     modalities: list[Literal["text"]] | None = None
-    verbosity: Annotated[Literal["medium"] | None, Field(description="Accepted: the model decides.")] = None
+    verbosity: _Verbosity = None
     echo: _No = None
-    add_generation_prompt: _Yes = None
-    continue_final_message: _No = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Annotated[
+        bool | None, Field(description="The answer continues the last message, which is the assistant's.")
+    ] = None
     add_special_tokens: _No = None
 
 
@@ -296,11 +415,11 @@ class CompletionRequest(Sampling):
         | Annotated[list[str], Field(min_length=1)]
         | Annotated[list[_TokenIds], Field(min_length=1)]
     )
-    max_tokens: _Index | None = None
+    max_tokens: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_a_limit)] = None
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     echo: bool | None = None
     best_of: Annotated[int | None, Field(ge=1)] = None
-    suffix: None = None
+    suffix: Annotated[Literal[""] | None, Field(description="Text after the answer: not supported.")] = None
     add_special_tokens: _Yes = None
 
 
@@ -324,7 +443,7 @@ class InputMessage(Fields):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[InputPart], Field(min_length=1)]
+    content: str | list[InputPart]
     id: str | None = None
     status: str | None = None
     phase: Annotated[str | None, Field(description="Accepted: the phase of an earlier message.")] = None
@@ -388,6 +507,11 @@ class ResponseTool(Fields):
     strict: bool | None = None
 
 
+AnyResponseTool = Annotated[
+    Annotated[ResponseTool, Tag("function")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_is_hosted)
+]
+
+
 class NamedResponseTool(FunctionName):
     """The tool to call, in the form of ``/v1/responses``."""
 
@@ -404,49 +528,41 @@ class TextFormat(Fields):
     """The form of the answer."""
 
     format: Annotated[AnyText | JsonObject | NamedSchema, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: _Verbosity = None
 
 
-class Reasoning(Fields):
-    """Settings of the reasoning."""
-
-    effort: str | None = None
-    summary: Annotated[Any, Field(description="Accepted; reasoning is returned in full.")] = None
-    generate_summary: Any = None
-
-
-class ResponsesRequest(request_of(SamplingParams, Ignored, OF_RESPONSES)):  # type: ignore[misc]
+class ResponsesRequest(ConversationRequest):
     """``POST /v1/responses``: stateless, text and function tools."""
 
     user: Annotated[str | None, Field(description="Ignored, and returned in the response.")] = None
     safety_identifier: Annotated[str | None, Field(description="Ignored, and returned in the response.")] = None
     prompt_cache_key: Annotated[str | None, Field(description="Ignored, and returned in the response.")] = None
     metadata: Annotated[dict[str, str] | None, Field(description="Ignored, and returned in the response.")] = None
-    model: str
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: _Count | None = None
+    max_output_tokens: _Limit = None
+    max_tokens: None = None
+    n: Annotated[int | None, Field(ge=1, le=1)] = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
-    stream: bool | None = None
     text: TextFormat | None = None
-    tools: list[ResponseTool] | None = None
+    tools: list[AnyResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedResponseTool | None = None
-    parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Annotated[
+        Literal["auto", "disabled"] | None, Field(description="Accepted: a prompt that is too long is refused.")
+    ] = None
     max_tool_calls: Annotated[
         int | None, Field(ge=1, description="Accepted: it limits tools that run on the server, and there are none.")
     ] = None
-    previous_response_id: None = None
-    conversation: None = None
+    previous_response_id: Any = None
+    conversation: Any = None
     background: bool | None = None
     include: Annotated[
-        list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None,
-        Field(
-            description="The second value requests log-probabilities; the first is accepted, and nothing is encrypted."
-        ),
+        list[str] | None,
+        Field(description="message.output_text.logprobs requests log-probabilities; other values have no effect."),
     ] = None
-    reasoning: Reasoning | None = None
-    stream_options: StreamOptions | None = None
-    speculation: Speculation | None = None
-    cache_salt: Annotated[str | None, Field(min_length=1)] = None
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """See :meth:`Fields.names`; ``max_tokens`` is a spelling of ``max_output_tokens``."""
+        names: frozenset[str] = super().names()
+        return names - {"max_tokens"}

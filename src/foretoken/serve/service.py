@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -21,7 +22,7 @@ from foretoken.options.sampling import SamplingParams
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import EngineLoop, Ticket
 from foretoken.serve.metrics import Timings
-from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, ResponsesRequest, Sampling, SchemaFormat
+from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, Sampling, SchemaFormat
 from foretoken.serve.token_text import TokenText
 
 _DECLARED = tuple(each.name for each in declared(SamplingParams) if each.option.over_http)
@@ -36,10 +37,12 @@ class Limits:
     Attributes:
         body: maximum bytes of a request.
         patience: maximum seconds for a client to receive one piece of a stream.
+        strict: refuse every unknown field.
     """
 
     body: int = 8 * 2**20
     patience: float = 60.0
+    strict: bool = False
 
 
 class Service:
@@ -47,17 +50,24 @@ class Service:
 
     Args:
         loop: runs the model.
-        name: the model's name for clients.
+        names: the model's names for clients; the first is the one of ``/metrics``. A name with ``*`` stands for all
+            names of that form.
         limits: limits of the requests.
         reasoning: whether to separate "<think>…</think>" from the answer in a conversation; None: if the chat template
             uses it.
     """
 
     def __init__(
-        self, loop: EngineLoop, name: str, limits: Limits | None = None, *, reasoning: bool | None = None
+        self,
+        loop: EngineLoop,
+        names: str | Sequence[str],
+        limits: Limits | None = None,
+        *,
+        reasoning: bool | None = None,
     ) -> None:
         self.loop = loop
-        self.name = name
+        self.names = [names] if isinstance(names, str) else list(names)
+        self.name = name = self.names[0]
         self.limits = limits or Limits()
         self.created = int(time.time())
         self.timings = Timings(name)
@@ -71,15 +81,18 @@ class Service:
     def llm(self) -> LLM:
         return self.loop.llm
 
-    def check_model(self, name: str) -> None:
-        """Refuse a model name other than the served one.
+    def check_model(self, name: str | None) -> str:
+        """Return the name that answers carry: the requested one, else the first.
 
         Raises:
-            ApiError: 404.
+            ApiError: 404: another model is requested.
         """
-        if name != self.name:
-            message = f"the model '{name}' is not served here: use '{self.name}'"
+        if name is None:
+            return self.name
+        if not any(re.fullmatch(".*".join(map(re.escape, each.split("*"))), name) for each in self.names):
+            message = f"the model '{name}' is not served here: use '{self.name}', or leave 'model' out"
             raise ApiError(404, message, param="model", code="model_not_found")
+        return name
 
     def params(self, body: Sampling, **more: Any) -> SamplingParams:
         """Return the sampling params of a request: its own values, else the defaults.
@@ -107,7 +120,7 @@ class Service:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams,
-        body: Sampling | ResponsesRequest,
+        body: Sampling,
         param: str,
         form: str = "structured_outputs",
     ) -> list[Request]:

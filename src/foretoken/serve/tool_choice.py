@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.engine.text.grammars import LAYOUT, refuse_contradictions
+from foretoken.engine.text.grammars import refuse_contradictions
+from foretoken.engine.text.json_schemas import LAYOUT, compilable
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import Tool
 from foretoken.serve.tools import CLOSE, OPEN
@@ -33,6 +34,7 @@ class ToolChoice:
         ApiError: 400: two tools have the same name, or the chosen function is not among the tools.
     Attributes:
         tools: the tools in the prompt; empty: none.
+        forced: whether the answer consists of calls.
         stop: a string that ends the answer, in addition to the request's own; None: there is none.
     """
 
@@ -46,8 +48,8 @@ class ToolChoice:
                 raise ApiError(
                     400, f"two tools have the name '{name}', so calls would be ambiguous: rename one", param="tools"
                 )
-        self._forced = choice == "required" or function is not None
-        if not offered and self._forced:
+        self.forced = choice == "required" or function is not None
+        if not offered and self.forced:
             raise ApiError(400, "tool_choice requires tools: give both or neither", param="tools")
         if function is not None and function not in names:
             message = f"tool_choice names '{function}', which is not among the tools: {', '.join(names)}"
@@ -55,7 +57,7 @@ class ToolChoice:
         self.tools = [] if choice == "none" else offered
         self._single = parallel is False or function is not None
         self._callable = [each for each in self.tools if function in (None, each.function.name)]
-        self.stop = CLOSE if self.tools and self._single and not self._forced else None
+        self.stop = CLOSE if self.tools and self._single and not self.forced else None
 
     def structure(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the constraint on the whole answer as ``structured_outputs``; None: any text.
@@ -63,7 +65,7 @@ class ToolChoice:
         Args:
             form: the constraint on an answer without calls (``json`` or ``json_object``); None: any text.
         """
-        if self._forced:
+        if self.forced:
             more = "" if self._single else ' ("\\n" call)*'
             return {"grammar": f"start: call{more}\n{self._calls()}"}
         if not self.tools:
@@ -85,6 +87,9 @@ class ToolChoice:
             arguments = _arguments(tool)
             try:
                 refuse_contradictions(arguments)
+                arguments = compilable(arguments)
+            except ImportError:  # the grammar as a whole is refused, with the remedy
+                pass
             except ConfigError as error:
                 why = str(error).removeprefix("structured_outputs.json: ")
                 raise ApiError(400, f"parameters of the tool '{tool.function.name}': {why}", param="tools") from None

@@ -19,11 +19,14 @@ _ENDS = ("}" + CLOSE, CLOSE)  # what may follow the arguments, without spaces
 class CallReader:
     """Parses a text in pieces: passes text and arguments on at once, and holds back a possible beginning of a call.
 
+    Args:
+        only: the answer consists of calls, and all text outside of them is markup, also where the answer is cut.
     Attributes:
         num_calls: number of calls that have begun.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, only: bool = False) -> None:
+        self._only = only
         self.num_calls = 0
         self._held = ""
         self._spaces = ""  # spaces after a call: they are text if text follows
@@ -61,7 +64,7 @@ class CallReader:
                     self.num_calls += 1
                 if not more:
                     break
-        return out, [*news.values()]
+        return "" if self._only else out, [*news.values()]
 
     def _next(self, final: bool) -> tuple[str, dict[str, Any] | None, bool]:
         """Return the text up to the next call, the call if there is one, and whether more can be parsed now."""

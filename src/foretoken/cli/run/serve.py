@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ _SERVER, _LIMITS, _CLUSTER = "Server", "Limits", "Cluster"
 @with_flags
 def serve(
     *,
+    context: typer.Context,
     model: Annotated[
         str, typer.Argument(help="A Hugging Face folder, a GGUF file, a hub id, zoo:NAME, or grown:NAME:SIZE.")
     ] = DEFAULT_MODEL,
@@ -44,12 +46,12 @@ def serve(
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port; 0: a free one.", rich_help_panel=_SERVER)
     ] = 8000,
-    name: Annotated[
-        str | None,
+    names: Annotated[
+        list[str] | None,
         typer.Option(
             "--served-model-name",
-            metavar="NAME",
-            help="Name of the model for clients.",
+            metavar="NAME…",
+            help="Names of the model for clients, with commas or spaces; * stands for any text: gpt-4o,claude-*.",
             show_default="the value of --model",
             rich_help_panel=_SERVER,
         ),
@@ -120,6 +122,14 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = False,
+    strict_fields: Annotated[
+        bool,
+        typer.Option(
+            "--strict-fields",
+            help="Refuse requests with unknown fields; else they are ignored and named in x-foretoken-ignored.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = False,
     reasoning: Annotated[
         str,
         typer.Option(
@@ -159,6 +169,7 @@ def serve(
     """
     check_installed()
     check_model_name(model)
+    served = _served_names(names, context.args) or [model]
     if api_key is not None and not api_key.strip():
         raise ConfigError("--api-key is empty: set a key, or leave it out")
     if reasoning not in _REASONING:
@@ -190,17 +201,18 @@ def serve(
             threads=loading.threads or 1,
             model=model,
             config=config,
-            name=name or model,
+            names=tuple(served),
             options=options | {"threads": loading.threads or 1},
             api_key=api_key,
             max_queue=max_queue,
             max_seconds=max_seconds,
             max_body=max_body,
+            strict_fields=strict_fields,
             drain_seconds=drain_seconds,
             reasoning=_REASONING[reasoning],
             origins=tuple(origins or ()),
         )
-        what = f"{settings.name} with {config['method']}, {replicas} replicas"
+        what = f"{served[0]} with {config['method']}, {replicas} replicas"
         cluster.run(
             settings, host, port, verbose=verbose, ready=lambda at: note(f"serving {what} at {at} (Ctrl-C to stop)")
         )
@@ -212,7 +224,7 @@ def serve(
         from foretoken.serve.service import Limits, Service
 
         loop = EngineLoop(llm, max_queue=max_queue, max_seconds=max_seconds).start()
-        service = Service(loop, name or model, Limits(body=max_body), reasoning=_REASONING[reasoning])
+        service = Service(loop, served, Limits(body=max_body, strict=strict_fields), reasoning=_REASONING[reasoning])
         place = f"[{host}]" if ":" in host else host
         at = f"http://{place}:{listening.getsockname()[1]}"
         if llm.engine.prefixes is None and not no_prefix_caching:
@@ -223,6 +235,26 @@ def serve(
             server.serve(app, loop, listening, drain_seconds=drain_seconds)
         finally:
             llm.close()  # an executor may own threads or a helper process
+
+
+def _served_names(given: Sequence[str] | None, more: Sequence[str]) -> list[str]:
+    """Return the names for clients.
+
+    Args:
+        given: values of the option, each with commas.
+        more: further arguments: ``--served-model-name A B`` has a second name there.
+    """
+    if more and not given:
+        raise ConfigError(f"unexpected argument {more[0]!r}: one model is served")
+    found = [name.strip() for each in (*(given or ()), *more) for name in each.split(",")]
+    for name in found:
+        if not name or name.startswith("-"):
+            raise ConfigError(f"--served-model-name: {name!r} is not a name")
+    if found and "*" in found[0]:
+        raise ConfigError(
+            f"--served-model-name: the first name, '{found[0]}', is the one of /v1/models: write no * in it"
+        )
+    return list(dict.fromkeys(found))
 
 
 def _parse_replicas(text: str) -> tuple[int, int]:

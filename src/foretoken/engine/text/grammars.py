@@ -20,11 +20,10 @@ from torch import Tensor
 from foretoken.core.constraint import Constraint
 from foretoken.core.errors import ConfigError, NothingFits
 from foretoken.engine.text.json_keys import JsonKeys, TokenBytes
+from foretoken.engine.text.json_schemas import LAYOUT, compilable
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.structured import StructuredOutputs
 
-# JSON as json.dumps writes it: a model that may put spaces anywhere may go on with them for ever
-LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LONGEST = 120  # characters of the library's message that are shown
 
 
@@ -254,6 +253,7 @@ def _grammar(wanted: StructuredOutputs) -> tuple[str, str]:
         if kind == "json":
             schema = json.loads(value) if isinstance(value, str) else value
             refuse_contradictions(schema)
+            schema = compilable(schema)
             return kind, LLMatcher.grammar_from_json_schema({} if schema is True else schema, defaults=LAYOUT)
         if kind == "json_object":
             return kind, LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=LAYOUT)
@@ -262,6 +262,9 @@ def _grammar(wanted: StructuredOutputs) -> tuple[str, str]:
         if kind == "choice":
             return kind, LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(each) for each in value))
         return kind, LLMatcher.grammar_from_lark(value)
+    except ConfigError as error:
+        message = str(error).removeprefix(f"structured_outputs.{kind}: ")
+        raise ConfigError(f"structured_outputs.{kind}: {message}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(f"structured_outputs.{kind}: {str(error)[:_LONGEST]}") from None
 

@@ -1,0 +1,154 @@
+"""Fields that a request body does not declare: refuse what would change the answer, translate what has an equal here.
+
+near misspelling of a field of the same object    400, with that field's name
+another program's name of a field                 translated; 400 if both spellings are there and differ
+changes the answer, and has no equal              400, with the nearest remedy; a neutral value is accepted
+everything else                                   accepted, and named in the header x-foretoken-ignored
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+_SHORTEST = 3  # characters of a name that one edit may change; shorter names are near to everything
+_TWO_EDITS = 7  # characters from which on two edits count as a misspelling
+
+# another program's name -> the field here; a dot separates an object from its field
+TRANSLATED: Mapping[str, str] = {
+    **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict"), "max_tokens"),
+    "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
+    "json_schema": "structured_outputs.json",
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+}
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # the same limit on different paths
+
+# a field without an equal -> its neutral values, and the remedy
+NO_EQUAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "mirostat": ((0,), "set top_p or min_p"),
+    "typical_p": ((0, 1), "set min_p"),
+    "top_a": ((0,), "set min_p"),
+    "tfs_z": ((1,), "set top_p"),
+    "dynatemp_range": ((0,), "set temperature"),
+    "top_n_sigma": ((0, -1), "set min_p"),
+    "dry_multiplier": ((0,), "set repetition_penalty"),
+    "xtc_probability": ((0,), "raise temperature"),
+    "logits_processors": (([],), "use logit_bias, bad_words, allowed_token_ids or structured_outputs"),
+    "grammar": (("",), "write structured_outputs.grammar, in Lark's form"),
+    "functions": ((), "write tools"),
+    "function_call": ((), "write tool_choice"),
+    "prompt_logprobs": ((False,), "use echo and logprobs in /v1/completions"),
+    "return_token_ids": ((False,), "answers are texts; outputs of the library have token_ids"),
+    "chat_template": (("",), "the server uses the checkpoint's template; LLM.chat of the library accepts others"),
+    "thinking_token_budget": ((-1,), "max_tokens limits reasoning and answer together"),
+    "documents": (([],), "put them into a message"),
+    "extra_body": (({},), "put its fields into the body itself"),
+}
+
+
+def check(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return an object of a body without its unknown null fields: clients often write whole objects.
+
+    Args:
+        known: the fields that the object may have.
+    Raises:
+        PydanticCustomError: a name is a near misspelling of a field.
+    """
+    found = {name: value for name, value in given.items() if value is not None or name in known}
+    absent = [name for name in known if name not in given]
+    for name in found:
+        if name not in known and name not in NO_EQUAL and (meant := misspelt(name, absent)) is not None:
+            raise PydanticCustomError("unknown_field", "; did you mean '{meant}'?", {"name": name, "meant": meant})
+    return found
+
+
+def misspelt(name: str, known: Collection[str]) -> str | None:
+    """Return the field that a name is a misspelling of; None: of none.
+
+    A misspelling differs in case, ``_`` and ``-`` only, or in one edit, or in two from seven characters on. An edit
+    inserts, deletes or replaces a character, or swaps two neighbours.
+    """
+    plain = _plain(name)
+    for each in known:
+        if _plain(each) == plain:
+            return each
+    for each in known:
+        shorter = min(len(name), len(each))
+        if shorter >= _SHORTEST and _within(name, each, 2 if shorter >= _TWO_EDITS else 1):
+            return each
+    return None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _within(a: str, b: str, most: int) -> bool:
+    """Return whether at most so many edits turn a into b (optimal string alignment)."""
+    if abs(len(a) - len(b)) > most:
+        return False
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a, start=1):
+        older, before, row = before, row, [i]
+        for j, other in enumerate(b, start=1):
+            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+                best = min(best, older[j - 2] + 1)
+            row.append(best)
+    return row[-1] <= most
+
+
+def translate(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return a body with the fields of other programs under their names here.
+
+    Args:
+        known: the fields of the body.
+    Raises:
+        PydanticCustomError: two spellings of a field differ, or a field has no equal and a value that is not neutral.
+    """
+    found = {name: value for name, value in given.items() if value is not None or name in known}
+    if found.get("top_p") == 0:
+        found["top_p"] = 1e-9  # the smallest set of tokens: the best one
+    if "stop" in found:
+        stops = found["stop"]
+        found["stop"] = [each for each in stops if each != ""] if isinstance(stops, list) else stops or None
+    limit = next((name for name in _LIMITS if name in known), None)
+    for name in list(found):
+        if name in known:
+            continue
+        if name in NO_EQUAL:
+            neutral, remedy = NO_EQUAL[name]
+            # the types are compared, since True equals 1 in Python
+            value = found[name]
+            if not any(value == each and isinstance(value, bool) is isinstance(each, bool) for each in neutral):
+                raise PydanticCustomError("unknown_field", ": {remedy}", {"name": name, "remedy": remedy})
+            del found[name]
+        elif limit is not None and (name in _LIMITS or TRANSLATED.get(name) == "max_tokens"):
+            _move(found, name, limit, found.pop(name))
+        elif name in TRANSLATED and TRANSLATED[name].split(".")[0] in known:
+            _move(found, name, TRANSLATED[name], found.pop(name))
+    return found
+
+
+def _move(found: dict[str, Any], name: str, target: str, value: Any) -> None:
+    """Set a field under its name here, unless it is there already with the same value."""
+    place, _, inner = target.partition(".")
+    if inner:
+        outer = found.get(place)
+        if outer is not None and not isinstance(outer, dict):
+            return  # its own check refuses it
+        owner = found[place] = dict(outer or {})
+    else:
+        owner, inner = found, place
+    if owner.get(inner) is not None and owner[inner] != value:
+        raise PydanticCustomError(
+            "conflict", "is another name of {target}, and they differ: keep one", {"name": name, "target": target}
+        )
+    owner[inner] = value
