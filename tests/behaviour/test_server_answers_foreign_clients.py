@@ -434,3 +434,35 @@ def test_a_model_has_aliases_and_its_name_may_be_missing() -> None:
         status, answer, _ = running.send(CHAT, asked | {"model": "gpt-4"})
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
         assert [each["id"] for each in running.send("/v1/models", method="GET")[1]["data"]] == ["first", "gpt-4o"]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_speculative_metrics_are_those_of_the_counters(path: str) -> None:
+    words = "one two three four five six seven eight nine ten. " * 4
+    with served(with_config({"method": "suffix", "num_speculative_tokens": 4})) as running:
+        if path == CHAT:
+            asked = said(messages=[{"role": "user", "content": words}], max_tokens=40)
+        else:
+            asked = {"model": NAME, "input": words, "temperature": 0, "max_output_tokens": 40}
+        assert "metrics" not in running.send(path, asked)[1]
+        before = running.loop.totals.draft_tokens, running.loop.totals.accepted_tokens
+        found = running.send(path, asked | {"speculation": {"metrics": "detailed"}})[1]["metrics"]
+        spec = found["speculative_decoding"]
+        totals = running.loop.totals
+        assert (spec["num_draft_tokens"], spec["num_accepted_draft_tokens"]) == (
+            totals.draft_tokens - before[0],
+            totals.accepted_tokens - before[1],
+        )
+        assert spec["num_accepted_draft_tokens"] == sum(spec["per_step_accepted"]) > 0
+        assert spec["num_draft_tokens"] == sum(spec["per_step_drafted"])
+        assert spec["num_spec_steps"] == sum(spec["acceptance_histogram"]) == len(spec["per_step_drafted"])
+        for stood, steps in enumerate(spec["acceptance_histogram"]):
+            assert spec["per_step_accepted"].count(stood) == steps
+        assert spec["mean_acceptance_length"] == 1 + spec["num_accepted_draft_tokens"] / spec["num_spec_steps"]
+        off = {"speculation": {"enabled": False, "metrics": "summary"}}
+        assert running.send(path, asked | off)[1]["metrics"] == {"speculative_decoding": None}
+        if path == CHAT:
+            streamed = asked | {"stream": True, "stream_options": {"include_usage": True}}
+            events = running.events(path, streamed | {"speculation": {"metrics": "summary"}})
+            summary = events[-2]["metrics"]["speculative_decoding"]
+            assert set(spec) - set(summary) == {"per_step_accepted", "per_step_drafted"}

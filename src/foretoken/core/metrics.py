@@ -46,7 +46,8 @@ class Metrics:
     ``num_discarded_tokens`` were drafted ahead, after what did not stand: never put to the test, no draft tokens.
     ``num_moved_bytes`` went between target and drafter, where the two are not in one place.
     ``drafted_by_source`` and ``accepted_by_source`` count draft tokens by what proposed them, where a drafter says so.
-    ``emitted`` says of one request when its tokens came, a step at a time; it is not added up.
+    ``emitted`` says of one request when its tokens came, a step at a time, and ``drafts`` has the length of each draft
+    and the number of its accepted tokens; they are not added up.
     """
 
     num_tokens: int = 0
@@ -71,6 +72,7 @@ class Metrics:
     drafted_by_source: dict[str, int] = field(default_factory=dict)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     emitted: list[Emitted] = field(default_factory=list)
+    drafts: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def tokens_per_step(self) -> float:
@@ -128,6 +130,7 @@ class Metrics:
         """Count one draft: the depth of every node, and how many levels of it were accepted."""
         self.num_draft_tokens += len(depths)
         self.num_accepted_tokens += accepted
+        self.drafts.append((len(depths), accepted))
         deepest = max(depths, default=0)
         while len(self.drafted_at) < deepest:
             self.drafted_at.append(0)

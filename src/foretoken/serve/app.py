@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foretoken.serve import token_paths
 from foretoken.serve.body import StrictRoute
 from foretoken.serve.chat import Chat
 from foretoken.serve.completions import Completion
@@ -46,6 +47,7 @@ _CODES = {
     500: "the request failed",
     503: "shutting down",
 }
+_LIKE_V1 = ("/tokenize", "/detokenize", "/apply-template", "/tokenizer_info")  # paths that need the key, too
 _KNOWN = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
 _BODY_SECONDS, _BODY_RATE = 30.0, 1000.0  # the time limit of a body, and one more second per this many bytes
 _STREAMED: dict[int | str, dict[str, Any]] = {
@@ -61,7 +63,7 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
 
     Args:
         service: the model; its loop runs already, and the caller ends it.
-        api_key: the bearer token that clients must send under ``/v1``; None: no key.
+        api_key: the bearer token that clients must send under ``/v1`` and for tokens; None: no key.
         origins: origins of the pages that may call it from a browser; "*": any.
     """
     app = FastAPI(
@@ -97,7 +99,7 @@ def _describe(app: FastAPI, *, asks_key: bool) -> None:
     for path, methods in described["paths"].items():
         for operation in methods.values():
             operation["responses"].pop("422", None)
-            if asks_key and path.startswith("/v1"):
+            if asks_key and _needs_key(path):
                 operation["security"] = [{"key": []}]
     if asks_key:
         described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -173,6 +175,24 @@ def _add_paths(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         return model_card(service.check_model(name)) if name else await models()
 
+    for root in ("", "/v1"):  # vLLM and llama.cpp have them at the root, and clients append them to their base URL
+
+        @app.post(f"{root}/tokenize", summary="Token ids of a text or a conversation", tags=["tokens"])
+        async def tokenize(body: token_paths.TokenizeRequest) -> dict[str, Any]:
+            return await asyncio.to_thread(token_paths.tokenize, service, body)
+
+        @app.post(f"{root}/detokenize", summary="The text of token ids", tags=["tokens"])
+        async def detokenize(body: token_paths.DetokenizeRequest) -> dict[str, str]:
+            return await asyncio.to_thread(token_paths.detokenize, service, body)
+
+        @app.post(f"{root}/apply-template", summary="The prompt of a conversation", tags=["tokens"])
+        async def apply_template(body: token_paths.TemplateRequest) -> dict[str, str]:
+            return await asyncio.to_thread(token_paths.apply_template, service, body)
+
+        @app.get(f"{root}/tokenizer_info", summary="The tokenizer's special tokens and template", tags=["tokens"])
+        async def tokenizer_info() -> dict[str, Any]:
+            return token_paths.tokenizer_info(service)
+
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return Response(_PAGE, media_type="text/html; charset=utf-8", headers=_NOTHING_FROM_ELSEWHERE)
@@ -200,6 +220,10 @@ def _add_paths(app: FastAPI, service: Service) -> None:
         return {"version": app.version}
 
 
+def _needs_key(path: str) -> bool:
+    return path.startswith("/v1") or path in _LIKE_V1
+
+
 def _listed(paths: Sequence[str]) -> str:
     """Join names for a header: characters that a header cannot have are escaped, and the length is bounded."""
     whole = ",".join(quote(path, safe="[].*") for path in paths)
@@ -223,7 +247,7 @@ class _Guard:
         headers = dict(scope["headers"])
         try:
             check_head(scope)
-            if self._key is not None and scope["path"].startswith("/v1"):
+            if self._key is not None and _needs_key(scope["path"]):
                 self._check_key(headers)
             length = headers.get(b"content-length", b"0")
             self._check_length(int(length) if length.isdigit() else 0)

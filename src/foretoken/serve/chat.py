@@ -71,6 +71,7 @@ class Chat:
             "choices": [self._choice(delta) for delta in deltas],
             "usage": self._usage(),
             "system_fingerprint": FINGERPRINT,
+            **self.service.metrics(self.requests, self.body),
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -104,7 +105,7 @@ class Chat:
                     delivered += len(delta.token_ids)
                     yield chunk([streamed], self._usage(delivered) if every else None)
         if wanted:
-            yield chunk([], self._usage())
+            yield chunk([], self._usage(), self.service.metrics(self.requests, self.body))
         yield DONE
 
     # ------------------------------------------------------------------ inside

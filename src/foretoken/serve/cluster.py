@@ -41,7 +41,7 @@ class Replicas:
         least, most: numbers of replicas; Ray scales between them by the number of running requests.
         threads: cores per replica.
         model, config, options: as for ``LLM``.
-        names, api_key, max_queue, max_seconds, max_body, strict_fields, reasoning, origins: as for the server.
+        names, api_key, max_queue, max_seconds, max_body, strict_fields, metrics, reasoning, origins: as for the server.
         drain_seconds: time for running requests when a replica ends.
     """
 
@@ -57,6 +57,7 @@ class Replicas:
     max_seconds: float | None = None
     max_body: int = 8 * 2**20
     strict_fields: bool = False
+    metrics: str = "none"
     drain_seconds: float = 60.0
     reasoning: bool | None = None
     origins: tuple[str, ...] = ()
@@ -81,9 +82,10 @@ class Replica:
         from foretoken.serve.app import create_app
         from foretoken.serve.service import Limits, Service
 
-        limits = Limits(body=self._settings.max_body, strict=self._settings.strict_fields)
-        service = Service(self._loop, self._settings.names, limits, reasoning=self._settings.reasoning)
-        return create_app(service, api_key=self._settings.api_key, origins=self._settings.origins)
+        own = self._settings
+        limits = Limits(body=own.max_body, strict=own.strict_fields, metrics=own.metrics)
+        service = Service(self._loop, own.names, limits, reasoning=own.reasoning)
+        return create_app(service, api_key=own.api_key, origins=own.origins)
 
     def check_health(self) -> None:
         """Check the health for Ray, which replaces a replica that raises."""

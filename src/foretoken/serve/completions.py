@@ -60,6 +60,7 @@ class Completion:
             "choices": [self._choice(delta) for delta in deltas],
             "usage": self._usage(),
             "system_fingerprint": FINGERPRINT,
+            **self.service.metrics(self.requests, self.body),
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -89,7 +90,7 @@ class Completion:
                     delivered += len(delta.token_ids)
                     yield chunk([self._choice(delta)], self._usage(delivered) if every else None)
         if wanted:
-            yield chunk([], self._usage())
+            yield chunk([], self._usage(), self.service.metrics(self.requests, self.body))
         yield DONE
 
     # ------------------------------------------------------------------ inside

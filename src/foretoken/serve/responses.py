@@ -165,6 +165,7 @@ class Response:
             "truncation": "disabled",
             "usage": None if delta is None else self._usage(),
             "user": body.user,
+            **({} if delta is None else self.service.metrics(self.requests, body)),
         }
 
     def _usage(self) -> dict[str, Any]:

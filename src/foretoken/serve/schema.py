@@ -142,6 +142,10 @@ class Speculation(Fields):
         _Index | None, Field(description="Maximum number of draft tokens per step; null: the server's setting.")
     ] = None
     show: Annotated[bool, Field(description="Report for each token whether it was drafted.")] = False
+    metrics: Annotated[
+        Literal["none", "summary", "detailed"] | None,
+        Field(description="Report metrics.speculative_decoding with the usage; null: the server's setting."),
+    ] = None
 
     @property
     def max_draft(self) -> int | None:

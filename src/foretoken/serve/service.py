@@ -38,11 +38,13 @@ class Limits:
         body: maximum bytes of a request.
         patience: maximum seconds for a client to receive one piece of a stream.
         strict: refuse every unknown field.
+        metrics: the speculative metrics of answers whose request does not choose: none, summary or detailed.
     """
 
     body: int = 8 * 2**20
     patience: float = 60.0
     strict: bool = False
+    metrics: str = "none"
 
 
 class Service:
@@ -228,6 +230,20 @@ class Service:
         }
         return {"speculation": report}
 
+    def metrics(self, requests: Sequence[Request], body: Sampling) -> dict[str, Any]:
+        """Return the speculative metrics of an answer that has ended, in vLLM's form, under the name ``metrics``.
+
+        Returns:
+            an empty mapping without them: they are not wanted, or the request has several completions.
+        """
+        wanted = (body.speculation.metrics if body.speculation else None) or self.limits.metrics
+        if wanted == "none" or len(requests) != 1:
+            return {}
+        limit = None if body.speculation is None else body.speculation.max_draft
+        if limit == 0 or self.llm.recipe.method == "none":
+            return {"metrics": {"speculative_decoding": None}}
+        return {"metrics": {"speculative_decoding": _in_vllms_form(requests[0].metrics, limit, wanted == "detailed")}}
+
     def shown(self, delta: Update) -> list[dict[str, Any]]:
         """Return a delta's tokens and the source of each; special tokens have no text and no bytes."""
         special = self.token_text.special
@@ -245,6 +261,33 @@ class Service:
     def top(self, entry: TokenLogprob) -> list[tuple[str, bytes, float]]:
         """Return the most probable tokens of a position: text, bytes, log-probability."""
         return [(*self.token_text(token), value) for token, value in entry.top]
+
+
+def _in_vllms_form(metrics: Metrics, limit: int | None, detailed: bool) -> dict[str, Any]:
+    """Return counts of the steps with a draft.
+
+    Args:
+        limit: the request's limit on the nodes of a draft.
+    """
+    drafts = metrics.drafts
+    steps, accepted = len(drafts), metrics.num_accepted_tokens
+    longest = max((length for length, _ in drafts), default=0) if limit is None else limit
+    histogram = [0] * (1 + max((stood for _, stood in drafts), default=0))
+    for _, stood in drafts:
+        histogram[stood] += 1
+    found = {
+        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
+        "draft_acceptance_rate": accepted / metrics.num_draft_tokens if metrics.num_draft_tokens else 0.0,
+        "acceptance_histogram": histogram if steps else [],
+        "num_spec_steps": steps,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": metrics.num_draft_tokens,
+        "num_spec_tokens": longest,
+    }
+    if detailed:
+        found["per_step_accepted"] = [stood for _, stood in drafts]
+        found["per_step_drafted"] = [length for length, _ in drafts]
+    return found
 
 
 def structure(form: AnyText | JsonObject | SchemaFormat | NamedSchema | None) -> dict[str, Any] | None:

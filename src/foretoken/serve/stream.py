@@ -38,9 +38,16 @@ class Chunks:
         self._head = f'data: {_json(common)[:-1]},"choices":['
         self._usage = usage
 
-    def __call__(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
-        """One chunk."""
+    def __call__(
+        self,
+        choices: Sequence[Mapping[str, Any]],
+        usage: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """One chunk; ``more`` has further fields."""
         tail = f',"usage":{_json(usage)}' if self._usage else ""
+        if more:
+            tail += f",{_json(more)[1:-1]}"
         return f"{self._head}{','.join(map(_json, choices))}]{tail}}}\n\n".encode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""Fields that a request body does not declare: refuse what would change the answer, translate what has an equal here.
+"""Fields that a request body does not declare: refuse or translate those that change the answer, ignore the others.
 
 near misspelling of a field of the same object    400, with that field's name
 another program's name of a field                 translated; 400 if both spellings are there and differ

@@ -26,6 +26,7 @@ from foretoken.core.errors import ConfigError, nearest
 from foretoken.options.model import EngineOptions
 
 _ORIGIN = re.compile(r"\*|https?://[^/\s]+|null")
+_METRICS = ("none", "summary", "detailed")
 _REASONING = {"auto": None, "on": True, "off": False}
 _SERVER, _LIMITS, _CLUSTER = "Server", "Limits", "Cluster"
 
@@ -130,6 +131,15 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = False,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            "--per-request-spec-decode-metrics",
+            metavar="none|summary|detailed",
+            help="Speculative metrics in each answer, in vLLM's form.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = "none",
     reasoning: Annotated[
         str,
         typer.Option(
@@ -174,6 +184,8 @@ def serve(
         raise ConfigError("--api-key is empty: set a key, or leave it out")
     if reasoning not in _REASONING:
         raise ConfigError(f"--reasoning {reasoning}: {nearest(reasoning, _REASONING)}")
+    if metrics not in _METRICS:
+        raise ConfigError(f"--per-request-spec-decode-metrics {metrics}: {nearest(metrics, _METRICS)}")
     for origin in origins or ():
         if not _ORIGIN.fullmatch(origin):
             raise ConfigError(f"--allow-origin {origin}: write http://HOST:PORT, https://HOST or *")
@@ -208,6 +220,7 @@ def serve(
             max_seconds=max_seconds,
             max_body=max_body,
             strict_fields=strict_fields,
+            metrics=metrics,
             drain_seconds=drain_seconds,
             reasoning=_REASONING[reasoning],
             origins=tuple(origins or ()),
@@ -223,8 +236,9 @@ def serve(
         from foretoken.serve.loop import EngineLoop
         from foretoken.serve.service import Limits, Service
 
+        limits = Limits(body=max_body, strict=strict_fields, metrics=metrics)
         loop = EngineLoop(llm, max_queue=max_queue, max_seconds=max_seconds).start()
-        service = Service(loop, served, Limits(body=max_body, strict=strict_fields), reasoning=_REASONING[reasoning])
+        service = Service(loop, served, limits, reasoning=_REASONING[reasoning])
         place = f"[{host}]" if ":" in host else host
         at = f"http://{place}:{listening.getsockname()[1]}"
         if llm.engine.prefixes is None and not no_prefix_caching:
