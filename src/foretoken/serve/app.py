@@ -22,11 +22,13 @@ from foretoken.serve.body import StrictRoute
 from foretoken.serve.chat import Chat
 from foretoken.serve.completions import Completion
 from foretoken.serve.errors import ApiError, api_error, invalid
+from foretoken.serve.messages import Messages, count_tokens, error_body
+from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.metrics import LoopCollector, exposition
 from foretoken.serve.request_head import check_head
 from foretoken.serve.responses import Response as MadeResponse
 from foretoken.serve.schema import ChatRequest, CompletionRequest, Ignored, ResponsesRequest
-from foretoken.serve.service import FINGERPRINT, Service, first_of
+from foretoken.serve.service import FINGERPRINT, Service, first_of, new_id
 from foretoken.serve.stream import CLIENT_GONE, EventStream, answered, unless_gone
 
 _IGNORED, _STRICT = "x-foretoken-ignored", "x-foretoken-strict"
@@ -47,8 +49,9 @@ _CODES = {
     500: "the request failed",
     503: "shutting down",
 }
+_OVERLOADED = 529  # Anthropic's status of a server that cannot answer now
 _LIKE_V1 = ("/tokenize", "/detokenize", "/apply-template", "/tokenizer_info")  # paths that need the key, too
-_KNOWN = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
+_KNOWN = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models")
 _BODY_SECONDS, _BODY_RATE = 30.0, 1000.0  # the time limit of a body, and one more second per this many bytes
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or its events", "content": {"application/json": {}, "text/event-stream": {}}}
@@ -131,6 +134,18 @@ def _add_paths(app: FastAPI, service: Service) -> None:
         asked = await asyncio.to_thread(MadeResponse, service, body)
         return await _answer(asked, body, request, stream=bool(body.stream))
 
+    @app.post(
+        "/v1/messages", summary="Answer a conversation, in Anthropic's form", tags=["anthropic"], responses=_STREAMED
+    )
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        refuse_unknown(body, request)
+        asked = await asyncio.to_thread(Messages, service, body)
+        return await _answer(asked, body, request, stream=bool(body.stream))
+
+    @app.post("/v1/messages/count_tokens", summary="Tokens of a conversation", tags=["anthropic"])
+    async def count(body: CountRequest) -> dict[str, int]:
+        return await asyncio.to_thread(count_tokens, service, body)
+
     def refuse_unknown(body: Ignored, request: Request) -> None:
         if body.unknown and (service.limits.strict or request.headers.get(_STRICT, "0") != "0"):
             name = body.unknown[0]
@@ -138,7 +153,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
             raise ApiError(400, message, param=name, code="unknown_field")
 
     async def _answer(asked: Any, body: Ignored, request: Request, *, stream: bool) -> Response:
-        headers = {"x-request-id": asked.id}
+        headers = {"x-request-id": asked.id, "request-id": asked.id}
         if body.ignored:
             headers[_IGNORED] = _listed(body.ignored)
             service.timings.count_ignored(len(body.ignored))
@@ -252,7 +267,7 @@ class _Guard:
             length = headers.get(b"content-length", b"0")
             self._check_length(int(length) if length.isdigit() else 0)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await _refusal(error, scope["path"])(scope, receive, send)
             return
         read, whole, began = 0, False, monotonic()
 
@@ -276,8 +291,10 @@ class _Guard:
     def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
         assert self._key is not None
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if kind.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key.strip()):
-            message = "the API key is missing or wrong: send 'Authorization: Bearer KEY'"
+        if kind.lower() != b"bearer":
+            key = headers.get(b"x-api-key", b"")  # Anthropic's header
+        if not hmac.compare_digest(key.strip(), self._key.strip()):
+            message = "the API key is missing or wrong: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def _check_length(self, length: int) -> None:
@@ -313,13 +330,22 @@ _ERROR = {
 }
 
 
+def _refusal(error: ApiError, path: str) -> Response:
+    """Return an error in the form of the API that the path belongs to."""
+    if not path.startswith("/v1/messages"):
+        return error.response()
+    request_id = new_id("req_")
+    status = _OVERLOADED if error.status == 503 else error.status
+    return JSONResponse(error_body(error, request_id), status, headers={**error.headers, "request-id": request_id})
+
+
 async def _on_api_error(request: Request, error: Exception) -> Response:
-    return api_error(error).response()
+    return _refusal(api_error(error), request.url.path)
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return invalid(error.errors()).response()
+    return _refusal(invalid(error.errors()), request.url.path)
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
@@ -329,8 +355,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
     remedy = "" if nearest in (None, path) else f": use {nearest}; the base URL ends in /v1"
     words = {404: f"there is no {path}{remedy}", 405: f"{request.method} is not allowed for {path}"}
     told = ApiError(error.status_code, words.get(error.status_code, str(error.detail)), headers=error.headers)
-    return told.response()
+    return _refusal(told, path)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    return ApiError(500, f"internal: {type(error).__name__}: {error}").response()
+    return _refusal(ApiError(500, f"internal: {type(error).__name__}: {error}"), request.url.path)

@@ -38,7 +38,7 @@ class Limits:
         body: maximum bytes of a request.
         patience: maximum seconds for a client to receive one piece of a stream.
         strict: refuse every unknown field.
-        metrics: the speculative metrics of answers whose request does not choose: none, summary or detailed.
+        metrics: the speculative metrics of answers, unless the request chooses: none, summary or detailed.
     """
 
     body: int = 8 * 2**20
