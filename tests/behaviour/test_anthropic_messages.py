@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import anthropic
 import pytest
 
 from helpers.serving import NAME, Served, served
@@ -201,3 +202,24 @@ def test_either_header_carries_the_key() -> None:
         for headers in ({"x-api-key": "secre"}, {"x-api-key": ""}, {}):
             status, answer, _ = running.send(MESSAGES, said(max_tokens=1), headers=headers)
             assert (status, answer["error"]["type"]) == (401, "authentication_error")
+
+
+def test_the_official_client(server: Served) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="-", max_retries=0, timeout=60) as client:
+        greedy = {"extra_body": {"temperature": 0}}  # the client has no argument for it any more
+        asked: dict[str, Any] = {key: value for key, value in said().items() if key != "temperature"} | greedy
+        whole = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            text = "".join(stream.text_stream)
+            assert stream.get_final_message().usage.output_tokens == whole.usage.output_tokens
+        assert [block.text for block in whole.content if block.type == "text"] == [text]
+        weather = {"messages": [{"role": "user", "content": "Weather in Oslo?"}]}
+        forced: dict[str, Any] = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}}
+        with client.messages.stream(**asked | weather | forced) as stream:
+            (call,) = stream.get_final_message().content
+        assert call.type == "tool_use"
+        assert call.input == server.send(MESSAGES, said("Weather in Oslo?", **forced))[1]["content"][0]["input"]
+        count = client.messages.count_tokens(model=NAME, messages=asked["messages"])
+        assert count.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+        with pytest.raises(anthropic.NotFoundError, match="not served here"):
+            client.messages.create(**asked | {"model": "other"})
