@@ -97,7 +97,7 @@ def test_what_nothing_can_be_is_the_requests_own_fault(server: Served) -> None:
     endless = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": ""}}}
     status, answer, _ = post(server, said(response_format=endless))
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
-    assert "no text goes on from here that fits" in answer["error"]["message"]
+    assert "no continuation of this text satisfies" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
