@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +10,20 @@ import gguf
 import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_ARCHITECTURES = {"gemma3_text": "gemma3"}  # where the library has another name
+_INTERLEAVED = ("llama", "granite")
 
 
-def save(model: Any, path: Path, *, kind: str | None = None) -> Path:
-    """A small Llama, Qwen2 or Qwen3 of the library, float32 or quantised, with a tokenizer of bytes.
+def save(model: Any, path: Path, *, kind: str | None = None, fields: Mapping[str, Any] | None = None) -> Path:
+    """A small model of the library, float32 or quantised, with a tokenizer of bytes; named as llama.cpp names tensors.
 
     Args:
         kind: what matrices are quantised to; None: they stay.
+        fields: numbers of its architecture beyond the sizes, without its name.
     """
     config = model.config
-    writer = gguf.GGUFWriter(str(path), config.model_type)
+    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -43,22 +33,32 @@ def save(model: Any, path: Path, *, kind: str | None = None) -> Path:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rotary = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rotary["rope_theta"])
+    epsilon = next((each for each in ("norm_eps", "norm_epsilon", "layer_norm_eps") if hasattr(config, each)), None)
+    if epsilon is None:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(getattr(config, epsilon))
+    for name, value in (fields or {}).items():
+        add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
+        add(f"{architecture}.{name}", value)
     add_byte_tokenizer(writer, config.vocab_size)
+    number_of = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(number_of[architecture], config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         data = weight.detach().float().numpy()
         module, _, last = name.rpartition(".")
-        if module not in _OUTER:
-            _, _, layer, part = module.split(".", 3)
-            module = f"blk.{layer}.{_LAYER[part]}"
-            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(_LAYER[part])
-            if heads is not None and config.model_type == "llama":  # rows 0, D/2, 1, D/2 + 1, … of every head
-                data = data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+        place = names.get_name(module)
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(place.split(".")[-1])
+        if heads is not None and architecture in _INTERLEAVED:  # rows 0, D/2, 1, D/2 + 1, … of every head
+            data = data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+        if place.endswith("norm") and last == "weight" and architecture.startswith(("gemma", "nemotron")):
+            data = data + 1
         number = gguf.GGMLQuantizationType[kind if kind is not None and data.ndim == 2 else "F32"]
-        writer.add_tensor(f"{_OUTER.get(module, module)}.{last}", gguf.quantize(data, number), raw_dtype=number)
+        writer.add_tensor(f"{place}.{last}", gguf.quantize(data, number), raw_dtype=number)
     return finish(writer, path)
 
 

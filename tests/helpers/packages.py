@@ -85,7 +85,7 @@ class Registry(http.server.ThreadingHTTPServer):
 
     Attributes:
         url: of its index.
-        asked: names of the wheels that were asked for.
+        requested: names of the requested wheels.
         stuck: this wheel is begun and not ended until the registry closes.
         broken: the connection is closed in the middle of this wheel.
         halfway: set when a wheel is stuck.
@@ -96,7 +96,7 @@ class Registry(http.server.ThreadingHTTPServer):
     def __init__(self, folder: Path, *, stuck: str = "", broken: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
         self.folder, self.stuck, self.broken = folder, stuck, broken
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.halfway, self.closed = threading.Event(), threading.Event()
         self.url = f"http://127.0.0.1:{self.server_address[1]}/simple/"
 
@@ -126,13 +126,13 @@ class _Answer(http.server.BaseHTTPRequestHandler):
             links = "".join(f'<a href="/wheels/{wheel.name}">{wheel.name}</a>' for wheel in wheels)
             self._send(f"<!DOCTYPE html><html><body>{links}</body></html>".encode(), "text/html")
             return
-        self.server.asked.append(name)
+        self.server.requested.append(name)
         content = (self.server.folder / name).read_bytes()
         begun = name.startswith((self.server.stuck or "-", self.server.broken or "-"))
         self._send(content, "application/octet-stream", len(content) // 2 if begun else len(content))
         if begun and self.server.stuck:
             self.server.halfway.set()
-            self.server.closed.wait(60)
+            self.server.closed.wait(240)
 
     def _send(self, content: bytes, kind: str, sent: int | None = None) -> None:
         self.send_response(200)

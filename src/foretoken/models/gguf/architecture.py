@@ -1,17 +1,9 @@
-"""Which models a GGUF file may hold, as the library knows them: config, names, and the order of rows.
-
-llama.cpp stores the weights of Llama (and Mistral) with the rows of queries and keys re-ordered, since it rotates
-neighbouring pairs (0, 1), (2, 3), … of a head where the library rotates (0, D/2), (1, D/2 + 1), …; whole rows move, so
-that this is undone exactly for blocks, too. Qwen's rows stand as the library has them.
-"""
+"""What a GGUF file's fields say about its model: the library's config, and of each tensor name, order and value."""
 
 from __future__ import annotations
 
 import math
 import re
-import struct
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,26 +14,14 @@ from transformers import AutoConfig
 from foretoken.core.errors import ModelError, UnsupportedArchitecture
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.gguf.container import GGUFFile
+from foretoken.models.gguf.families import FAMILIES
+from foretoken.models.gguf.fields import Fields
 
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 ROTARY_FACTORS = "rope_freqs.weight"  # read into the config
 # Llama 3's: which wavelengths are stretched is not in the file, but the factors that come of it are
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_MOST = 2**31 - 1  # of a size
 # fields that could change the computation, and their neutral values
 _NEUTRAL = {
     "expert_count": 0,
@@ -50,34 +30,14 @@ _NEUTRAL = {
     "attention.sliding_window": 0,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0,
+    "rope.freq_base_swa": 0.0,
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.yarn_log_multiplier": 0.0,
     "logit_scale": 0.0,
     "embedding_scale": 0.0,
     "residual_scale": 0.0,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A model type of the library, and whether rows of queries and keys are re-ordered."""
-
-    model_type: str
-    interleaved: bool = False
-    options: Callable[[set[str]], dict[str, Any]] = lambda tensors: {}
-
-
-def _biases(tensors: set[str]) -> dict[str, Any]:
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
-    }
-
-
-_KINDS = {
-    "llama": _Kind("llama", interleaved=True, options=_biases),
-    "qwen2": _Kind("qwen2"),
-    "qwen3": _Kind("qwen3"),
 }
 
 
@@ -93,15 +53,16 @@ class Architecture:
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
-        self._name = self._field("general.architecture", str, general=True)
-        kind = _KINDS.get(self._name)
-        if kind is None:
+        self._fields = Fields(file)
+        self._name = self._fields.architecture
+        family = FAMILIES.get(self._name)
+        if family is None:
             raise UnsupportedArchitecture(
                 f"model '{file.path}' is a GGUF file of architecture {self._name!r:.60}, which is not read: "
-                f"{', '.join(_KINDS)} are"
+                f"{', '.join(FAMILIES)} are"
             )
-        self._kind = kind
-        pieces = self._field("split.count", int, general=True, absent=1)
+        self._family = family
+        pieces = self._fields.field("split.count", int, general=True, absent=1)
         if pieces > 1:
             raise ModelError(
                 f"model '{file.path}' is one of {pieces} pieces: put them together with llama-gguf-split --merge"
@@ -117,36 +78,41 @@ class Architecture:
         if outer in _OUTER and leaf in ("weight", "bias"):
             return f"{_OUTER[outer]}.{leaf}"
         found = _BLOCK.fullmatch(name)
-        if found is None or found[2] not in _LAYER:
+        if found is None or found[2] not in self._family.tensors:
             raise UnsupportedArchitecture(
                 f"model '{self._file.path}': its tensor {name!r:.80} has no place in a model of type "
                 f"'{self.config.model_type}'"
             )
-        return f"model.layers.{found[1]}.{_LAYER[found[2]]}.{found[3]}"
+        return f"model.layers.{found[1]}.{self._family.tensors[found[2]]}.{found[3]}"
 
     def order_of(self, name: str) -> Tensor | None:
         """Which of the file's rows becomes row i of a tensor, int64; None: they stand as they are."""
         found = _BLOCK.fullmatch(name)
-        if not self._kind.interleaved or found is None or found[2] not in ("attn_q", "attn_k"):
+        if not self._family.interleaved or found is None or found[2] not in ("attn_q", "attn_k"):
             return None
         heads = self.config.num_attention_heads if found[2] == "attn_q" else self.config.num_key_value_heads
-        width = self.config.head_dim
+        width = self._head_dim
         return torch.arange(heads * width).view(heads, width // 2, 2).transpose(1, 2).flatten()
 
+    def value_of(self, name: str, stored: Tensor) -> Tensor:
+        """The library's value of an unquantised tensor: that of a norm may be stored as 1 + w."""
+        return stored - 1 if self._family.offset_norms and name.endswith("norm.weight") else stored
+
     def _config(self) -> Any:
-        file = self._file
-        heads, width = self._sizes("attention.head_count"), self._sizes("embedding_length")
-        head_dim = self._sizes("attention.key_length", absent=max(1, width // heads))
-        if head_dim != self._sizes("attention.value_length", absent=head_dim) or head_dim % 2:
+        file, fields = self._file, self._fields
+        heads, width = fields.size("attention.head_count"), fields.size("embedding_length")
+        head_dim = fields.size("attention.key_length", absent=max(1, width // heads))
+        if head_dim != fields.size("attention.value_length", absent=head_dim) or head_dim % 2:
             raise UnsupportedArchitecture(f"model '{file.path}': its heads have keys and values of different widths")
-        if self._sizes("rope.dimension_count", absent=head_dim) != head_dim:
+        rotated = fields.size("rope.dimension_count", absent=head_dim)
+        if rotated > head_dim or (rotated != head_dim and not self._family.partial_rotary):
             raise UnsupportedArchitecture(f"model '{file.path}': its rotary embedding covers a part of a head only")
         embedding = file.entries.get("token_embd.weight")
         if embedding is None:
             raise ModelError(f"model '{file.path}' has no tensor 'token_embd.weight'")
         if isinstance(file.fields.get(f"{self._name}.attention.head_count_kv"), list):
             raise UnsupportedArchitecture(f"model '{file.path}': its layers have different numbers of heads")
-        kv_heads = self._sizes("attention.head_count_kv", absent=heads)
+        kv_heads = fields.size("attention.head_count_kv", absent=heads)
         if heads % kv_heads:
             raise ModelError(
                 f"model '{file.path}': its field '{self._name}.attention.head_count_kv' is {kv_heads}, which does not "
@@ -156,13 +122,15 @@ class Architecture:
             raise ModelError(
                 f"model '{file.path}': its tensor 'token_embd.weight' has the shape {list(embedding.shape)}"
             )
-        layers, channels = self._sizes("block_count"), self._sizes("feed_forward_length")
+        layers, channels = fields.size("block_count"), fields.size("feed_forward_length")
         elements = sum(entry.count for entry in file.entries.values())
         if layers > len(file.entries) or width * max(channels, heads * head_dim) > elements:
             raise ModelError(f"model '{file.path}': its sizes are those of a larger model than its tensors")
+        self._head_dim = head_dim
+        field, name = self._family.epsilon
         try:
             return AutoConfig.for_model(
-                self._kind.model_type,
+                self._family.model_type,
                 vocab_size=embedding.shape[0],
                 hidden_size=width,
                 intermediate_size=channels,
@@ -170,14 +138,14 @@ class Architecture:
                 num_attention_heads=heads,
                 num_key_value_heads=kv_heads,
                 head_dim=head_dim,
-                max_position_embeddings=self._sizes("context_length"),
-                rms_norm_eps=_shortest(self._between("attention.layer_norm_rms_epsilon", 0.0, 1.0)),
-                rope_parameters=self._rotary(head_dim),
+                max_position_embeddings=fields.size("context_length"),
+                rope_parameters=self._rotary(head_dim, rotated),
                 tie_word_embeddings="output.weight" not in file.entries,
                 bos_token_id=self._token("bos"),
                 eos_token_id=self._ends(),
                 pad_token_id=self._token("padding"),
-                **self._kind.options(set(file.entries)),
+                **{name: fields.number(field, 0.0, 1.0)},
+                **self._family.options(fields),
             )
         except (TypeError, ValueError, StrictDataclassError) as error:
             raise ModelError(
@@ -193,14 +161,25 @@ class Architecture:
         full, size = f"tokenizer.ggml.{name}_token_id", self._file.entries["token_embd.weight"].shape[0]
         if full not in self._file.fields:
             return None
-        found: int = self._field(full, int, general=True)
+        found: int = self._fields.field(full, int, general=True)
         if not 0 <= found < size:
             raise ModelError(f"model '{self._file.path}': its field '{full}' is {found}, of {size} tokens")
         return found
 
-    def _rotary(self, head_dim: int) -> dict[str, Any]:
-        written = f"{self._name}.rope.freq_base" in self._file.fields
-        theta = _shortest(self._between("rope.freq_base", 1.0, math.inf)) if written else 10000.0
+    def _rotary(self, head_dim: int, rotated: int) -> dict[str, Any]:
+        theta = self._fields.number("rope.freq_base", 1.0, absent=10000.0)
+        scaled = self._scaled(theta, rotated)
+        if self._family.partial_rotary:
+            scaled["partial_rotary_factor"] = rotated / head_dim
+        if self._name == "gemma3":  # layers with a window have a base of their own, and no scaling
+            base = self._fields.number("rope.freq_base_swa", 1.0, absent=10000.0)
+            return {
+                "full_attention": scaled,
+                "sliding_attention": {"rope_type": "default", "rope_theta": base},
+            }
+        return scaled
+
+    def _scaled(self, theta: float, rotated: int) -> dict[str, Any]:
         kind, factor = self._scaling()
         if ROTARY_FACTORS in self._file.entries:
             if kind != "none":
@@ -208,7 +187,7 @@ class Architecture:
                     f"model '{self._file.path}': its rotary embedding is scaled twice, by '{ROTARY_FACTORS}' and by "
                     f"{kind!r:.40}, which is not computed"
                 )
-            return {"rope_theta": theta, **self._llama3(theta, head_dim)}
+            return {"rope_theta": theta, **self._llama3(theta, rotated)}
         if kind == "none":
             return {"rope_type": "default", "rope_theta": theta}
         if kind not in ("linear", "yarn"):
@@ -216,16 +195,16 @@ class Architecture:
                 f"model '{self._file.path}': its rotary embedding is scaled by {kind!r:.40}: none, linear, yarn and "
                 "Llama 3's are read"
             )
-        scaled = {"rope_type": kind, "rope_theta": theta, "factor": self._field(factor, float)}
+        scaled = {"rope_type": kind, "rope_theta": theta, "factor": self._fields.field(factor, float)}
         if kind == "yarn":
-            scaled["original_max_position_embeddings"] = self._sizes("rope.scaling.original_context_length")
+            scaled["original_max_position_embeddings"] = self._fields.size("rope.scaling.original_context_length")
         return scaled
 
     def _scaling(self) -> tuple[str, str]:
         """How the rotary embedding is scaled, and the field with the factor; a factor without a type is linear."""
         names = ("rope.scaling.factor", "rope.scale_linear")  # the old one where the new one is absent
-        written = [name for name in names if f"{self._name}.{name}" in self._file.fields]
-        kind = self._field("rope.scaling.type", str, absent="linear" if written else "none")
+        written = [name for name in names if name in self._fields]
+        kind = self._fields.field("rope.scaling.type", str, absent="linear" if written else "none")
         return kind, (written or names)[0]
 
     def _llama3(self, theta: float, head_dim: int) -> dict[str, Any]:
@@ -248,32 +227,11 @@ class Architecture:
     def _refuse_what_is_not_computed(self) -> None:
         for name, neutral in _NEUTRAL.items():
             found = self._file.fields.get(f"{self._name}.{name}", neutral)
-            if found != neutral:
+            if found != neutral and name not in self._family.reads:
                 raise UnsupportedArchitecture(
                     f"model '{self._file.path}': its field '{self._name}.{name}' is {found!r:.40}, which is not "
                     "computed"
                 )
-
-    def _sizes(self, name: str, *, absent: int | None = None) -> int:
-        found: int = self._field(name, int, absent=absent)
-        if not 1 <= found <= _MOST:
-            raise ModelError(f"model '{self._file.path}': its field '{self._name}.{name}' is {found}")
-        return found
-
-    def _between(self, name: str, least: float, most: float) -> float:
-        found: float = self._field(name, float)
-        if not least <= found <= most:
-            raise ModelError(f"model '{self._file.path}': its field '{self._name}.{name}' is {found}")
-        return found
-
-    def _field(self, name: str, kind: type, *, general: bool = False, absent: Any = None) -> Any:
-        full = name if general else f"{self._name}.{name}"
-        found = self._file.fields.get(full, absent)
-        odd = not isinstance(found, kind) or (kind is int and isinstance(found, bool))
-        if odd or (isinstance(found, float) and not 0.0 < found < math.inf):
-            what = "is missing" if found is None else f"is {found!r:.40}"
-            raise ModelError(f"model '{self._file.path}': its field '{full}' {what}")
-        return found
 
 
 def in_order(value: Tensor | QuantisedWeight, order: Tensor | None) -> Tensor | QuantisedWeight:
@@ -284,10 +242,3 @@ def in_order(value: Tensor | QuantisedWeight, order: Tensor | None) -> Tensor | 
         return value[order]
     minimum = None if value.minimum_OG is None else value.minimum_OG[order]
     return QuantisedWeight(value.codes_OK[order], value.scale_OG[order], minimum, value.bits, value.order_K, value.name)
-
-
-def _shortest(number: float) -> float:
-    """The shortest decimal that gives this float32: 1e-06 and not 9.999999974752427e-07, as a config has it."""
-    single = struct.pack("<f", number)
-    candidates = (float(f"{number:.{digits}g}") for digits in range(1, 10))
-    return next((short for short in candidates if struct.pack("<f", short) == single), number)

@@ -76,7 +76,7 @@ class GGUFCheckpoint:
                 continue
             order = self._architecture.order_of(name)
             if entry.kind in PLAIN or len(entry.shape) == 1:
-                yield place, in_order(dense(self._file, entry), order)
+                yield place, in_order(self._architecture.value_of(name, dense(self._file, entry)), order)
                 continue
             value = quantised(self._file, entry)
             yield place, in_order(value, order)

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from foretoken.core.errors import ModelError
 from foretoken.models.gguf.container import GGUFFile, text_field
 
-_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 # as llama.cpp knows them by their text
 _TURN_ENDS = {
     "<|eot_id|>",
@@ -46,6 +46,14 @@ _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_ENDING}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _WORDS = {str: "texts", int: "whole numbers", float: "numbers"}
 
@@ -73,14 +81,22 @@ _LLAMA3_SPLIT = _Split(_LLAMA3, whole=True, begin=True)
 _DIGITS_SPLIT = _Split(_GPT2, digits=True)
 _SPLITS = {
     "gpt-2": _Split(_GPT2),
-    "smollm": _DIGITS_SPLIT,
-    "starcoder": _DIGITS_SPLIT,
-    "llama3": _LLAMA3_SPLIT,
-    "llama-v3": _LLAMA3_SPLIT,
-    "llama-bpe": _LLAMA3_SPLIT,
+    **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS_SPLIT),
+    **dict.fromkeys(
+        (
+            "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+        ),
+        _LLAMA3_SPLIT,
+    ),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _Split(_LLAMA3)),
     "tekken": _Split(_TEKKEN, whole=True, begin=True),
-    "qwen2": _Split(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), composed=True),
-}
+    "qwen2": _Split(_QWEN2, composed=True),
+    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _Split(_QWEN2)),
+    "qwen35": _Split(_QWEN35, composed=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _Split(_GPT4O)),
+}  # fmt: skip
+_GEMMA = ("gemma", "gemma2", "gemma3")  # architectures
+_SPACES = re.compile("  +")
 
 
 def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
@@ -108,8 +124,13 @@ class _Vocabulary:
         if not isinstance(kind, str) or kind not in _BUILDERS:
             raise self._odd(f"its tokenizer is of kind {kind!r:.40}, which is not read: {', '.join(_BUILDERS)} are")
         self._build = _BUILDERS[kind]
-        self.tokens = self._list("tokens", None, str)
-        self.kinds = self._list("token_type", len(self.tokens), int)
+        self.tokens = list(self._list("tokens", None, str))
+        self.kinds = list(self._list("token_type", len(self.tokens), int))
+        self._gemma = kind == "llama" and file.fields.get("general.architecture") in _GEMMA
+        if self._gemma:  # converters write the ▁ of these tokens as spaces, and mark them as if they were not merged
+            for index, token in enumerate(self.tokens):
+                if _SPACES.fullmatch(token):
+                    self.tokens[index], self.kinds[index] = "▁" * len(token), _NORMAL
 
     @property
     def ids(self) -> dict[str, int]:
@@ -190,6 +211,8 @@ class _Vocabulary:
     def sentence_piece(self) -> tuple[Tokenizer, bool]:
         """BPE over characters, spaces written as ▁; whether texts begin with a token for it."""
         scores, ids = self._list("scores", len(self.tokens), float), self.ids
+        if self._gemma:  # its merges follow the order of the tokens; those of spaces have no score
+            scores = [-float(index) for index in range(len(self.tokens))]
         # llama.cpp first merges the neighbours with the best score of the merged token; a merge's rank is that order
         merges = [
             (-scores[index], ids[token[:cut]], ids[token[cut:]], token[:cut], token[cut:])

@@ -84,7 +84,7 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight]], na
             if type(module) is nn.Linear:
                 model.set_submodule(parent, QuantisedLinear(value, module.bias).eval())
                 continue
-            if type(module) is not nn.Embedding:
+            if not isinstance(module, nn.Embedding):
                 raise ModelError(
                     f"model '{name}': its tensor '{key}' is quantised, which a {type(module).__name__} cannot take"
                 )

@@ -1,0 +1,159 @@
+"""GGUF files of every architecture that is read: logits of the original, and of the library's reading, in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
+
+from foretoken import LLM, SamplingParams  # noqa: E402
+from foretoken.core.errors import UnsupportedArchitecture  # noqa: E402
+from foretoken.forward.quantised_weight import QuantisedLinear  # noqa: E402
+from foretoken.models.gguf.families import FAMILIES  # noqa: E402
+from foretoken.models.load import load_as_is  # noqa: E402
+from helpers import gguf_files  # noqa: E402
+from helpers.tiny_models import randomise  # noqa: E402
+
+SIZES = {
+    "vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "tie_word_embeddings": False,
+    "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+WINDOW = 5
+IDS = torch.randint(4, 260, (1, 20), generator=torch.Generator().manual_seed(0))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small model and the fields of its file.
+
+    Attributes:
+        options: of the config, beyond the sizes.
+        fields: of the file, beyond the sizes.
+        misread: why transformers' own reading computes something else; "": it does not.
+    """
+
+    model_type: str
+    options: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+    misread: str = ""
+
+
+_HALF = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_GRANITE = {"attention.scale": 0.3, "embedding_scale": 3.0, "residual_scale": 0.7, "logit_scale": 2.0}
+CASES = {
+    "llama": Case("llama"),
+    "qwen2": Case("qwen2"),
+    "qwen3": Case("qwen3", misread="it reads no width of heads, and fails"),
+    "gemma": Case("gemma", {"tie_word_embeddings": True}, misread="it does not read gemma"),
+    "gemma2": Case(
+        "gemma2",
+        {
+            "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0, "tie_word_embeddings": True,
+        },
+        {"attention.sliding_window": WINDOW, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+        misread="it reads neither soft caps nor the scale of scores",
+    ),
+    "gemma3": Case(
+        "gemma3_text",
+        {
+            "num_hidden_layers": 7, "sliding_window": WINDOW, "query_pre_attn_scalar": 16, "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+        {"attention.sliding_window": WINDOW, "rope.scaling.factor": 4.0},
+        misread="it reads neither the scaling of the rotary embedding nor the scale of scores",
+    ),
+    "phi3": Case(
+        "phi3", {"sliding_window": WINDOW, "rope_parameters": _HALF},
+        {"attention.sliding_window": WINDOW, "rope.dimension_count": 8},
+        misread="it reads neither the window nor the share of a head that is rotated",
+    ),
+    "granite": Case(
+        "granite",
+        {
+            "attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.7,
+            "logits_scaling": 2.0,
+        },
+        _GRANITE,
+        misread="it does not read granite",
+    ),
+    "starcoder2": Case("starcoder2", {"sliding_window": None}),
+    "stablelm": Case(
+        "stablelm", {"use_qkv_bias": True, "rope_parameters": _HALF}, {"rope.dimension_count": 8},
+        misread="it takes the library's share of a head that is rotated, a quarter",
+    ),
+    "nemotron": Case(
+        "nemotron", {"rope_parameters": _HALF, "attention_bias": True}, {"rope.dimension_count": 8},
+        misread="it reads neither the epsilon of these norms nor the share of a head that is rotated",
+    ),
+    "glm4": Case(
+        "glm4", {"rope_parameters": _HALF, "attention_bias": True}, {"rope.dimension_count": 8},
+        misread="it does not read glm4",
+    ),
+}  # fmt: skip
+
+
+def original(case: Case) -> Any:
+    config = AutoConfig.for_model(case.model_type, **{**SIZES, **case.options})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    randomise(model)
+    return model
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert set(CASES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_computes_what_its_original_does(name: str, tmp_path: Path) -> None:
+    model = original(CASES[name])
+    path = gguf_files.save(model, tmp_path / "x.gguf", fields=CASES[name].fields)
+    read = load_as_is(path).model
+    assert read.config.model_type == CASES[name].model_type
+    expected = logits(model)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(logits(read), expected, rtol=1e-5, atol=1e-5)
+    if not CASES[name].misread:
+        library = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="x.gguf", dtype=torch.float32)
+        torch.testing.assert_close(logits(read), logits(library), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engine_serves_a_quantised_file(name: str, tmp_path: Path) -> None:
+    """Matrices stay in blocks, and greedy tokens are those of the library's model with the same values."""
+    case = CASES[name]
+    model = original(case)
+    path = gguf_files.save(model, tmp_path / "x.gguf", kind="Q8_0", fields=case.fields)
+    read = load_as_is(path).model
+    packed = [module for module in read.modules() if isinstance(module, QuantisedLinear)]
+    assert len(packed) == sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    ids = IDS
+    with torch.no_grad():
+        for _ in range(6):
+            ids = torch.cat([ids, read(ids).logits[:, -1:].argmax(-1)], dim=1)
+    llm = LLM(str(path), dtype="float32", speculative_config={"method": "suffix"})
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    (out,) = llm.generate([{"prompt_token_ids": IDS[0].tolist()}], params)
+    assert out.token_ids == ids[0, IDS.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("field", ["attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base_swa"])
+def test_a_field_of_another_architecture_is_refused(field: str, tmp_path: Path) -> None:
+    path = gguf_files.save(original(CASES["llama"]), tmp_path / "x.gguf", fields={field: 3.0})
+    with pytest.raises(UnsupportedArchitecture, match=rf"its field 'llama.{field}' is 3.0, which is not computed"):
+        load_as_is(path)
