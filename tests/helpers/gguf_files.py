@@ -84,6 +84,7 @@ def rewrite(
     kind: str | Callable[[str], str | None] | None = None,
     fields: dict[str, Any] | None = None,
     tensors: dict[str, Any] | None = None,
+    split_max_tensors: int = 0,
 ) -> Path:
     """A copy of a file, with other contents.
 
@@ -91,9 +92,11 @@ def rewrite(
         kind: what matrices are quantised to, or a function of their names; None: they stay.
         fields: text, numbers or lists that replace the file's, or are added; None as a value takes one away.
         tensors: arrays of float32 that replace the file's, or are added; None as a value takes one away.
+        split_max_tensors: of one piece, each a file; 0: there is one file.
     """
     reader = gguf.GGUFReader(str(source))
-    writer = gguf.GGUFWriter(str(target), reader.fields["general.architecture"].contents())
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(str(target), architecture, split_max_tensors=split_max_tensors)
     fields, tensors = dict(fields or {}), dict(tensors or {})
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture" or name in fields:

@@ -10,7 +10,7 @@ So it takes a moment for a model of any size, and a file saved again with the sa
 weights is seen if it touches a piece: training any layer does, editing a handful of bytes may not. It distinguishes
 models; it does not protect against forgery. The tokenizer is not part of it. A LoRA folder's fingerprint begins with
 the whole of its own files and goes on with the base model's. Of a GGUF file, which holds everything, only (2) is
-used, without its name.
+used, without its name; of one in pieces, all of them are read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ModelError
+from foretoken.models.gguf.magic import paths_of
 
 PIECES = 64
 PIECE = 1 << 16  # bytes
@@ -43,8 +44,9 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     try:
         if folder.is_file():
-            digest.update(f"{folder.stat().st_size}\n".encode())
-            _sample(folder, digest)
+            for path in paths_of(folder):
+                digest.update(f"{path.stat().st_size}\n".encode())
+                _sample(path, digest)
             return digest.hexdigest()
         if (folder / _LORA).is_file():
             for path in (folder / _LORA, *sorted(folder.glob("adapter_model.*"))):

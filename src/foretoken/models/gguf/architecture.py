@@ -62,11 +62,6 @@ class Architecture:
                 f"{', '.join(FAMILIES)} are"
             )
         self._family = family
-        pieces = self._fields.field("split.count", int, general=True, absent=1)
-        if pieces > 1:
-            raise ModelError(
-                f"model '{file.path}' is one of {pieces} pieces: put them together with llama-gguf-split --merge"
-            )
         self._refuse_what_is_not_computed()
         self.config = self._config()
 

@@ -14,7 +14,7 @@ from foretoken.core.errors import ModelError
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.gguf.architecture import Architecture, in_order
 from foretoken.models.gguf.blocks import PLAIN, check_places, dense, quantised
-from foretoken.models.gguf.container import GGUFFile
+from foretoken.models.gguf.pieces import SplitFile, pieces_of
 from foretoken.models.gguf.tokenizer import tokenizer_of
 from foretoken.models.quantised.assemble import fill, skeleton
 
@@ -23,14 +23,16 @@ class GGUFCheckpoint:
     """One file's parts.
 
     Args:
-        path: of the file.
+        path: of the file, or of the first of its pieces.
     Raises:
         ModelError: it is damaged, or of an architecture or a kind that is not read; see the modules next to this one.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = GGUFFile(path)
-        check_places(self._file)
+        pieces = pieces_of(path)
+        for piece in pieces:
+            check_places(piece)
+        self._file = SplitFile(pieces) if len(pieces) > 1 else pieces[0]
         self._architecture = Architecture(self._file)
 
     @cached_property

@@ -1,10 +1,12 @@
-"""Whether a path names a GGUF file; without torch, so that a command line can say so at once."""
+"""Which paths name a GGUF file, in one piece or several; without torch, so that a command line can say so at once."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 MAGIC = b"GGUF"
+_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def is_gguf(path: Path) -> bool:
@@ -15,3 +17,12 @@ def is_gguf(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
+
+
+def paths_of(path: Path) -> list[Path]:
+    """Every piece of a file by the names of split ones; the file alone if it is not named so."""
+    found = _NAME.fullmatch(path.name)
+    if found is None:
+        return [path]
+    count = int(found[3])
+    return [path.with_name(f"{found[1]}-{number:05d}-of-{found[3]}.gguf") for number in range(1, count + 1)]

@@ -278,7 +278,7 @@ FIELDS: dict[str, tuple[dict[str, Any], type[ModelError], str]] = {
         UnsupportedArchitecture,
         "different numbers of heads",
     ),
-    "one of several": ({"split.count": 3}, ModelError, "one of 3 pieces: put them together with llama-gguf-split"),
+    "one of several": ({"split.count": 3}, ModelError, "one of 3 pieces, which its name does not say"),
     "no tokenizer": (
         {"tokenizer.ggml.model": None},
         ModelError,
