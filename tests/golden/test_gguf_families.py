@@ -14,6 +14,7 @@ gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')"
 
 from foretoken import LLM, SamplingParams  # noqa: E402
 from foretoken.core.errors import UnsupportedArchitecture  # noqa: E402
+from foretoken.forward.quantised_experts import QuantisedExperts  # noqa: E402
 from foretoken.forward.quantised_weight import QuantisedLinear  # noqa: E402
 from foretoken.models.gguf.families import FAMILIES  # noqa: E402
 from foretoken.models.load import load_as_is  # noqa: E402
@@ -51,6 +52,27 @@ CASES = {
     "llama": Case("llama"),
     "qwen2": Case("qwen2"),
     "qwen3": Case("qwen3", misread="it reads no width of heads, and fails"),
+    "qwen2moe": Case(
+        "qwen2_moe",
+        {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [],
+            "shared_expert_intermediate_size": 96, "norm_topk_prob": False,
+        },
+        {
+            "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 96,
+        },
+        misread="it takes the library's widths of experts",
+    ),
+    "qwen3moe": Case(
+        "qwen3_moe",
+        {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "mlp_only_layers": [],
+            "norm_topk_prob": True,
+        },
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
+        misread="it takes the library's width of experts",
+    ),
     "gemma": Case("gemma", {"tie_word_embeddings": True}, misread="it does not read gemma"),
     "gemma2": Case(
         "gemma2",
@@ -141,7 +163,10 @@ def test_the_engine_serves_a_quantised_file(name: str, tmp_path: Path) -> None:
     path = gguf_files.save(model, tmp_path / "x.gguf", kind="Q8_0", fields=case.fields)
     read = load_as_is(path).model
     packed = [module for module in read.modules() if isinstance(module, QuantisedLinear)]
-    assert len(packed) == sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    plain = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    assert len(packed) == sum(linear.weight.shape[0] > 1 for linear in plain)  # a gate of one number is no matrix
+    mixtures = sum(isinstance(module, QuantisedExperts) for module in read.modules())
+    assert mixtures == (model.config.num_hidden_layers if FAMILIES[name].experts else 0)
     ids = IDS
     with torch.no_grad():
         for _ in range(6):

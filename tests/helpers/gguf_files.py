@@ -10,7 +10,11 @@ import gguf
 import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-_ARCHITECTURES = {"gemma3_text": "gemma3"}  # where the library has another name
+_ARCHITECTURES = {  # where the library has another name
+    "gemma3_text": "gemma3",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+}
 _INTERLEAVED = ("llama", "granite")
 
 
@@ -51,13 +55,26 @@ def save(model: Any, path: Path, *, kind: str | None = None, fields: Mapping[str
             continue
         data = weight.detach().float().numpy()
         module, _, last = name.rpartition(".")
+        if module.endswith("mlp.experts"):  # one tensor for the gates and one for the other factors
+            layer = module.split(".")[2]
+            parts = (
+                {"down": data} if last == "down_proj" else dict(zip(("gate", "up"), np.split(data, 2, 1), strict=True))
+            )
+            for part, stack in parts.items():
+                number = gguf.GGMLQuantizationType[kind or "F32"]
+                place = f"blk.{layer}.ffn_{part}_exps.weight"
+                writer.add_tensor(place, gguf.quantize(np.ascontiguousarray(stack), number), raw_dtype=number)
+            continue
         place = names.get_name(module)
+        if place.endswith("ffn_gate_inp_shexp"):
+            data = data[0]
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(place.split(".")[-1])
         if heads is not None and architecture in _INTERLEAVED:  # rows 0, D/2, 1, D/2 + 1, … of every head
             data = data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
         if place.endswith("norm") and last == "weight" and architecture.startswith(("gemma", "nemotron")):
             data = data + 1
-        number = gguf.GGMLQuantizationType[kind if kind is not None and data.ndim == 2 else "F32"]
+        plain = kind is None or data.ndim == 1 or "_inp" in place
+        number = gguf.GGMLQuantizationType["F32" if plain else kind]
         writer.add_tensor(f"{place}.{last}", gguf.quantize(data, number), raw_dtype=number)
     return finish(writer, path)
 

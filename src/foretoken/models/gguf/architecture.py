@@ -89,8 +89,15 @@ class Architecture:
         width = self._head_dim
         return torch.arange(heads * width).view(heads, width // 2, 2).transpose(1, 2).flatten()
 
+    @property
+    def experts(self) -> str | None:
+        """The module of a layer that holds its routed experts; None: the architecture has none."""
+        return self._family.experts
+
     def value_of(self, name: str, stored: Tensor) -> Tensor:
-        """The library's value of an unquantised tensor: that of a norm may be stored as 1 + w."""
+        """The library's value of an unquantised tensor: that of a norm may be stored as 1 + w, a row as a vector."""
+        if name.endswith(".ffn_gate_inp_shexp.weight"):
+            return stored.view(1, -1)
         return stored - 1 if self._family.offset_norms and name.endswith("norm.weight") else stored
 
     def _config(self) -> Any:
@@ -117,7 +124,7 @@ class Architecture:
             raise ModelError(
                 f"model '{file.path}': its tensor 'token_embd.weight' has the shape {list(embedding.shape)}"
             )
-        layers, channels = fields.size("block_count"), fields.size("feed_forward_length")
+        layers, channels = fields.size("block_count"), fields.size(self._family.channels)
         elements = sum(entry.count for entry in file.entries.values())
         if layers > len(file.entries) or width * max(channels, heads * head_dim) > elements:
             raise ModelError(f"model '{file.path}': its sizes are those of a larger model than its tensors")

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
+from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.gguf.architecture import Architecture, in_order
 from foretoken.models.gguf.blocks import PLAIN, check_places, dense, quantised
+from foretoken.models.gguf.experts import is_stacked, stacked_experts
 from foretoken.models.gguf.pieces import SplitFile, pieces_of
 from foretoken.models.gguf.tokenizer import tokenizer_of
 from foretoken.models.quantised.assemble import fill, skeleton
@@ -70,9 +72,14 @@ class GGUFCheckpoint:
             message = str(error)
             raise type(error)(message if message.startswith("model ") else f"model '{name}': {message}") from None
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor | QuantisedWeight]]:
+    def _tensors(self) -> Iterator[tuple[str, Tensor | QuantisedWeight | QuantisedExperts]]:
         tied = self.config.tie_word_embeddings
+        experts = self._architecture.experts
+        if experts is not None:
+            yield from stacked_experts(self._file, experts, self.config.hidden_act)
         for name, entry in self._file.entries.items():
+            if experts is not None and is_stacked(name):
+                continue
             place = self._architecture.place(name)
             if place is None:
                 continue

@@ -33,9 +33,7 @@ def is_stacked(name: str) -> bool:
     return _STACKED.fullmatch(name) is not None
 
 
-def stacked_experts(
-    file: GGUFFile, module: str, activation: str
-) -> Iterator[tuple[str, Tensor | QuantisedExperts]]:
+def stacked_experts(file: GGUFFile, module: str, activation: str) -> Iterator[tuple[str, Tensor | QuantisedExperts]]:
     """The experts of every layer that has some.
 
     Args:
@@ -74,7 +72,9 @@ def _entry(file: GGUFFile, name: str) -> Entry:
     if entry is None:
         raise ModelError(f"model '{file.path}': weights are missing from the checkpoint ('{name}')")
     if len(entry.shape) != 3:
-        raise ModelError(f"model '{file.path}': its tensor '{name}' has the shape {list(entry.shape)}: three are needed")
+        raise ModelError(
+            f"model '{file.path}': its tensor '{name}' has the shape {list(entry.shape)}: three are needed"
+        )
     return entry
 
 

@@ -50,6 +50,8 @@ class Family:
         epsilon: the field of the norms' epsilon, and the config's name for it.
         reads: fields that change the computation and are in ``options``; others are refused.
         partial_rotary: whether the rotary embedding may cover a part of a head.
+        experts: the module of a layer that holds routed experts; None: there are none.
+        channels: the field with the MLP's width, of a dense layer where there is one.
     """
 
     model_type: str
@@ -60,6 +62,8 @@ class Family:
     epsilon: tuple[str, str] = _RMS_EPSILON
     reads: frozenset[str] = frozenset()
     partial_rotary: bool = False
+    experts: str | None = None
+    channels: str = "feed_forward_length"
 
 
 def _biases(fields: Fields) -> dict[str, Any]:
@@ -70,7 +74,7 @@ def _biases(fields: Fields) -> dict[str, Any]:
 
 
 def _gemma_scale(fields: Fields, layers_of_27b: int) -> int:
-    """Return the number whose root divides scores: a head's width, but in the models of 27 B, which is not stored."""
+    """Return the square of the divisor of scores: a head's width, but not in the models of 27 B; no field has it."""
     width, heads = fields.size("embedding_length"), fields.size("attention.head_count")
     if fields.size("block_count") == layers_of_27b:
         return width // heads
@@ -115,12 +119,55 @@ def _stablelm(fields: Fields) -> dict[str, Any]:
     }
 
 
+def _qwen_experts(fields: Fields) -> dict[str, Any]:
+    return {
+        "num_experts": fields.size("expert_count"),
+        "num_experts_per_tok": fields.size("expert_used_count"),
+        "moe_intermediate_size": fields.size("expert_feed_forward_length"),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _qwen_2_experts(fields: Fields) -> dict[str, Any]:
+    return {
+        **_qwen_experts(fields),
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": fields.size("expert_shared_feed_forward_length"),
+        "qkv_bias": "blk.0.attn_q.bias" in fields.tensors,
+    }
+
+
 _LAYER_NORM_EPSILON = "attention.layer_norm_epsilon"
 
 FAMILIES = {
     "llama": Family("llama", _LLAMA, _biases, interleaved=True),
     "qwen2": Family("qwen2", _LLAMA),
     "qwen3": Family("qwen3", _LLAMA | _HEAD_NORMS),
+    "qwen2moe": Family(
+        "qwen2_moe",
+        _ATTENTION
+        | {
+            "ffn_gate_inp": "mlp.gate",
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        },
+        _qwen_2_experts,
+        reads=frozenset({"expert_count"}),
+        experts="mlp.experts",
+        channels="expert_feed_forward_length",
+    ),
+    "qwen3moe": Family(
+        "qwen3_moe",
+        _ATTENTION | _HEAD_NORMS | {"ffn_gate_inp": "mlp.gate"},
+        # llama.cpp always divides the chosen experts' weights by their sum
+        lambda fields: {**_qwen_experts(fields), "norm_topk_prob": True},
+        reads=frozenset({"expert_count"}),
+        experts="mlp.experts",
+        channels="expert_feed_forward_length",
+    ),
     "gemma": Family("gemma", _LLAMA, offset_norms=True),
     "gemma2": Family(
         "gemma2",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from foretoken.core.errors import ModelError
+from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -53,13 +54,14 @@ def _without_weights() -> Iterator[None]:
         handle.remove()
 
 
-def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight]], name: str) -> Any:
+def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight | QuantisedExperts]], name: str) -> Any:
     """Give a skeleton its values, one at a time.
 
     Args:
         model: of :func:`skeleton`.
         tensors: by the names that the model's own parameters have; a quantised one stands for the weight of a linear
-            layer, or of the embedding, which is made dense. Plain ones are converted to the model's dtype.
+            layer, or of the embedding, which is made dense. Plain ones are converted to the model's dtype. Quantised
+            experts stand for the module of this name.
         name: the user's name for the model, for messages.
     Returns:
         the model.
@@ -70,6 +72,10 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight]], na
     expected = dict(model.named_parameters(remove_duplicate=False))
     dtype = model.dtype
     for key, value in tensors:
+        if isinstance(value, QuantisedExperts):
+            _check_experts(value, expected.get(f"{key}.gate_up_proj"), key, name)
+            model.set_submodule(key, value)
+            continue
         place = expected.get(key)
         if place is None:
             raise ModelError(f"model '{name}': its tensor '{key}' has no place in a {type(model).__name__}")
@@ -112,6 +118,16 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight]], na
             "it would answer at random"
         )
     return model
+
+
+def _check_experts(experts: QuantisedExperts, place: nn.Parameter | None, key: str, name: str) -> None:
+    found = [experts.num_experts, 2 * experts.channels, experts.width]
+    if place is None or list(place.shape) != found:
+        expected = "no experts" if place is None else list(place.shape)
+        raise ModelError(
+            f"model '{name}': weights do not fit its config ('{key}': {found} in the checkpoint, {expected} in the "
+            "model)"
+        )
 
 
 def _tie(model: Any) -> None:
