@@ -32,11 +32,6 @@ def write(path: Path, requests: list[dict[str, Any]]) -> Path:
     return path
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*FORETOKEN, *PLACE, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=180, check=False)
-
-
 def answers(path: Path) -> dict[str, Any]:
     found = [json.loads(line) for line in path.read_text().splitlines()]
     by_id = {each["custom_id"]: each for each in found}
@@ -44,7 +39,7 @@ def answers(path: Path) -> dict[str, Any]:
     return by_id
 
 
-def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> None:
+def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [request(number) for number in range(20)]
     asked[17]["body"]["min_tokenz"] = 1
     asked[4] = {
@@ -64,10 +59,11 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> Non
     with out.open("a") as torn:
         torn.write('{"id": "batch_req-9", "custom_id": "r19", "respo')
     before = out.read_bytes().count(b"\n")
-    done = run(str(file), "--out", str(out))
-    assert done.returncode == 1, done.stderr  # one request has a mistake
-    assert f"{19 - before} answered now, {before} before, 1 left with an error" in done.stderr
-    assert "the first: r17: unknown field 'min_tokenz'" in done.stderr
+    again = ["batch", *PLACE, str(file), "--out", str(out)]
+    assert main(again) == 1  # one request has a mistake
+    said = capsys.readouterr().err
+    assert f"{19 - before} answered now, {before} before, 1 left with an error" in said
+    assert "the first: r17: unknown field 'min_tokenz'" in said
     found = answers(out)
     assert set(found) == {f"r{number}" for number in range(20)}
     assert found["r17"]["response"]["status_code"] == 400
@@ -78,16 +74,16 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path) -> Non
         (wanted,) = llm.generate([WORDS[number % 5]], SamplingParams(max_tokens=6 + number))
         assert found[f"r{number}"]["response"]["body"]["choices"][0]["text"] == wanted.text
     kept = out.read_text().splitlines()
-    again = run(str(file), "--out", str(out))
-    assert again.returncode == 1  # what got an error is asked again
-    assert "0 answered now, 19 before, 1 left with an error" in again.stderr
+    assert main(again) == 1  # what got an error is asked again
+    assert "0 answered now, 19 before, 1 left with an error" in capsys.readouterr().err
     del asked[17]["body"]["min_tokenz"]
-    last = run(str(write(file, asked)), "--out", str(out))
-    assert (last.returncode, "1 answered now, 19 before, 0 left" in last.stderr) == (0, True)
+    write(file, asked)
+    assert main(again) == 0
+    assert "1 answered now, 19 before, 0 left" in capsys.readouterr().err
     assert answers(out)["r17"]["response"]["status_code"] == 200
     assert out.read_text().splitlines()[:-1] == [line for line in kept if '"custom_id": "r17"' not in line]
-    nothing = run(str(file), "--out", str(out))
-    assert (nothing.returncode, "0 answered now, 20 before, 0 left" in nothing.stderr) == (0, True)
+    assert main(again) == 0
+    assert "0 answered now, 20 before, 0 left" in capsys.readouterr().err
 
 
 def test_a_wrong_model_is_an_error_until_it_is_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +161,8 @@ def test_on_rays_workers(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'foretoken[ray]'")
     pytest.importorskip("pyarrow", reason="Ray Data is not installed: pip install 'foretoken[ray]'")
     file, out = write(tmp_path / "asked.jsonl", [request(number) for number in range(12)]), tmp_path / "out.jsonl"
-    done = run(str(file), "--out", str(out), "--ray", "--workers", "2")
+    command = [*FORETOKEN, *PLACE, str(file), "--out", str(out), "--ray", "--workers", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert len(answers(out)) == 12
 

@@ -1,4 +1,4 @@
-"""The commands as a person runs them: real processes, the bundled models, pipes and Ctrl-C."""
+"""The commands as a person runs them, with the bundled models; as processes where pipes and Ctrl-C matter."""
 
 from __future__ import annotations
 
@@ -9,20 +9,31 @@ import sys
 
 import pytest
 
+from foretoken.cli.main import main
+
 FORETOKEN = [sys.executable, "-m", "foretoken"]
 ENDINGS = {"--out": "json", "--csv": "csv", "--markdown": "md", "--report": "html"}
-GENERATE = [*FORETOKEN, "generate", "--threads", "1"]
+GENERATE = ["generate", "--threads", "1"]
 
 
-def run(*arguments, stdin=None, code=0):
-    done = subprocess.run([*map(str, arguments)], input=stdin, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+@pytest.fixture
+def printed(capsys):
+    """Run a command line that must succeed, in this process; returns its standard output."""
+
+    def printed(*arguments):
+        code = main([*map(str, arguments)])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        assert "Traceback" not in err
+        return out
+
+    return printed
 
 
 def test_standard_input_to_text():
-    done = run(*GENERATE, "--max-tokens", 8, stdin="Maria has 24 apples. How many has she?\n")
+    command, question = [*FORETOKEN, *GENERATE, "--max-tokens", "8"], "Maria has 24 apples. How many has she?\n"
+    done = subprocess.run(command, input=question, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "tokens per step" in done.stderr
     own = ("loading", "checking")  # on a busy machine
@@ -30,7 +41,7 @@ def test_standard_input_to_text():
     assert len(said) == 1  # nothing that the libraries say on their own
 
 
-def test_a_file_of_prompts_gives_the_same_tokens_as_plain_decoding(tmp_path):
+def test_a_file_of_prompts_gives_the_same_tokens_as_plain_decoding(tmp_path, printed):
     suite = tmp_path / "p.jsonl"
     suite.write_text(
         '{"prompt": "Maria has 24 apples. How many has she?", "prompt_logprobs": 1}\n'
@@ -38,10 +49,8 @@ def test_a_file_of_prompts_gives_the_same_tokens_as_plain_decoding(tmp_path):
     )
     rows = {}
     for method in ("none", "draft_model"):
-        done = run(
-            *GENERATE, "--prompts", suite, "--method", method, "--dtype", "float32", "--max-tokens", 24, "--json"
-        )
-        rows[method] = [json.loads(line) for line in done.stdout.splitlines()]
+        options = ["--prompts", suite, "--method", method, "--dtype", "float32", "--max-tokens", 24, "--json"]
+        rows[method] = [json.loads(line) for line in printed(*GENERATE, *options).splitlines()]
     for plain, drafted in zip(rows["none"], rows["draft_model"], strict=True):
         assert drafted["token_ids"] == plain["token_ids"]
         assert drafted["promise"] == "same text"
@@ -54,20 +63,19 @@ def test_a_file_of_prompts_gives_the_same_tokens_as_plain_decoding(tmp_path):
     assert max(row["tokens_per_step"] for row in rows["draft_model"]) > 1.0
 
 
-def test_a_grown_model_says_what_its_original_says_with_the_same_draft():
+def test_a_grown_model_says_what_its_original_says_with_the_same_draft(printed):
     rows = []
     for model in ("zoo:base", "grown:base:30m"):
         options = ["--model", model, "--method", "draft_model", "--dtype", "float32", "--max-tokens", 24, "--json"]
         options += ["--set", "num_speculative_tokens=4"]  # the adaptive length depends on what a step costs
-        done = run(*GENERATE, *options, "Maria has 24 apples and buys 3. How many has she?")
-        rows.append(json.loads(done.stdout))
+        rows.append(json.loads(printed(*GENERATE, *options, "Maria has 24 apples and buys 3. How many has she?")))
     base, grown = rows
     assert grown["token_ids"] == base["token_ids"]
     assert grown["acceptance_by_position"] == base["acceptance_by_position"]
 
 
 def test_ctrl_c_flushes_the_output():
-    command = [*GENERATE, "--max-tokens", "3000", "--ignore-eos", "--raw", "Once upon a time"]
+    command = [*FORETOKEN, *GENERATE, "--max-tokens", "3000", "--ignore-eos", "--raw", "Once upon a time"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         first = process.stdout.read(20)
         process.send_signal(signal.SIGINT)
@@ -92,7 +100,7 @@ def test_a_closed_pipe_is_quiet(what):
     assert "Traceback" not in err
 
 
-def test_bench_writes_results_and_report(tmp_path):
+def test_bench_writes_results_and_report(tmp_path, printed):
     suite = tmp_path / "p.jsonl"
     suite.write_text(
         '{"turns": ["Maria has 24 apples. How many has she?"], "category": "maths"}\n'
@@ -102,8 +110,8 @@ def test_bench_writes_results_and_report(tmp_path):
     methods = ["--methods", f"ngram,{drafting}"]
     options = ["--suite", suite, "--max-tokens", 12, "--repeats", 2, "--threads", 1, *methods]
     files = {name: tmp_path / f"out.{ending}" for name, ending in ENDINGS.items()}
-    done = run(*FORETOKEN, "bench", *options, *[part for pair in files.items() for part in pair])
-    assert "speed-up by category" in done.stdout
+    out = printed("bench", *options, *[part for pair in files.items() for part in pair])
+    assert "speed-up by category" in out
     written = json.loads((tmp_path / "out.json").read_text())
     assert [result["method"] for result in written["results"]] == ["none", "ngram", drafting]
     for result in written["results"]:
@@ -131,10 +139,9 @@ def test_bench_writes_results_and_report(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "out.html", "out.json", "out.md", "p.jsonl"]
 
 
-def test_bench_over_a_grid_of_batches_and_lengths():
+def test_bench_over_a_grid_of_batches_and_lengths(printed):
     options = ["--limit", 1, "--repeats", 1, "--threads", 1, "--max-tokens", 4, "--methods", "ngram", "--json"]
-    done = run(*FORETOKEN, "bench", *options, "--batch-size", "1,2", "--prompt-tokens", "64,160")
-    results = json.loads(done.stdout)["results"]
+    results = json.loads(printed("bench", *options, "--batch-size", "1,2", "--prompt-tokens", "64,160"))["results"]
     assert [(each["prompt_tokens"], each["batch_size"], each["method"]) for each in results] == [
         (length, size, name) for length in (64, 160) for size in (1, 2) for name in ("none", "ngram")
     ]

@@ -1,10 +1,8 @@
-"""``foretoken datastore`` and the method ``rest`` as a person uses them: real processes over a small corpus."""
+"""``foretoken datastore`` and the method ``rest`` as a person uses them, over a small corpus."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -14,33 +12,25 @@ PROMPT = "What is the secret of the blue house on the hill?"
 ANSWER = "The secret of the blue house on the hill is that nobody ever lived in it."
 
 
-def run(*arguments):
-    command = [sys.executable, "-m", "foretoken", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("datastore")
     records = [{"prompt": PROMPT, "response": ANSWER}, {"text": "A second text."}]
     (folder / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
-    run("datastore", "build", folder / "corpus.jsonl", "--model", "zoo:base", "--out", folder / "store")
+    corpus, out = str(folder / "corpus.jsonl"), str(folder / "store")
+    assert main(["datastore", "build", corpus, "--model", "zoo:base", "--out", out]) == 0
     return folder / "store"
 
 
-def test_rest_gives_the_text_of_plain_decoding(store):
-    shared = ("--model", "zoo:base", "--dtype", "float32", "--threads", 1, "--max-tokens", 24, "--json", "--raw")
-    opening = f"{PROMPT} {ANSWER[:40]}"
-    plain, drafted = (
-        json.loads(run("generate", opening, *shared, *more))
-        for more in (("--method", "none"), ("--method", "rest", "--set", f"datastore={store}", "--set", "min_match=1"))
-    )
+def test_rest_gives_the_text_of_plain_decoding(store, capsys):
+    shared = ("--model", "zoo:base", "--dtype", "float32", "--threads", "1", "--max-tokens", "24", "--json", "--raw")
+    rest = ("--method", "rest", "--set", f"datastore={store}", "--set", "min_match=1")
+    found = []
+    for more in (("--method", "none"), rest, (*rest, "--set", "num_speculative_tokens=4")):
+        assert main(["generate", f"{PROMPT} {ANSWER[:40]}", *shared, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    plain, drafted, forced = found
     assert drafted["token_ids"] == plain["token_ids"]
-    fixed = ("--set", "num_speculative_tokens=4", "--set", f"datastore={store}", "--set", "min_match=1")
-    forced = json.loads(run("generate", opening, *shared, "--method", "rest", *fixed))
     assert forced["token_ids"] == plain["token_ids"]
     assert forced["num_draft_tokens"] > 0
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -21,23 +19,16 @@ def suite(tmp_path):
     return path
 
 
-def test_figures_pictures_and_advice(tmp_path, suite):
+def test_figures_pictures_and_advice(tmp_path, suite, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "foretoken", "analyze", "acceptance", "--threads", "1", "--suite", str(suite)),
-            *("--temperature", "0.7,1.0", "--top-p", "1,0.9", "--num-drafts", "1,2", "--positions", "2"),
-            *("--max-tokens", "4", "--samples", "4", "--out", "out.json", "--pictures", "."),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "What accepts most" in done.stdout
-    assert "T=0.7, top_p=0.9, 2 drafts: " in done.stdout
+    monkeypatch.chdir(tmp_path)
+    arguments = ["analyze", "acceptance", "--threads", "1", "--suite", str(suite), "--temperature", "0.7,1.0"]
+    arguments += ["--top-p", "1,0.9", "--num-drafts", "1,2", "--positions", "2", "--max-tokens", "4", "--samples", "4"]
+    assert main([*arguments, "--out", "out.json", "--pictures", "."]) == 0
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    assert "What accepts most" in out
+    assert "T=0.7, top_p=0.9, 2 drafts: " in out
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["provenance"]["command"].startswith("foretoken analyze acceptance")
     assert report["provenance"]["suite"]["num_used"] == 3

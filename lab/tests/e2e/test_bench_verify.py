@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
-VERIFY = [sys.executable, "-m", "foretoken", "bench", "verify", "--threads", "1", "--repeats", "2"]
+import pytest
 
-
-def run(*arguments, code=0):
-    done = subprocess.run([*VERIFY, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+from foretoken.cli.main import main
 
 
-def test_one_object_a_plan_context_and_number_of_rows(tmp_path):
+@pytest.fixture
+def run(capsys):
+    """Run the command with the given options; returns its standard output and error."""
+
+    def run(*options, code=0):
+        found = main(["bench", "verify", "--threads", "1", "--repeats", "2", *map(str, options)])
+        written = capsys.readouterr()
+        assert found == code, written.err
+        assert "Traceback" not in written.err
+        return written
+
+    return run
+
+
+def test_one_object_a_plan_context_and_number_of_rows(tmp_path, run):
     out = tmp_path / "out.json"
     plans = "dense,sparse,sparse+verification.budget=1.0"
     sets = [
@@ -26,7 +33,7 @@ def test_one_object_a_plan_context_and_number_of_rows(tmp_path):
         "verification.score=mean",
     ]  # of so few rows exact scores save nothing
     done = run("--context", "200,80", "--rows", "1,4", "--plans", plans, *sets, "--out", out)
-    assert "speed-up" in done.stdout
+    assert "speed-up" in done.out
     record = json.loads(out.read_text())
     assert record["provenance"]["fill"] == "text"
     found = {(each["context"], each["rows"], each["plan"]): each for each in record["results"]}
@@ -43,13 +50,13 @@ def test_one_object_a_plan_context_and_number_of_rows(tmp_path):
             assert (each["read"], each["flops"], each["bytes"]) == (1.0, dense["flops"], dense["bytes"])
 
 
-def test_what_only_the_model_knows_is_refused_in_one_line():
+def test_what_only_the_model_knows_is_refused_in_one_line(run):
     done = run("--model", "shape:16m", "--fill", "random", "--set", "verification.dense_below=4096", code=2)
-    assert "the context of 'shape:16m' holds 4096" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert "the context of 'shape:16m' holds 4096" in done.err
+    assert len(done.err.splitlines()) == 1
 
 
-def test_prefix_tree_next_to_dense_and_under_sparse(tmp_path):
+def test_prefix_tree_next_to_dense_and_under_sparse(tmp_path, run):
     out = tmp_path / "out.json"
     plans = "dense,prefix_tree,prefix_tree+verification.block=16"
     run("--context", "200", "--rows", "4", "--plans", plans, "--set", "verification.score=mean", "--out", out)
@@ -59,4 +66,4 @@ def test_prefix_tree_next_to_dense_and_under_sparse(tmp_path):
     assert sparse["settings"]["plan"] == "prefix_tree"
     assert sparse["read"] < 0.7
     done = run("--plans", "dense,prefix_tre", code=2)
-    assert "did you mean 'prefix_tree'" in done.stderr
+    assert "did you mean 'prefix_tree'" in done.err

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -21,22 +18,25 @@ FIELDS = {
 MODEL = ("--model", "zoo:draft", "--dtype", "float32", "--threads", "1")
 
 
-def run(*arguments, cwd):
-    environment = {key: value for key, value in os.environ.items() if key != "FORETOKEN_DATA"}
-    return subprocess.run(
-        [sys.executable, "-m", "foretoken", "eval", *MODEL, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        env=environment,
-    )
+@pytest.fixture
+def evaluated(tmp_path, monkeypatch, capsys):
+    """Run a command line in an empty folder without data; returns its exit code, output and error output."""
+    monkeypatch.delenv("FORETOKEN_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def evaluated(*arguments):
+        code = main(["eval", *MODEL, *arguments])
+        written = capsys.readouterr()
+        return code, written.out, written.err
+
+    return evaluated
 
 
-def test_figures_saved_outputs_and_a_comparison(tmp_path, capsys):
-    first = run("--task", "profiles,code", "--limit", "4", "--json", "--save-outputs", "plain.jsonl", cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    profiles, code = (json.loads(line) for line in first.stdout.splitlines())
+def test_figures_saved_outputs_and_a_comparison(tmp_path, evaluated):
+    done, out, err = evaluated("--task", "profiles,code", "--limit", "4", "--json", "--save-outputs", "plain.jsonl")
+    assert done == 0, err
+    assert "Traceback" not in err
+    profiles, code = (json.loads(line) for line in out.splitlines())
     assert FIELDS | {"f1"} == set(profiles)
     assert FIELDS | {"parses", "defines"} == set(code)
     assert profiles["num_examples"] == 4
@@ -49,31 +49,30 @@ def test_figures_saved_outputs_and_a_comparison(tmp_path, capsys):
     assert [line["task"] for line in saved] == ["profiles"] * 4 + ["code"] * 4
     assert sum(line["scores"]["correct"] for line in saved[:4]) / 4 == profiles["accuracy"]
 
-    plain = str(tmp_path / "plain.jsonl")
-    assert main(["eval", *MODEL, "--task", "profiles", "--limit", "4", "--method", "ngram", "--against", plain]) == 0
-    out, err = capsys.readouterr()
+    done, out, err = evaluated("--task", "profiles", "--limit", "4", "--method", "ngram", "--against", "plain.jsonl")
+    assert done == 0, err
     assert "zoo:draft, ngram, float32" in out
     assert "accuracy +0.0 points against the other run" in out
-    assert "Traceback" not in first.stderr + err
+    assert "Traceback" not in err
 
 
-def test_texts_are_read_with_tasks_and_alone(tmp_path):
+def test_texts_are_read_with_tasks_and_alone(tmp_path, evaluated):
     (tmp_path / "story.txt").write_text("Once upon a time there was a small dog. " * 60)
     (tmp_path / "noise.txt").write_text("zq xv 9% qqk jj wvw !! pz " * 60)
     texts = ("--text", "story.txt", "--text", "noise.txt", "--text-tokens", "600")
-    done = run("--task", "code", "--limit", "2", *texts, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    code, story, noise = (json.loads(line) for line in done.stdout.splitlines())
+    done, out, err = evaluated("--task", "code", "--limit", "2", *texts, "--json")
+    assert done == 0, err
+    code, story, noise = (json.loads(line) for line in out.splitlines())
     assert code["task"] == "code"
     assert (story["text"], story["num_tokens"], noise["text"]) == ("story.txt", 598, "noise.txt")  # of two windows
     assert story["interval"][0] < story["nats"] < noise["nats"]
-    alone = run(*texts[:2], cwd=tmp_path)
-    assert alone.returncode == 0, alone.stderr
-    assert "story.txt: " in alone.stdout
-    assert " nats a token (95 %: " in alone.stdout
-    missing = run("--text", "nowhere.txt", cwd=tmp_path)
-    assert missing.returncode == 2
-    assert missing.stderr.splitlines() == ["error: --text nowhere.txt: no such file"]
+    done, out, err = evaluated(*texts[:2])
+    assert done == 0, err
+    assert "story.txt: " in out
+    assert " nats a token (95 %: " in out
+    done, _, err = evaluated("--text", "nowhere.txt")
+    assert done == 2
+    assert err.splitlines() == ["error: --text nowhere.txt: no such file"]
 
 
 def test_an_interruption_keeps_the_tasks_that_were_done(tmp_path, capsys, monkeypatch):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,6 @@ from foretoken_lab.peers.gguf import export
 from helpers import gguf_files
 
 PROMPT = "Tom has 12 marbles. He buys 30 more."
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "foretoken", *arguments, "--threads", "1"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def generate(*arguments: str) -> list[str]:
@@ -39,9 +32,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_file_is_a_target_and_a_draft(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drafted = ["--draft-model", str(file), "--set", "num_speculative_tokens=3"]
-    done = run(*generate("--model", str(file), *drafted))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert main(generate("--model", str(file), *drafted)) == 0
+    found = json.loads(capsys.readouterr().out)
     assert found["num_accepted_tokens"] > 0
     assert main(generate("--model", str(file), "--method", "none")) == 0
     assert json.loads(capsys.readouterr().out)["token_ids"] == found["token_ids"]
@@ -65,10 +57,11 @@ def test_text_is_read(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_what_cannot_be_read_is_one_line(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = tmp_path / "short.gguf"
     short.write_bytes(file.read_bytes()[:-1000])
-    done = run(*generate("--model", str(short)))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "is cut short: its tensor" in done.stderr
-    assert len([line for line in done.stderr.splitlines() if not line.startswith(("loading", "checking"))]) == 1
+    assert main(generate("--model", str(short))) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "is cut short: its tensor" in err
+    assert len([line for line in err.splitlines() if not line.startswith(("loading", "checking"))]) == 1
     other = gguf_files.rewrite(file, tmp_path / "fp4.gguf", kind=lambda name: "MXFP4" if "ffn_up" in name else None)
     assert main(generate("--model", str(other))) == 1
     assert "'blk.0.ffn_up.weight' is of kind MXFP4, which is not read: Q4_0," in capsys.readouterr().err
