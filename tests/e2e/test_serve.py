@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -205,12 +206,6 @@ def test_requests_ended_by_force_get_an_error(drain: str, signals: int) -> None:
     process.stderr.close()
 
 
-def run(*arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*FORETOKEN, *arguments], capture_output=True, text=True, env=ENVIRONMENT, input=given, timeout=120, check=False
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -233,15 +228,19 @@ def test_a_taken_port_is_reported_before_the_model_is_loaded(address: str, capsy
     assert f"--port {port}: Address already in use" in capsys.readouterr().err
 
 
-def test_a_conversation_in_the_terminal(expected: str) -> None:
+def test_a_conversation_in_the_terminal(
+    expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ["chat", "--dtype", "float32", "--threads", "1", "--max-tokens", "60"]
     said = [QUESTION, "/new", "", "/what", "word " * 5000, QUESTION, "/quit", QUESTION]
-    done = run(*options, given="\n".join(said) + "\n")
-    assert done.returncode == 1, done.stderr  # one message was too long
-    assert done.stdout == f"{expected}\n" * 2
-    assert done.stderr.count("tokens per step") == 2
-    assert "/new starts a new conversation" in done.stderr
-    assert "maximum context length" in done.stderr
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(said) + "\n"))
+    code = main(options)
+    out, err = capsys.readouterr()
+    assert code == 1, err  # one message was too long
+    assert out == f"{expected}\n" * 2
+    assert err.count("tokens per step") == 2
+    assert "/new starts a new conversation" in err
+    assert "maximum context length" in err
 
 
 def test_the_description_of_the_api_is_sound(address: str) -> None:
