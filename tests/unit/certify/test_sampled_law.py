@@ -15,10 +15,7 @@ from foretoken.options.sampling import SamplingParams
 from helpers.table_engine import engine
 
 
-def test_the_sampled_test_passes_equal_distributions_and_fails_a_biased_engine() -> None:
-    good = sampled_law(engine(), engine(salt=1))
-    assert good.passed, good
-    assert len(good.details["tests"]) == len(SETTINGS)
+def test_the_sampled_test_fails_a_biased_engine() -> None:
     assert not sampled_law(engine(), engine(salt=1, tilt=0.15)).passed
 
 
@@ -31,7 +28,7 @@ def test_the_sampled_test_fails_without_power() -> None:
     assert not section.passed
 
 
-def test_looks_grow_and_a_gross_bias_ends_at_the_first() -> None:
+def test_equal_distributions_pass_over_growing_looks_and_a_gross_bias_ends_at_the_first() -> None:
     sizes: list[int] = []
 
     def counted(prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[list[int]]:
@@ -40,6 +37,7 @@ def test_looks_grow_and_a_gross_bias_ends_at_the_first() -> None:
 
     fair = sampled_law(engine(), counted)
     assert fair.passed, fair
+    assert len(fair.details["tests"]) == len(SETTINGS)
     steps = [b - a for a, b in pairwise((0, *LOOKS))]
     assert sizes == steps * len(SETTINGS)
     for test in fair.details["tests"]:
