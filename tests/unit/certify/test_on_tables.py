@@ -20,7 +20,7 @@ from foretoken.core.verdict import Verdict
 from foretoken.verifiers.block import BlockVerifier
 from foretoken.verifiers.greedy import GreedyVerifier
 from foretoken.verifiers.match import MatchVerifier
-from foretoken.verifiers.recursive import RecursiveVerifier
+from foretoken.verifiers.ratio import RatioVerifier
 
 
 @pytest.fixture(autouse=True)
@@ -45,35 +45,43 @@ def test_a_biased_match_rule_is_caught_over_seeds() -> None:
 
 
 def test_a_bias_of_the_batched_decision_is_caught() -> None:
-    class LenientAbreast(RecursiveVerifier):
+    class LenientAbreast(RatioVerifier):  # of all rules the quickest to enumerate
         def verify_batch(self, drafts, targets, rngs):  # type: ignore[no-untyped-def]
             if len(drafts) > 1:
-                lenient = LenientTarget(RecursiveVerifier())
+                lenient = LenientTarget(RatioVerifier())
                 return [lenient.verify(*each) for each in zip(drafts, targets, rngs, strict=True)]
             return super().verify_batch(drafts, targets, rngs)
 
-    assert batch_differences(RecursiveVerifier()) == 0
+    assert batch_differences(RatioVerifier()) == 0
     assert batch_differences(LenientAbreast()) > 0
     section = closed_form([LenientAbreast()], quick=True)
     assert not section.passed
     assert "decides differently for several requests together" in section.summary
 
 
+class Tilted(MatchVerifier):
+    """Planted: 0.05 nats for one token, in every row, or in those alone that a filter has been over."""
+
+    def __init__(self, filtered: bool) -> None:
+        super().__init__()
+        self.filtered = filtered
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        logits_MV = target.logits_MV.clone()
+        if not self.filtered or bool(torch.isinf(logits_MV).any()):
+            logits_MV[:, 0] += 0.05
+        tilted = Laws(logits_MV, greedy=target.greedy, positions=target.positions)
+        return super().verify(draft, tilted, rng)
+
+
 @pytest.mark.parametrize("filtered", [False, True])
-def test_a_bias_of_the_sampler_in_match_is_caught(filtered: bool) -> None:
-    """0.05 nats for one token, in every row, or in those alone that a filter has been over."""
-
-    class Tilted(MatchVerifier):
-        def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-            logits_MV = target.logits_MV.clone()
-            if not filtered or bool(torch.isinf(logits_MV).any()):
-                logits_MV[:, 0] += 0.05
-            tilted = Laws(logits_MV, greedy=target.greedy, positions=target.positions)
-            return super().verify(draft, tilted, rng)
-
+def test_a_bias_of_the_sampler_in_match_is_found(filtered: bool) -> None:
     assert sampler_differences(MatchVerifier()) == 0
-    assert sampler_differences(Tilted()) > 0
-    section = closed_form([Tilted()], quick=True)
+    assert sampler_differences(Tilted(filtered)) > 0
+
+
+def test_a_bias_of_the_sampler_in_match_fails_the_certificate() -> None:
+    section = closed_form([Tilted(filtered=True)], quick=True)
     assert not section.passed
     assert "of 2000 seeds yield another token than their noise" in section.summary
 
@@ -89,7 +97,6 @@ def test_the_teeth_are_those_of_the_recipe_s_own_rules() -> None:
 
 
 def test_the_certificate_fails_if_a_tooth_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert teeth().passed
     monkeypatch.setattr(on_tables, "TEETH", (*TEETH[:1], Tooth("not biased at all", PlainRatio())))
     section = teeth()
     assert not section.passed
