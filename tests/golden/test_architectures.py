@@ -5,6 +5,7 @@ Errors are in units of the spread of the reference's logits.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build as build_fused
 from helpers import golden
+from helpers.adapters import shelf
 from helpers.golden import LayerPlan, Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, VOCAB_SIZE, WINDOW, load_eager, save_model
@@ -34,19 +36,20 @@ FUSED_TYPES = tuple(families.FAMILIES)
 Pair = tuple[LanguageModel, Any]
 
 
-def build(name: str, folder: Path) -> Pair:
-    save_model(name, folder)
+@cache
+def build(name: str) -> Pair:
+    folder = save_model(name, shelf() / "architectures" / name)
     return load(folder, device="cpu"), load_eager(folder)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build(request.param, tmp_path_factory.mktemp(request.param))
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return build(request.param)
 
 
 @pytest.fixture(scope="module", params=[name for name in FAMILIES if FAMILIES[name].model_type in FUSED_TYPES])
-def fused_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build(request.param, tmp_path_factory.mktemp(request.param))
+def fused_pair(request: pytest.FixtureRequest) -> Pair:
+    return build(request.param)
 
 
 @pytest.mark.parametrize("scenario", golden.SCENARIOS)
@@ -71,9 +74,9 @@ def test_the_tests_run_the_fused_decoder(fused_pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.windowed])
-def test_windows_are_in_force(name: str, tmp_path: Path) -> None:
+def test_windows_are_in_force(name: str) -> None:
     """Else the golden tests of windowed families would prove nothing about windows."""
-    model, _ = build(name, tmp_path)
+    model, _ = build(name)
     windows: set[int | None] = set()
 
     class Watch(LayerPlan):
@@ -98,9 +101,9 @@ def error_of_tree(model: LanguageModel, reference: Any, batch: PackedBatch, sess
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "qwen3_moe", "deepseek_v3"])
 @pytest.mark.parametrize("fault", ["none", "mask", "position"])
-def test_wrong_mask_or_position_is_seen(name: str, fault: str, tmp_path: Path) -> None:
+def test_wrong_mask_or_position_is_seen(name: str, fault: str) -> None:
     """Negative control: siblings that see each other, or positions counted by row, are far outside the tolerance."""
-    model, reference = build(name, tmp_path)
+    model, reference = build(name)
     session = Session(model)
     slot = session.cache.acquire()
     session.chunk(slot, golden.tokens_of(5, 11, VOCAB_SIZE), wanted=1)
@@ -119,8 +122,8 @@ def test_wrong_mask_or_position_is_seen(name: str, fault: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "gpt_oss"])
-def test_a_forgotten_window_is_seen(name: str, tmp_path: Path) -> None:
-    model, reference = build(name, tmp_path)
+def test_a_forgotten_window_is_seen(name: str) -> None:
+    model, reference = build(name)
 
     class Forgetful(LayerPlan):
         def attend(self, layer: int, *args: Any, window: int | None = None, **others: Any) -> Tensor:
@@ -132,8 +135,8 @@ def test_a_forgotten_window_is_seen(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "argument"), [("gemma2", "softcap"), ("gpt_oss", "sinks_H")], ids=["softcap", "sinks"]
 )
-def test_a_forgotten_argument_is_seen(name: str, argument: str, tmp_path: Path) -> None:
-    model, reference = build(name, tmp_path)
+def test_a_forgotten_argument_is_seen(name: str, argument: str) -> None:
+    model, reference = build(name)
 
     class Forgetful(LayerPlan):
         def attend(self, layer: int, *args: Any, **others: Any) -> Tensor:
@@ -166,9 +169,9 @@ def test_bfloat16_is_as_near_as_the_library(name: str, plan: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2"])
-def test_level_by_level_equals_all_at_once(name: str, tmp_path: Path) -> None:
+def test_level_by_level_equals_all_at_once(name: str) -> None:
     """A draft model reads its tree as it grows; the rows are those of the packed tree."""
-    model, _ = build(name, tmp_path)
+    model, _ = build(name)
     tree = golden.random_tree(3, VOCAB_SIZE)
     prompt = golden.tokens_of(4, 7, VOCAB_SIZE)
     found = []
