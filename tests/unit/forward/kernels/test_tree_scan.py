@@ -30,6 +30,7 @@ def test_a_row_is_its_own_path() -> None:
     for name, case in found.items():
         assert case["launches"] == 1, name
         assert case["error"] < CLOSE, name
+        assert case["from_the_page"] < 2 * CLOSE, name  # helpers/stree_page.py
 
 
 def test_planted_bugs_are_noticed() -> None:

@@ -1,8 +1,10 @@
-"""Every implementation of the recurrence is the page of the paper, over trees, chains and committed branches."""
+"""Every implementation of the recurrence is the page of the paper, over trees, chains and committed branches.
+
+The kernel for GPUs is, too: tests/unit/forward/kernels/test_tree_scan.py.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,6 @@ from foretoken.methods.stree.tree_scan import activation_replay, tree_mask
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.golden import PARENTS, LayerPlan, Session, tokens_of
-from helpers.interpreted import found_by
 from helpers.stree_page import by_the_page
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
@@ -89,12 +90,6 @@ def test_a_chain_in_chunks_and_its_replay_are_the_page() -> None:
         assert (found_state - expected_state).abs().max() < 1e-10
     assert (scan.fold(state, rows) - expected_state).abs().max() < 1e-10
     assert (scan.fold(state, rows.of(slice(0, 129))) - expected_state).abs().max() > 1e-3
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the package triton (extra 'dev', Linux)")
-def test_the_kernel_is_the_page() -> None:
-    """Its planted bugs are far from it: tests/unit/forward/kernels/test_tree_scan.py."""
-    assert max(each["from_the_page"] for each in found_by("interpreted_tree_scan")["sound"].values()) < 1e-5
 
 
 @pytest.fixture(scope="module", params=["mamba2_groups", "bamba"])
