@@ -71,7 +71,7 @@ def shapes_of(verifier: Verifier, count: int = 3) -> tuple[Shape, ...]:
     if not verifier.trees:
         return CHAINS
     if verifier.name in SLOW:
-        return (*CHAINS[:3], *TREES[:1], TREES[2])
+        return (*CHAINS[:3], *TREES[:1])
     return (*CHAINS, *TREES, *random_shapes(len(verifier.name), count))
 
 
@@ -96,6 +96,9 @@ def test_every_kind_of_draft_has_a_rule_and_an_enumeration() -> None:
 def test_the_distribution_is_the_target_s_in_closed_form(verifier: Verifier, kind: Kind) -> None:
     worst = worst_error(verifier, num_pairs=1, kinds=(kind,), shapes=shapes_of(verifier))
     assert worst.error <= TOLERANCE, worst
+    if verifier.name in SLOW:  # three siblings of four tokens: a second a style
+        worst = worst_error(verifier, num_pairs=1, kinds=(kind,), shapes=TREES[2:3], styles=("peaked", "zeros"))
+        assert worst.error <= TOLERANCE, worst
 
 
 @pytest.mark.slow
@@ -214,7 +217,7 @@ def test_zeros_and_one_hots_of_every_kind(tables: list[list[int]], kind: Kind, s
 
 # ------------------------------------------------------------------ the real streams, float32, V = 50
 
-V, DRAWS, BATCH = 50, 12_000, 250
+V, DRAWS, BATCH = 50, 9_000, 250
 PLAUSIBLE = 1e-4  # some forty tests with fixed seeds; a biased rule is below 1e-6
 
 
