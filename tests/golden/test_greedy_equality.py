@@ -35,7 +35,7 @@ from helpers.zoo_llms import (
     with_drafter,
 )
 
-LENGTH = 40
+LENGTH = 24
 _COUNTS: tuple[int | str, ...] = (5, "auto")
 
 
@@ -87,7 +87,7 @@ def combinations() -> list[Combination]:
 ALL = combinations()
 FITTING = [each for each in ALL if each.fits]
 OF_DEFAULT_RULE = [each for each in FITTING if each.rule is None]
-LEFT_OUT = [each for each in ALL if not each.fits and each.count == _COUNTS[0]]
+LEFT_OUT = list({each.factors: each for each in ALL if not each.fits and each.count == _COUNTS[0]}.values())
 PAIRS = pairwise(FITTING, lambda each: each.factors, lambda each: each.variant)
 
 
@@ -131,7 +131,7 @@ def test_recipes_that_do_not_fit_are_refused(method):
 def test_every_lossless_recipe_gives_the_plain_greedy_tokens(combination):
     """Ragged lengths, fewer slots than requests, so that requests join and leave; then one alone."""
     llm = llm_of(str(combination))
-    lengths = (LENGTH, 7, 23, 1, LENGTH - 5)
+    lengths = (LENGTH, 7, 15, 1, LENGTH - 5)
     params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
     expected = [greedy(prompt, LENGTH)[:length] for prompt, length in zip(PROMPTS, lengths, strict=True)]
     assert ids(llm.generate(PROMPTS, params)) == expected

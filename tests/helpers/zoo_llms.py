@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 from unittest import mock
 
@@ -11,6 +11,7 @@ import torch
 
 from foretoken.core.protocols import Drafter, Verifier
 from foretoken.drafting import draft_runner as draft_runner
+from foretoken.drafting.exit_costs import Costs
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
 from foretoken.models.language_model import LanguageModel
@@ -31,6 +32,7 @@ PROMPTS = (
 )
 RANDOM = "random:"  # before a number of layers or a feature: an untrained adapter or head
 _load_once = cache(load)
+_measured_once = lru_cache(maxsize=4)(Costs.measured)  # a second for every recipe of `del`
 
 
 @cache
@@ -53,7 +55,7 @@ def with_config(config: Mapping[str, Any] | None, **options: Any) -> LLM:
         config = {**config, "adapter": shelved(over, depth)}
     if config and str(config.get("head", "")).startswith(RANDOM):
         config = {**config, "head": shelved_head(config["head"].removeprefix(RANDOM))}
-    with mock.patch.object(draft_runner, "load", _load_once):
+    with mock.patch.object(draft_runner, "load", _load_once), mock.patch.object(Costs, "measured", _measured_once):
         return LLM.from_target(over, speculative_config=config, **settings)
 
 
