@@ -26,7 +26,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("compiled") / "decoder.so"
     flags = [flag for flag in variants.FLAGS if flag != "-O3"]
     source = variants.HERE / "decoder.c"
-    command = [*COMPILER, *flags, *variants.NATIVE, "-O1", "-shared", str(source), "-lm", "-o", str(target)]
+    options = [*variants.NATIVE, "-O0", "-DMOST_CODED=4"]  # a sixth of the time of -O1
+    command = [*COMPILER, *flags, *options, "-shared", str(source), "-lm", "-o", str(target)]
     subprocess.run(command, check=True, capture_output=True)
     return target
 
@@ -63,6 +64,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(selftest, "failure", lambda library: None)  # two seconds, of code that is not optimised
     return Machine(tmp_path, compiled)
 
 
@@ -171,7 +173,7 @@ def test_without_a_compiler_one_line_is_logged(
 
 
 def test_a_library_that_fails_its_self_test_is_not_used(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that adds three rows up in another way, as a compiler may that was allowed to."""
     assert COMPILER is not None
@@ -183,10 +185,11 @@ def test_a_library_that_fails_its_self_test_is_not_used(
     assert spoilt != text
     products.write_text(spoilt)
     # not optimised, it is compiled in a fifth of the time
-    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), *variants.NATIVE]
+    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), *variants.NATIVE, "-O0", "-DMOST_CODED=4"]
     library = tmp_path / "spoilt.so"
-    command = [*COMPILER, *flags, "-O0", "-shared", str(source / "decoder.c"), "-lm", "-o", str(library)]
+    command = [*COMPILER, *flags, "-shared", str(source / "decoder.c"), "-lm", "-o", str(library)]
     subprocess.run(command, check=True, capture_output=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     other = Machine(tmp_path, library)
     monkeypatch.setenv("CC", str(other.compiler))
     with caplog.at_level(logging.WARNING):
