@@ -15,20 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from foretoken import LLM, SamplingParams
+from foretoken.core.provenance import provenance
 from foretoken.methods.dovetail.drafter import DovetailDrafter
+from foretoken_lab.peers.versions import command
 
 PROMPTS = {
     "arithmetic": "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?",
@@ -143,17 +140,16 @@ def main() -> None:
         results.append(row)
         print(json.dumps(row))
     if arguments.json is not None:
-        commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
         tables = [llm.recipe.drafter for llm in engines.values() if isinstance(llm.recipe.drafter, DovetailDrafter)]
-        provenance = {
-            "command": " ".join([Path(sys.executable).name, *sys.argv]),
-            "commit": commit.stdout.strip(),
-            "torch": torch.__version__,
-            "threads": arguments.threads,
-            "machine": platform.processor() or platform.machine(),
-            "verification_seconds": next(each.costs.points for each in tables if each.costs is not None),
-        }
-        arguments.json.write_text(json.dumps({"provenance": provenance, "results": results}, indent=1) + "\n")
+        facts = provenance(
+            [],
+            model=arguments.model,
+            draft=arguments.draft,
+            threads=arguments.threads,
+            verification_seconds=next(each.costs.points for each in tables if each.costs is not None),
+        )
+        facts["command"] = command("dovetail.py")
+        arguments.json.write_text(json.dumps({"provenance": facts, "results": results}, indent=1) + "\n")
     for llm in engines.values():
         llm.close()
 

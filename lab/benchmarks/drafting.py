@@ -93,7 +93,7 @@ def main() -> int:
         check_writable(options.json, "--json")
     rows = _measure(options)
     Console(width=160).print(_table(rows))
-    facts = provenance([], dtype=options.dtype, threads=options.threads)
+    facts = provenance([], model=options.model, methods=options.methods, dtype=options.dtype, threads=options.threads)
     facts["command"] = command("drafting.py")
     facts["share_of_processors_used_by_others"] = quiet.report()
     if options.json:

@@ -16,21 +16,20 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import nn
 
 from foretoken import LLM, SamplingParams
+from foretoken.core.provenance import provenance
 from foretoken.forward import anatomy
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.models.fuzzy import groups_of
 from foretoken.models.language_model import LanguageModel
+from foretoken_lab.peers.versions import command
 
 PROMPTS = (
     "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?",
@@ -179,14 +178,9 @@ def main() -> None:
                 simulated.append(found)
                 print(json.dumps(found))
     if arguments.json is not None:
-        commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-        provenance = {
-            "command": " ".join([Path(sys.executable).name, *sys.argv]),
-            "commit": commit.stdout.strip(),
-            "torch": torch.__version__,
-            "threads": 1,
-        }
-        results = {"provenance": provenance, "acceptance": accepted, "simulated": simulated}
+        facts = provenance([], model=arguments.model, draft=arguments.draft, threads=1)
+        facts["command"] = command("easyspec.py")
+        results = {"provenance": facts, "acceptance": accepted, "simulated": simulated}
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
 
 

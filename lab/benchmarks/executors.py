@@ -17,22 +17,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from foretoken import LLM, SamplingParams
+from foretoken.core.provenance import provenance
 from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.serial import SerialExecutor
 from foretoken.engine.executors.timeline import Interval, Timeline
 from foretoken.methods.dovetail.drafter import DovetailDrafter
 from foretoken.methods.dovetail.lanes import OnThread
+from foretoken_lab.peers.versions import command
 
 PROMPTS = (
     "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?",
@@ -223,16 +220,15 @@ def main() -> None:
         shown = {label: timelines[label] for label in labels if label in timelines}
         draw(shown, arguments.picture, 1e-3 * arguments.milliseconds)
     if arguments.json is not None:
-        commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-        provenance = {
-            "command": " ".join([Path(sys.executable).name, *sys.argv]),
-            "commit": commit.stdout.strip(),
-            "torch": torch.__version__,
-            "threads": arguments.threads,
-            "machine": platform.processor() or platform.machine(),
-            "auto": getattr(engines["auto"].engine.executor, "explanation", ""),
-        }
-        arguments.json.write_text(json.dumps({"provenance": provenance, "results": results}, indent=1) + "\n")
+        facts = provenance(
+            [],
+            model=arguments.model,
+            draft=arguments.draft,
+            threads=arguments.threads,
+            auto=getattr(engines["auto"].engine.executor, "explanation", ""),
+        )
+        facts["command"] = command("executors.py")
+        arguments.json.write_text(json.dumps({"provenance": facts, "results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     results = experts() if options.model is None else forwards(options)
     if options.json:
-        facts = provenance([], threads=options.threads)
+        facts = provenance([], model=options.model, threads=options.threads)
         facts["command"] = " ".join(["python", "benchmarks/experts.py", *sys.argv[1:]])
         write_whole(options.json, json.dumps({"provenance": facts, "results": results}, indent=1) + "\n")
 

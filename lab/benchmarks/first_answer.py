@@ -46,7 +46,7 @@ def main() -> None:
         there, here = (statistics.median(found[where]) for where in ("there", "here"))
         print(f"{what:<8}there {there:.2f} s, here {here:.2f} s: {here / there:.2f}")
     if options.json is not None:
-        facts = provenance([], against=commit_of(trees["there"]), load=os.getloadavg(), omp=omp_threads())
+        facts = provenance(answer, against=commit_of(trees["there"]), load=os.getloadavg(), omp=omp_threads())
         options.json.write_text(json.dumps({"processor_seconds": seconds, "provenance": facts}, indent=1) + "\n")
 
 

@@ -71,7 +71,9 @@ def main() -> int:
     Console(width=160).print(_table(rows))
     others = quiet.report()
     if options.json:
-        facts = provenance([], dtype=options.dtype, threads=options.threads)
+        facts = provenance(
+            [], model=options.target, methods=options.methods, dtype=options.dtype, threads=options.threads
+        )
         facts["command"] = command("long_contexts.py")
         facts["share_of_processors_used_by_others"] = others
         write_whole(options.json, json.dumps({"provenance": facts, "rows": rows}, indent=1) + "\n")

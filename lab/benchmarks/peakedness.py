@@ -78,7 +78,7 @@ def main() -> int:
                 for task in (*tasks, "all")
             ]
     Console(width=220).print(_table(rows))
-    facts = provenance([], dtype=options.dtype, threads=options.threads)
+    facts = provenance([], model=options.model, draft=options.draft_model, dtype=options.dtype, threads=options.threads)
     facts["command"] = command("peakedness.py")
     facts["share_of_processors_used_by_others"] = quiet.report()
     if options.json:

@@ -76,7 +76,7 @@ def main() -> int:
         console.print(_table(found["speed"]))
     others = quiet.report()
     if options.json:
-        facts = provenance([], dtype=options.dtype, threads=options.threads)
+        facts = provenance([], model=options.target, dtype=options.dtype, threads=options.threads)
         facts["command"] = command("rag.py")
         facts["share_of_processors_used_by_others"] = others
         write_whole(options.json, json.dumps({"provenance": facts, **found}, indent=1) + "\n")

@@ -59,7 +59,7 @@ def main() -> int:
     Console(width=160).print(_table(rows))
     others = quiet.report()
     if options.json:
-        facts = provenance([], dtype=options.dtype, threads=options.threads)
+        facts = provenance([], model=options.target, draft=_DRAFT, dtype=options.dtype, threads=options.threads)
         facts["command"] = command("retrieved_drafts.py")
         facts["share_of_processors_used_by_others"] = others
         found = {"provenance": facts, "tokens_of_stores": sizes, "rows": rows}

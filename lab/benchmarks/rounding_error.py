@@ -6,7 +6,7 @@
 The reference are the weights as they are stored: a file's own, dequantised, in the library's float32
 forward; so the files' rounding of weights is left out where ``--dtype auto`` reads a file, and rounding of activations
 is what remains. One JSON line for each dtype: mean, median and 99th percentile of KL(float32 || rounded) in nats a
-token, the share of positions with the same best token, and by how much perplexity grows.
+token, the share of positions with the same best token, by how much perplexity grows, and where the figures come from.
 
 Letters: T tokens, V vocabulary.
 """
@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from foretoken.core.provenance import checksum, provenance
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.quantised_weight import QuantisedLinear
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load, load_as_is
+from foretoken_lab.peers.versions import command
 
 
 class Distance(NamedTuple):
@@ -77,6 +79,12 @@ def in_float32(name: str) -> Any:
     return found
 
 
+def checksums(model: Path) -> dict[str, str]:
+    """16 hexadecimal digits of SHA-256 for a file, or for each file of weights in a folder; nothing for other names."""
+    files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model] if model.is_file() else []
+    return {f"{model.name}/{path.name}" if model.is_dir() else path.name: checksum(path) for path in files}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -85,6 +93,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="int8,int4", help="what to load the model in, separated by commas")
     parser.add_argument("--kv-cache-dtype", default="auto")
     given = parser.parse_args()
+    facts = provenance([], model=Path(given.model).name, threads=torch.get_num_threads())
+    facts["command"] = command("rounding_error.py")
+    facts["models"] |= checksums(Path(given.model))
     text = given.text.read_text(encoding="utf-8")[: 20 * given.tokens]
     expected_TV, ids = None, []
     for dtype in given.dtype.split(","):
@@ -96,7 +107,8 @@ def main() -> None:
         found = distance(logits_of(model, ids), expected_TV, torch.tensor(ids))
         record = {"model": Path(given.model).name, "dtype": dtype, "kv_cache_dtype": given.kv_cache_dtype}
         record |= {"tokens": len(ids), "native": model.native_decoder is not None}
-        print(json.dumps(record | {name: round(value, 5) for name, value in found._asdict().items()}), flush=True)
+        record |= {name: round(value, 5) for name, value in found._asdict().items()}
+        print(json.dumps(record | {"provenance": facts}), flush=True)
 
 
 if __name__ == "__main__":

@@ -702,7 +702,7 @@ def main() -> int:
     if options.json:
         check_writable(options.json, "--json")
     named = {name: str(value) for name, value in vars(options).items() if name not in ("json", "minutes", "data")}
-    facts = provenance([], dtype=options.dtype, threads=options.threads)
+    facts = provenance([], model=options.target, dtype=options.dtype, threads=options.threads)
     facts["command"] = command("sparse_attention.py")
     kept = Kept(options.json, {"settings": named, "provenance": facts}, options.minutes)
     {"overlap": overlap, "acceptance": acceptance, "reuse": reuse, "drift": drift}[options.part](options, kept)

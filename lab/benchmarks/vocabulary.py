@@ -81,7 +81,9 @@ def main() -> int:
         console.print(_pass_table(found[name], f"shape:{name}"))
     others = quiet.report()
     if options.json:
-        facts = provenance([], dtype=options.dtype, threads=options.threads, seed=0)
+        facts = provenance(
+            [], model=options.target, draft=options.draft, dtype=options.dtype, threads=options.threads, seed=0
+        )
         facts["command"] = command("vocabulary.py")
         facts["share_of_processors_used_by_others"] = others
         write_whole(Path(options.json), json.dumps({"provenance": facts, **found}, indent=1) + "\n")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("foretoken", "torch", "transformers", "safetensors", "tokenizers")
+_ZOO = Path(__file__).resolve().parents[1] / "zoo"
+_BUNDLED = re.compile(r"\b(?:zoo:|grown:(?:zoo:)?)([\w-]+)")
+# a record that a run has written does not change what the next run measures
+_CODE = ("src", "lab", ":(exclude)lab/results")
 
 
 def provenance(arguments: Sequence[str], **settings: Any) -> dict[str, Any]:
@@ -20,7 +26,8 @@ def provenance(arguments: Sequence[str], **settings: Any) -> dict[str, Any]:
 
     Args:
         arguments: the command line without the program's name.
-        settings: chosen or derived values (model, dtype, threads, seed, suite ...), recorded as given.
+        settings: chosen or derived values (model, dtype, threads, seed, suite ...), recorded as given. A model that
+            is bundled is recognised by its name, ``zoo:NAME`` or ``grown:NAME:SIZE``, here or in ``arguments``.
     """
     return {
         "command": shlex.join(["foretoken", *arguments]),
@@ -30,12 +37,34 @@ def provenance(arguments: Sequence[str], **settings: Any) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "gpu": _gpu(),
+        "models": bundled_weights(set(_BUNDLED.findall(f"{arguments} {settings}"))),
         **settings,
     }
 
 
+def bundled_weights(models: Set[str]) -> dict[str, str]:
+    """Checksums of the weights in the folders of bundled models, heads included.
+
+    Those of ``draft`` are added: ``base`` finds its draft without an option. Keys are paths in the zoo without their
+    suffix: ``base/model``, ``base/eagle/model``.
+    """
+    names = {*models, "draft"} if models else set()
+    folders = [folder for name in names for folder in (_ZOO / name, _ZOO / f"{name}-tasks") if folder.is_dir()]
+    files = sorted(path for folder in folders for path in folder.rglob("*.safetensors"))
+    return {path.relative_to(_ZOO).with_suffix("").as_posix(): checksum(path) for path in files}
+
+
+def checksum(path: Path) -> str:
+    """The first 16 hexadecimal digits of a file's SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()[:16]
+
+
 def git_commit(package: Path) -> str | None:
-    """The commit that the package was imported from, with ``-dirty`` if files differ from it.
+    """The commit that the package was imported from, with ``-dirty`` if code differs from it.
 
     None when the package is installed elsewhere: a virtual environment may lie inside some other repository.
     """
@@ -43,7 +72,7 @@ def git_commit(package: Path) -> str | None:
         root = _git(package, "rev-parse", "--show-toplevel")
         if Path(root) / "src" / package.name != package:
             return None
-        dirty = _git(package, "status", "--porcelain", "--untracked-files=no")
+        dirty = _git(Path(root), "status", "--porcelain", "--untracked-files=no", "--", *_CODE)
         return _git(package, "rev-parse", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.SubprocessError):
         return None
