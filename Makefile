@@ -68,6 +68,7 @@ fix: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python scripts/tables.py
+	$(BIN)/python scripts/records.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ _SPEC.loader.exec_module(tables)
 CARDS = ROOT / "docs" / "methods"
 RESULTS = ROOT / "lab" / "results"
 PAGES = [page for page in sorted(RESULTS.glob("*.md")) if page.stem not in ("README", "mutants")]  # of measurements
+MEASURED = re.compile(r"<!-- measured: .*?<!-- end of measured -->\n", flags=re.DOTALL)
 MAX_WORDS = 500
 OPTIONS = {"vocabtrim", "pearl"}  # what is an option next to several methods and no entry of its own
 HEADINGS = [
@@ -47,7 +48,7 @@ def card_of(entry: catalog.Entry) -> str:
 
 def written(card: str) -> str:
     """A card without its tables, which are made."""
-    return tables.PLACE.sub("", card)
+    return MEASURED.sub("", tables.PLACE.sub("", card))
 
 
 def section(card: str, heading: str) -> str:
