@@ -26,7 +26,13 @@ from foretoken.options.tables import markdown
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "lab" / "results"
 ZOO = Path(zoo.__file__).parent
-PAGES = [ROOT / "README.md", ROOT / "lab" / "README.md", ZOO / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "lab" / "README.md",
+    ZOO / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 OF_RESULTS = [page for page in sorted(RESULTS.glob("*.md")) if page.stem not in ("README", "mutants")]
 ORIGINS = re.compile(r"(<!-- records -->\n).*?(<!-- end of records -->\n)", flags=re.DOTALL)
 MEASURED = re.compile(r"(<!-- measured: (\w+)((?: [\w+=.-]+)*) -->\n).*?(<!-- end of measured -->\n)", flags=re.DOTALL)
