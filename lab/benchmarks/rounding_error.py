@@ -1,114 +1,157 @@
-"""What rounding does to a model: the distance of its distributions from those of the same weights in float32.
+"""What rounding does to a model here and in llama.cpp: the same files, the same tokens, the same references.
 
-    python lab/benchmarks/rounding_error.py MODEL --text wiki.txt --dtype int8,int4
-    python lab/benchmarks/rounding_error.py model-Q4_1.gguf --text wiki.txt --dtype auto
+    python lab/benchmarks/rounding_error.py smollm2-f32 --text wiki.txt --dtype int8,int4 --file smollm2-Q8_0.gguf
+    python lab/benchmarks/rounding_error.py --dequantise model-Q4_1.gguf model-f32.gguf
+    python lab/benchmarks/rounding_error.py --quantise model-f32.gguf Q8_0,Q4_K_M
 
-The reference are the weights as they are stored: a file's own, dequantised, in the library's float32
-forward; so the files' rounding of weights is left out where ``--dtype auto`` reads a file, and rounding of activations
-is what remains. One JSON line for each dtype: mean, median and 99th percentile of KL(float32 || rounded) in nats a
-token, the share of positions with the same best token, by how much perplexity grows, and where the figures come from.
-
-Letters: T tokens, V vocabulary.
+It measures what ``foretoken eval --against`` does, with two references for each runtime: ``same weights`` is float32
+with the very weights that the codes stand for, so only the rounding of activations is left; ``unrounded`` is MODEL in
+float32. One JSON line for each runtime, reference and text. Of a folder of quantised layers (``--file FOLDER``), the
+runtime next to ours is transformers with dequantised weights in bfloat16.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
-import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from foretoken.core.provenance import checksum, provenance
-from foretoken.forward.batch import PackedBatch
-from foretoken.forward.dense import DensePlan
-from foretoken.forward.quantised_weight import QuantisedLinear
-from foretoken.models.language_model import LanguageModel
-from foretoken.models.load import load, load_as_is
-from foretoken_lab.peers.versions import command
+from foretoken.models.load import load, load_network, load_tokenizer
+from foretoken.models.quantised.rounding import round_weights
+from foretoken_lab.peers import adapters
+from foretoken_lab.tasks.reference import Reference, dequantised
+from foretoken_lab.tasks.rounding_error import Comparison, logits_of, windows
 
-
-class Distance(NamedTuple):
-    """Of one sequence of distributions from another; KL in nats, perplexity relative."""
-
-    mean_kl: float
-    median_kl: float
-    p99_kl: float
-    same_best: float
-    perplexity: float
-
-
-def distance(found_TV: Tensor, expected_TV: Tensor, ids_T: Tensor) -> Distance:
-    """How far logits are from the expected ones, which is 0 for a shift that all logits of a row have in common."""
-    found_TV, expected_TV = (each.float().log_softmax(-1) for each in (found_TV, expected_TV))
-    kl_T = (expected_TV.exp() * (expected_TV - found_TV)).sum(-1).clamp_min(0)
-    nats = [-each[:-1].gather(1, ids_T[1:, None]).mean().item() for each in (found_TV, expected_TV)]
-    return Distance(
-        mean_kl=kl_T.mean().item(),
-        median_kl=kl_T.median().item(),
-        p99_kl=kl_T.quantile(0.99).item(),
-        same_best=(found_TV.argmax(-1) == expected_TV.argmax(-1)).float().mean().item(),
-        perplexity=math.exp(nats[0] - nats[1]) - 1,
-    )
-
-
-@torch.inference_mode()
-def logits_of(model: LanguageModel, ids: list[int]) -> Tensor:
-    """[T, V] float32, read as a prompt is."""
-    cache = model.new_cache(1)
-    slot = cache.acquire()
-    cache.reserve(slot, len(ids))
-    batch = PackedBatch()
-    batch.add_chunk(slot, 0, ids, wanted=len(ids))
-    return model.forward(batch, DensePlan(cache, batch)).logits_MV.float().clone()
-
-
-def in_float32(name: str) -> Any:
-    """The library's model with every weight dequantised."""
-    found = load_as_is(name, device="cpu").model.float()
-    for path, module in list(found.named_modules()):
-        if isinstance(module, QuantisedLinear):
-            dense = torch.nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
-            dense.weight = torch.nn.Parameter(module.weight, requires_grad=False)
-            if module.bias is not None:
-                dense.bias = torch.nn.Parameter(module.bias.float(), requires_grad=False)
-            found.set_submodule(path, dense)
-    return found
-
-
-def checksums(model: Path) -> dict[str, str]:
-    """16 hexadecimal digits of SHA-256 for a file, or for each file of weights in a folder; nothing for other names."""
-    files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model] if model.is_file() else []
-    return {f"{model.name}/{path.name}" if model.is_dir() else path.name: checksum(path) for path in files}
+Ids = list[int]
+_SMALLEST = 256  # tokens of llama.cpp's context, which it rounds up to a multiple
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--text", type=Path, required=True, help="a file; its first tokens are read")
+    parser.add_argument("model", nargs="?", help="a folder in float32")
+    parser.add_argument("--text", type=Path, action="append", default=[], help="a file; its first tokens are read")
     parser.add_argument("--tokens", type=int, default=700)
-    parser.add_argument("--dtype", default="int8,int4", help="what to load the model in, separated by commas")
-    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--dtype", default="", help="what to round the model to, separated by commas")
+    parser.add_argument("--file", action="append", default=[], help="a GGUF file, or a folder of quantised layers")
+    parser.add_argument("--theirs", action="append", default=[], help="a GGUF file that only llama.cpp reads")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dequantise", nargs=2, metavar=("FROM", "TO"), help="write a GGUF file in float32, and end")
+    parser.add_argument("--quantise", nargs=2, metavar=("FILE", "KINDS"), help="write its quantised files, and end")
     given = parser.parse_args()
-    facts = provenance([], model=Path(given.model).name, threads=torch.get_num_threads())
-    facts["command"] = command("rounding_error.py")
-    facts["models"] |= checksums(Path(given.model))
-    text = given.text.read_text(encoding="utf-8")[: 20 * given.tokens]
-    expected_TV, ids = None, []
-    for dtype in given.dtype.split(","):
-        model = load(given.model, dtype=dtype, device="cpu", kv_cache_dtype=given.kv_cache_dtype)
-        if expected_TV is None:
-            ids = model.tokenizer(text).input_ids[: given.tokens]
-            with torch.inference_mode():
-                expected_TV = in_float32(given.model)(torch.tensor([ids])).logits[0]
-        found = distance(logits_of(model, ids), expected_TV, torch.tensor(ids))
-        record = {"model": Path(given.model).name, "dtype": dtype, "kv_cache_dtype": given.kv_cache_dtype}
-        record |= {"tokens": len(ids), "native": model.native_decoder is not None}
-        record |= {name: round(value, 5) for name, value in found._asdict().items()}
-        print(json.dumps(record | {"provenance": facts}), flush=True)
+    if given.dequantise:
+        dequantise_file(*map(Path, given.dequantise))
+    elif given.quantise:
+        quantise_file(Path(given.quantise[0]), given.quantise[1].split(","))
+    else:
+        measure(given)
+
+
+def measure(given: argparse.Namespace) -> None:
+    tokenizer = load_tokenizer(given.model)
+    begin = [each for each in tokenizer("").input_ids if each == tokenizer.bos_token_id]
+    texts = {}
+    for path in given.text:
+        ids = tokenizer(path.read_text(encoding="utf-8")[: 20 * given.tokens], add_special_tokens=False).input_ids
+        (texts[path.name],) = windows(list(islice(ids, given.tokens)), begin, given.tokens + len(begin))
+    unrounded = read_all(Reference.load(given.model, "float32").logits, texts)
+
+    def report(name: str, runtime: str, found: dict[str, Tensor], same: dict[str, Tensor] | None) -> None:
+        for reference, expected in (("same weights", same), ("unrounded", unrounded)):
+            if expected is None:
+                continue
+            for text, ids in texts.items():
+                comparison = Comparison()
+                comparison.add(found[text], expected[text], ids)
+                told = {"model": Path(given.model).name, "weights": name, "runtime": runtime}
+                figures = {key: round(value, 6) for key, value in asdict(comparison.result()).items()}
+                print(json.dumps(told | {"reference": reference, "text": text} | figures), flush=True)
+
+    for dtype in filter(None, given.dtype.split(",")):
+        found = read_all(ours(given.model, dtype), texts)
+        network = load_network(given.model, dtype="float32")
+        round_weights(network, dtype, given.model)
+        report(dtype, "foretoken", found, read_all(Reference(dequantised(network)).logits, texts))
+    for file in given.file:
+        same = read_all(Reference.load(file, "float32").logits, texts)
+        report(Path(file).name, "foretoken", read_all(ours(file, "auto"), texts), same)
+        if Path(file).is_dir():
+            found = read_all(Reference.load(file, "bfloat16").logits, texts)
+            report(Path(file).name, "transformers, bfloat16", found, same)
+        else:
+            report(Path(file).name, "llama.cpp", read_all(theirs(file, texts, given.threads), texts), same)
+    for file in given.theirs:
+        report(Path(file).name, "llama.cpp", read_all(theirs(file, texts, given.threads), texts), None)
+
+
+def read_all(read: Callable[[Ids], Tensor], texts: dict[str, Ids]) -> dict[str, Tensor]:
+    """Logits [T, V] of each text, in float32."""
+    return {name: read(ids).float() for name, ids in texts.items()}
+
+
+def ours(name: str, dtype: str) -> Callable[[Ids], Tensor]:
+    model = load(name, dtype=dtype, device="cpu")
+
+    def read(ids: Ids) -> Tensor:
+        return torch.cat([each.clone() for each in logits_of(model, ids)])
+
+    return read
+
+
+def theirs(file: str, texts: dict[str, Ids], threads: int) -> Callable[[Ids], Tensor]:
+    """llama.cpp as it is, one prompt after the other, keys and values in float16 as by default."""
+    llama_cpp = adapters.import_llama_cpp()
+    if llama_cpp is None:
+        raise SystemExit(2)
+    longest = max(map(len, texts.values()))
+    context = longest + -longest % _SMALLEST
+    model = adapters.open_llama(llama_cpp, Path(file), context=context, threads=threads, flash=False, logits_all=True)
+
+    def read(ids: Ids) -> Tensor:
+        model.reset()
+        model.eval(ids)
+        return torch.from_numpy(model.scores[: len(ids)].copy())
+
+    return read
+
+
+def dequantise_file(source: Path, target: Path) -> None:
+    """The same GGUF file with every tensor in float32."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
+            inner = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def quantise_file(source: Path, kinds: Sequence[str]) -> None:
+    """Write KIND.gguf next to a file in float32, as llama.cpp's quantiser does."""
+    llama_cpp = adapters.import_llama_cpp()
+    if llama_cpp is None:
+        raise SystemExit(2)
+    for kind in kinds:
+        settings = llama_cpp.llama_model_quantize_default_params()
+        settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+        settings.nthread = 1
+        target = source.with_name(f"{source.stem.removesuffix('-f32')}-{kind}.gguf")
+        if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings)):
+            raise SystemExit(f"llama.cpp could not write {target}")
+        print(target)
 
 
 if __name__ == "__main__":

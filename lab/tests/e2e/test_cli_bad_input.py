@@ -28,7 +28,7 @@ BAD = [
     ("bench verify --out nowhere/out.json", "no folder nowhere"),
     (f"eval --task code --save-outputs {LONG}", "no file or model has such a name"),
     ("train base --recipe base --compile yes", "'--compile': 'yes' is not one of 'auto', 'on', 'off'"),
-    ("eval --task code --save-outputs good.jsonl --against good.jsonl", "--against is this file"),
+    ("eval --task code --save-outputs good.jsonl --against-outputs good.jsonl", "--against-outputs is this file"),
     ("eval --task arithmetic --limit 99999999999", "at most 100000"),
     ("bench verify --threads 100000", "--threads 100000"),
     ("bench verify --context 99999999999", "--context 99999999999"),

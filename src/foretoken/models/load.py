@@ -157,13 +157,17 @@ def load_as_is(name: str | Path, *, device: str = "auto", trust_remote_code: boo
     return Checkpoint(str(name), source_of(name), model, files.tokenizer())
 
 
-def load_network(name: str | Path, *, dtype: str = "auto") -> Any:
+def load_network(
+    name: str | Path, *, dtype: str = "auto", revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
     """The model of transformers alone, causal or masked, in eval mode on the CPU.
 
+    Args:
+        dtype, revision, trust_remote_code: as for :func:`load`.
     Raises:
         ConfigError, ModelError: as :func:`load`.
     """
-    files = _files(name, trusted=False)
+    files = _files(name, trust_remote_code, revision)
     return files.weights(_dtype(dtype, files.config)).eval()
 
 

@@ -36,6 +36,7 @@ from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_settings, specula
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_readable, check_writable, write_whole
 from foretoken.options.sampling import SamplingParams
+from foretoken_lab.cli import eval_against
 from foretoken_lab.cli.eval_text import read_text
 
 if TYPE_CHECKING:
@@ -83,7 +84,21 @@ def eval_command(
     text_tokens: Annotated[
         int | None,
         typer.Option(
-            "--text-tokens", min=2, help="Tokens of every text.", show_default=str(_TEXT_TOKENS), rich_help_panel=_TASK
+            "--text-tokens",
+            min=2,
+            help="Tokens of every text.",
+            show_default=f"{_TEXT_TOKENS}; {eval_against.TEXT_TOKENS} with --against",
+            rich_help_panel=_TASK,
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="DTYPE|MODEL",
+            help="Measure rounding instead of tasks: KL from the same weights in float32, or from another model, over "
+            "--text or a bundled text.",
+            rich_help_panel=_TASK,
         ),
     ] = None,
     prompt_length: Annotated[int | None, prompt_length_option(_TASK)] = None,
@@ -110,10 +125,10 @@ def eval_command(
             "--save-outputs", metavar="FILE.jsonl", help="Write every answer with its scores.", rich_help_panel=_OUTPUT
         ),
     ] = None,
-    against: Annotated[
+    against_outputs: Annotated[
         Path | None,
         typer.Option(
-            "--against",
+            "--against-outputs",
             metavar="FILE.jsonl",
             help="Outputs that another run saved: adds the difference in accuracy on the same examples.",
             rich_help_panel=_OUTPUT,
@@ -130,6 +145,10 @@ def eval_command(
     --text measures the model alone, on texts that it did not write, in nats a
     token.
 
+    --against measures what rounding does: KL(reference || model) per token,
+    the share of the same best token, and both perplexities. It takes any
+    --dtype, file or folder of rounded weights, and --kv-cache-dtype.
+
     [bold]Examples[/bold]
 
       foretoken eval --list
@@ -140,16 +159,25 @@ def eval_command(
 
       foretoken eval --task keys --prompt-tokens 300 --save-outputs plain.jsonl
 
-      foretoken eval --task keys --prompt-tokens 300 --method suffix --against plain.jsonl
+      foretoken eval --task keys --prompt-tokens 300 --method suffix --against-outputs plain.jsonl
 
       foretoken eval --task arithmetic,json --text novel.txt --text meetings.jsonl
+
+      foretoken eval --against float32 --dtype int8 --text wiki.txt
+
+      foretoken eval --against ./original --model model-Q4_K_M.gguf
     """
     if show or task == "list":
         check_alone(context, "--list" if show else "--task list", but=("show", "json") if show else ("task", "json"))
         _list_tasks(as_json=json)
         return 0
-    if task is None and not text:
+    if task is None and not text and against is None:
         raise ConfigError("no task: name one with --task, for example --task arithmetic; --list shows them")
+    if task is not None and against is not None:
+        raise ConfigError(
+            "--against measures rounding over texts, and --task asks questions: leave one out (--against-outputs "
+            "FILE.jsonl compares the answers of two runs)"
+        )
     if task is None:
         of_tasks = {
             "--limit": limit,
@@ -162,11 +190,15 @@ def eval_command(
             "--temperature": temperature or None,
             "--seed": seed or None,
             "--save-outputs": save_outputs,
-            "--against": against,
+            "--against-outputs": against_outputs,
         }
         for option, value in of_tasks.items():
             if value is not None:
-                raise ConfigError(f"{option} is for tasks, and --text is read by the model alone: add --task NAME")
+                why = "--text is read by the model alone: add --task NAME"
+                raise ConfigError(f"{option} is for tasks, and {why if against is None else 'a text has none'}")
+    if against is not None:
+        arguments = context.find_root().obj or sys.argv[1:]
+        return eval_against.run(model, against, text or (), text_tokens, loading, json, verbose, arguments)
     if text_tokens is not None and not text:
         raise ConfigError("--text-tokens is for --text FILE, and none is named")
     for path in text or ():
@@ -193,7 +225,7 @@ def eval_command(
         each.check(limits[each.name], setting)
         longest = each.max_tokens if max_tokens is None else max_tokens
         params[each.name] = SamplingParams(temperature=temperature, seed=seed, max_tokens=longest)
-    others = None if against is None else _read_outputs(against)
+    others = None if against_outputs is None else _read_outputs(against_outputs)
 
     llm = load_model(
         model,
@@ -315,7 +347,7 @@ def _read_outputs(path: Path) -> dict[Key, bool]:
         if isinstance(scores, dict) and "correct" in scores:
             right[str(record["task"]), str(record["id"])] = scores["correct"] == 1.0
     if not right:
-        raise InputError(f"--against {path}: no scored answers in it; give a file that --save-outputs wrote")
+        raise InputError(f"--against-outputs {path}: no scored answers in it; give a file that --save-outputs wrote")
     return right
 
 
@@ -343,7 +375,7 @@ def _run(
         if answer.error is None and (task.name, answer.example.id) in others
     ]
     if not pairs:
-        note(f"{task.name}: nothing to compare, --against has none of these examples")
+        note(f"{task.name}: nothing to compare, --against-outputs has none of these examples")
         return _Result(report, None)
     return _Result(report, paired_difference(*map(list, zip(*pairs, strict=True))))
 

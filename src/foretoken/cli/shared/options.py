@@ -235,21 +235,23 @@ def explain(llm: Any) -> None:
         note(recipe.explanation)
 
 
-def check_model_name(model: str) -> None:
+def check_model_name(model: str, option: str = "--model") -> None:
     """Refuse an unknown zoo name, or a path that does not exist.
 
+    Args:
+        option: that the name was given with, for the message.
     Raises:
         ConfigError: the message names the remedy.
     """
     if not model:
-        raise ConfigError("--model is empty: name a folder, a GGUF file, a hub id or zoo:base")
-    check_name(model, "--model ")
+        raise ConfigError(f"{option} is empty: name a folder, a GGUF file, a hub id or zoo:base")
+    check_name(model, f"{option} ")
     if model.startswith(zoo.PREFIX):
         zoo.path(model)
     elif home_expanded(model).is_file():
         if not is_gguf(home_expanded(model)):
             raise ConfigError(
-                f"--model {model} is a file: name the folder of a saved Hugging Face checkpoint, or a GGUF file"
+                f"{option} {model} is a file: name the folder of a saved Hugging Face checkpoint, or a GGUF file"
             )
     elif (model.startswith((".", "/", "~")) or model.endswith(".gguf")) and not home_expanded(model).exists():
-        raise ConfigError(f"--model {model}: there is no such folder or file")
+        raise ConfigError(f"{option} {model}: there is no such folder or file")
