@@ -1,8 +1,8 @@
 """What rounding does to a model here and in llama.cpp: the same files, the same tokens, the same references.
 
     python lab/benchmarks/rounding_error.py smollm2-f32 --text wiki.txt --dtype int8,int4 --file smollm2-Q8_0.gguf
-    python lab/benchmarks/rounding_error.py --dequantise model-Q4_1.gguf model-f32.gguf
-    python lab/benchmarks/rounding_error.py --quantise model-f32.gguf Q8_0,Q4_K_M
+    python lab/benchmarks/rounding_error.py --quantise Q4_1.gguf F32
+    python lab/benchmarks/rounding_error.py --quantise Q4_1-F32.gguf Q8_0,Q4_K_M
 
 It measures what ``foretoken eval --against`` does, with two references for each runtime: ``same weights`` is float32
 with the very weights that the codes stand for, so only the rounding of activations is left; ``unrounded`` is MODEL in
@@ -30,6 +30,7 @@ from foretoken_lab.tasks.reference import Reference, dequantised
 from foretoken_lab.tasks.rounding_error import Comparison, logits_of, windows
 
 Ids = list[int]
+_PREFIX = "LLAMA_FTYPE_MOSTLY_"
 _SMALLEST = 256  # tokens of llama.cpp's context, which it rounds up to a multiple
 
 
@@ -42,13 +43,10 @@ def main() -> None:
     parser.add_argument("--file", action="append", default=[], help="a GGUF file, or a folder of quantised layers")
     parser.add_argument("--theirs", action="append", default=[], help="a GGUF file that only llama.cpp reads")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dequantise", nargs=2, metavar=("FROM", "TO"), help="write a GGUF file in float32, and end")
     parser.add_argument("--quantise", nargs=2, metavar=("FILE", "KINDS"), help="write its quantised files, and end")
     given = parser.parse_args()
-    if given.dequantise:
-        dequantise_file(*map(Path, given.dequantise))
-    elif given.quantise:
-        quantise_file(Path(given.quantise[0]), given.quantise[1].split(","))
+    if given.quantise:
+        quantise(Path(given.quantise[0]), given.quantise[1].split(","))
     else:
         measure(given)
 
@@ -121,34 +119,16 @@ def theirs(file: str, texts: dict[str, Ids], threads: int) -> Callable[[Ids], Te
     return read
 
 
-def dequantise_file(source: Path, target: Path) -> None:
-    """The same GGUF file with every tensor in float32."""
-    import gguf
-
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
-            inner = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def quantise_file(source: Path, kinds: Sequence[str]) -> None:
-    """Write KIND.gguf next to a file in float32, as llama.cpp's quantiser does."""
+def quantise(source: Path, kinds: Sequence[str]) -> None:
+    """Write NAME-KIND.gguf next to a GGUF file, as llama.cpp's quantiser does; its names of kinds, or F32."""
     llama_cpp = adapters.import_llama_cpp()
     if llama_cpp is None:
         raise SystemExit(2)
     for kind in kinds:
         settings = llama_cpp.llama_model_quantize_default_params()
-        settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
-        settings.nthread = 1
-        target = source.with_name(f"{source.stem.removesuffix('-f32')}-{kind}.gguf")
+        settings.ftype = llama_cpp.LLAMA_FTYPE_ALL_F32 if kind == "F32" else getattr(llama_cpp, f"{_PREFIX}{kind}")
+        settings.nthread, settings.allow_requantize = 1, kind == "F32"
+        target = source.with_name(f"{source.stem.removesuffix('-F32')}-{kind}.gguf")
         if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings)):
             raise SystemExit(f"llama.cpp could not write {target}")
         print(target)

@@ -62,7 +62,7 @@ def run(
         num_tokens: of each text; None: ``TEXT_TOKENS``.
         loading: of the model; device, revision and trust_remote_code are also the reference's.
     Raises:
-        ConfigError, InputError, MismatchError, ModelError: told before weights are read, where files can tell.
+        ConfigError, InputError, MismatchError, ModelError: raised before weights are read, wherever the files suffice.
     """
     for path in paths:
         check_readable(path, "--text")
@@ -111,8 +111,8 @@ def run(
             for text, error in zip(texts, rounding_error.compare(stored, network, windows, progress), strict=True):
                 found.append(error)
                 if as_json:
-                    told = provenance(arguments, model=model, dtype=facts["dtype"])
-                    emit_json({**facts, "text": text.name, **asdict(error), "provenance": told})
+                    origin = provenance(arguments, model=model, dtype=facts["dtype"])
+                    emit_json({**facts, "text": text.name, **asdict(error), "provenance": origin})
     if not as_json:
         _print_table(f"{model}, {precision}, against {name}", texts, found)
     return 0
@@ -198,7 +198,7 @@ def _tokens(tokenizer: Any, path: Path) -> Iterator[int]:
 
 
 def _check_fits(against: str, reference: str, dtype: str, texts: Sequence[_Text], loading: ModelOptions) -> None:
-    """Refuse a reference or logits for which there is no room, before weights are read."""
+    """Refuse a reference or logits that do not fit, before weights are read."""
     from foretoken.models.load import load_config, place_of
     from foretoken_lab.tasks.reference import bytes_of_reference, check_disk, check_memory
 

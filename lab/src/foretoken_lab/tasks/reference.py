@@ -104,7 +104,7 @@ def check_memory(reference: str, needed: int) -> None:
 
 
 def check_disk(num_tokens: int, vocab_size: int) -> None:
-    """Refuse logits [T, V] for which the folder of temporary files has no room.
+    """Refuse logits [T, V] that do not fit in the folder of temporary files.
 
     Raises:
         ConfigError: less is free.
