@@ -23,9 +23,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from foretoken.core.provenance import checksum, provenance
 from foretoken.models.load import load, load_network, load_tokenizer
 from foretoken.models.quantised.rounding import round_weights
 from foretoken_lab.peers import adapters
+from foretoken_lab.peers.versions import command
 from foretoken_lab.tasks.reference import Reference, dequantised
 from foretoken_lab.tasks.rounding_error import Comparison, logits_of, windows
 
@@ -51,7 +53,17 @@ def main() -> None:
         measure(given)
 
 
+def checksums(model: Path) -> dict[str, str]:
+    """16 hexadecimal digits of SHA-256 for a file, or for each file of weights in a folder; nothing for other names."""
+    files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model] if model.is_file() else []
+    return {f"{model.name}/{path.name}" if model.is_dir() else path.name: checksum(path) for path in files}
+
+
 def measure(given: argparse.Namespace) -> None:
+    facts = provenance([], model=Path(given.model).name, threads=given.threads)
+    facts["command"] = command("rounding_error.py")
+    for name in (given.model, *given.file, *given.theirs):
+        facts["models"] |= checksums(Path(name))
     tokenizer = load_tokenizer(given.model)
     begin = [each for each in tokenizer("").input_ids if each == tokenizer.bos_token_id]
     texts = {}
@@ -69,7 +81,8 @@ def measure(given: argparse.Namespace) -> None:
                 comparison.add(found[text], expected[text], ids)
                 told = {"model": Path(given.model).name, "weights": name, "runtime": runtime}
                 figures = {key: round(value, 6) for key, value in asdict(comparison.result()).items()}
-                print(json.dumps(told | {"reference": reference, "text": text} | figures), flush=True)
+                told |= {"reference": reference, "text": text}
+                print(json.dumps(told | figures | {"provenance": facts}), flush=True)
 
     for dtype in filter(None, given.dtype.split(",")):
         found = read_all(ours(given.model, dtype), texts)
