@@ -71,7 +71,7 @@ def run(
     with passing_note("reading the text"), gc_paused():
         quiet_transformers(verbose)
         texts = _texts(model, reference, paths, num_tokens or TEXT_TOKENS, loading)
-        _check_fits(against, reference, dtype, texts, loading)
+        _check_fits(against, model, reference, dtype, texts, loading)
     for text in texts:
         if num_tokens is not None and text.num_tokens < num_tokens:
             note(f"{text.name}: has {text.num_tokens} tokens, and {num_tokens} were wanted: all are read")
@@ -97,15 +97,13 @@ def run(
             rounding_error.store(llm.target, windows, stored, progress)
         llm.close()
         del llm
-        own = reference == model
         name = f"{reference} in {dtype}"
         with passing_note(f"loading {name}"), gc_paused():
             network = Reference.load(
                 reference,
                 dtype,
                 device=loading.device,
-                revision=loading.revision if own else None,
-                trust_remote_code=loading.trust_remote_code,
+                **_origin(model, reference, loading),
             )
         with _progress(name, num_rows) as progress:
             for text, error in zip(texts, rounding_error.compare(stored, network, windows, progress), strict=True):
@@ -154,18 +152,18 @@ def _texts(model: str, reference: str, paths: Sequence[Path], num_tokens: int, l
     from foretoken.models.load import load_config, load_tokenizer
     from foretoken_lab.tasks.rounding_error import WINDOW, windows
 
-    files: dict[str, Any] = {"revision": loading.revision, "trust_remote_code": loading.trust_remote_code}
-    tokenizer = load_tokenizer(model, **files)
-    configs = [load_config(model, **files)]
+    tokenizer = load_tokenizer(model, **loading.origin)
+    configs = [load_config(model, **loading.origin)]
     if reference != model:
-        other = load_tokenizer(reference, trust_remote_code=loading.trust_remote_code)
+        origin = _origin(model, reference, loading)
+        other = load_tokenizer(reference, **origin)
         reason = different_vocabulary(tokenizer, other)
         if reason is not None:
             raise MismatchError(
                 f"--against {reference} has another vocabulary than '{model}' ({reason}): name a model with the same "
                 "tokens"
             )
-        configs.append(load_config(reference, trust_remote_code=loading.trust_remote_code))
+        configs.append(load_config(reference, **origin))
     size = min([WINDOW, *filter(None, [loading.max_model_len, *map(_longest, configs)])])
     begin = [each for each in tokenizer("").input_ids if each == tokenizer.bos_token_id]
     found = []
@@ -175,6 +173,11 @@ def _texts(model: str, reference: str, paths: Sequence[Path], num_tokens: int, l
             raise InputError(f"--text {path}: holds {len(ids)} tokens; at least {_FEWEST} are needed")
         found.append(_Text(path.name, windows(ids, begin, size)))
     return found
+
+
+def _origin(model: str, reference: str, loading: ModelOptions) -> dict[str, Any]:
+    """What the reference is read with: a revision is the model's own."""
+    return loading.origin if reference == model else {**loading.origin, "revision": None}
 
 
 def _longest(config: Any) -> int | None:
@@ -197,12 +200,14 @@ def _tokens(tokenizer: Any, path: Path) -> Iterator[int]:
         yield from encode([document])[0]
 
 
-def _check_fits(against: str, reference: str, dtype: str, texts: Sequence[_Text], loading: ModelOptions) -> None:
+def _check_fits(
+    against: str, model: str, reference: str, dtype: str, texts: Sequence[_Text], loading: ModelOptions
+) -> None:
     """Refuse a reference or logits that do not fit, before weights are read."""
     from foretoken.models.load import load_config, place_of
     from foretoken_lab.tasks.reference import bytes_of_reference, check_disk, check_memory
 
-    config = load_config(reference, trust_remote_code=loading.trust_remote_code)
+    config = load_config(reference, **_origin(model, reference, loading))
     check_disk(sum(text.num_tokens for text in texts), config.get_text_config(decoder=True).vocab_size)
     if place_of(loading.device).type == "cpu":
         longest = max(len(window) for text in texts for window in text.windows)
