@@ -55,7 +55,8 @@ def test_a_product_has_the_bits_of_its_definition(libraries: dict[str, ctypes.CD
     x_TK = torch.randn(70, inputs, generator=generator).bfloat16()
     expected = defined(x_TK, w_OK)
     linear, biased = (
-        TiledLinear(packed_of([w_OK], torch.bfloat16), 7 * 16, bias, libraries["amx"]) for bias in (None, bias_O)
+        TiledLinear(packed_of([w_OK], torch.bfloat16, libraries["amx"]), 7 * 16, bias, libraries["amx"])
+        for bias in (None, bias_O)
     )
     for count in (1, 5, 16, 17, 32, 33, 70):
         assert torch.equal(linear(x_TK[:count]), expected[:count].bfloat16())

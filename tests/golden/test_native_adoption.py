@@ -217,7 +217,7 @@ def test_undoing_an_adoption_gives_quantised_layers_back(dtype: str) -> None:
 
 
 def test_projections_that_are_quantised_in_several_ways() -> None:
-    """Those that are computed as one are packed as one, which can be each of them; or are left to their modules."""
+    """Queries, keys and values are packed apart, each as it is; next to dense ones they are left to their modules."""
     for q, k, fits in (((4, 32), (8, 16), True), ((8, None), (4, 32), True), ((4, 32), None, False)):
         model = llama()
         round_weights(model, "int4", "llama")
@@ -235,19 +235,27 @@ def test_projections_that_are_quantised_in_several_ways() -> None:
 
 
 def test_columns_in_an_order_of_their_own() -> None:
-    """What is computed as one must have one order; rows are brought into it as they are coded."""
+    """Rows are brought into it as they are coded; a gate and its other factor must have one order."""
     orders = [torch.randperm(96, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
-    for each, fits in (((0, 0, 0), True), ((0, 1, 0), False), ((0, None, 0), False)):
+    for each, gate, up in (
+        ((0, 0, 0), None, None),
+        ((0, 1, 0), 1, 1),
+        ((0, None, 0), None, None),
+        ((0, 0, 0), 0, 1),
+        ((0, 0, 0), 0, None),
+    ):
         model = llama(tie_word_embeddings=True)
         round_weights(model, "int4", "llama")
         for layer in model.model.layers:
             for name, which in zip(("q_proj", "k_proj", "v_proj"), each, strict=True):
                 linear = getattr(layer.self_attn, name)
                 linear.quantised = replace(linear.quantised, order_K=None if which is None else orders[which])
+            for linear, which in ((layer.mlp.gate_proj, gate), (layer.mlp.up_proj, up)):
+                linear.quantised = replace(linear.quantised, order_K=None if which is None else orders[which])
             down = layer.mlp.down_proj
             down.quantised = replace(down.quantised, order_K=torch.arange(159, -1, -1))
         before = {name: each for name, each in model.named_modules() if isinstance(each, QuantisedLinear)}
-        if not fits:
+        if gate != up:
             assert "are quantised in ways that do not go together" in (fit.misfit(model) or "")
             continue
         x = {96: torch.randn(5, 96), 160: torch.randn(5, 160), 192: torch.randn(5, 192)}

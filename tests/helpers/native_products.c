@@ -13,13 +13,14 @@
 #include "types.h"
 #include "vectors.h"
 #include "quantised.h"
+#include "superblocks.h"
 
 /* x: floats [rows][inputs]; out: floats [rows][16 tiles] */
 void product(const Matrix *w, const float *x, int64_t inputs, int64_t rows, int64_t tiles, const float *bias, float *out) {
     const long bytes = coded_bytes(w, inputs);
     char *coded = aligned_alloc(64, bytes * rows);
     for (long r = 0; r < rows; r++) code_row(w, x + r * inputs, inputs, coded + r * bytes);
-    coded_product(w, 0, tiles, coded, inputs, rows, out, 16 * tiles, bias, 0);
+    (w->superblock ? superblock_product : coded_product)(w, 0, tiles, coded, inputs, rows, out, 16 * tiles, bias, 0);
     free(coded);
 }
 

@@ -97,6 +97,15 @@ class QuantisedWeight:
         return outputs, inputs
 
     @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.codes_OK.device
+
+    def decoded(self) -> QuantisedWeight:
+        """The same weight with its codes and scales in memory (see stored_weight.py)."""
+        return self
+
+    @property
     def group(self) -> int:
         """Elements that share a scale."""
         return int(self.codes_OK.shape[1] // self.scale_OG.shape[1])
@@ -222,6 +231,7 @@ def rows_of(x_TK: Tensor) -> Rows:
 @torch.no_grad()
 def product(rows: Rows, weight: QuantisedWeight) -> Tensor:
     """float32 [T, O]: the formula at the top of this file, without the bias; the rows are in the codes' order."""
+    weight = weight.decoded()
     outputs, group = len(weight.codes_OK), weight.group
     cell = min(group, STEP)
     a_CTk = _in_parts(rows.codes_TK, cell).transpose(0, 1)
@@ -293,8 +303,8 @@ class QuantisedLinear(nn.Module):
     def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
         """Move with the model, whatever it is moved by; codes and scales keep their dtypes."""
         moved = super()._apply(fn, recurse)
-        device = fn(torch.empty(0, device=self.quantised.codes_OK.device)).device
-        if device != self.quantised.codes_OK.device:
+        device = fn(torch.empty(0, device=self.quantised.device)).device
+        if device != self.quantised.device:
             self.quantised = self.quantised.to(device)
         if self.bias is not None:
             self.bias = self.bias.to(device)

@@ -30,7 +30,7 @@ def pack_quantised(model: nn.Module) -> int:
     def packed(weight: QuantisedWeight, bias: Tensor | None = None) -> nn.Module:
         if weight.shape[1] % 16:  # native products take whole vectors
             return QuantisedLinear(weight, bias)
-        return TiledLinear(packed_of([weight], torch.float32), weight.shape[0], bias, library)
+        return TiledLinear(packed_of([weight], torch.float32, library), weight.shape[0], bias, library)
 
     count = 0
     for parent in list(model.modules()):

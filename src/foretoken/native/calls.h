@@ -49,9 +49,9 @@ int64_t foretoken_linear(Team *team, const Linear *y) {
     Job job = {.linear = y};
     pthread_mutex_lock(&team->callers);
     const size_t entered = y->bf16 ? 2 * entered_bf16 : entered_f32; /* bytes of a unit */
-    const long width = y->units * (y->bf16 ? 2 : 1), coded = y->w.bits ? y->rows * coded_bytes(&y->w, width) : 0;
+    const long width = y->units * (y->bf16 ? 2 : 1), coded = y->w.bits ? y->rows * all_coded_bytes(&y->w, width) : 0;
     const int ready = clear_stages(team, &job, 1) && reserve(team->rows + 3, y->rows * y->units * entered) &&
-                      reserve(team->rows + 4, coded) && reserve(team->rows + 2, LINES_OF(&y->w) * width * sizeof(float));
+                      reserve(team->rows + 4, coded) && reserve(team->rows + 2, lines_of(&y->w) * width * sizeof(float));
     if (ready) {
         void *inputs = team->rows[3].data;
         float *line = team->rows[2].data;

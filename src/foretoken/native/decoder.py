@@ -27,10 +27,11 @@ from foretoken.native import checks, structs, team
 from foretoken.native.cache_addresses import CacheAddresses
 from foretoken.native.call import Angles, OpenCall, Ranked
 from foretoken.native.layout import Block, Experts, Head, Layout, MLPBlock, PackedBlock, Projection, StateBlock
-from foretoken.native.packing import Tiles, alternating, described, packed_of
+from foretoken.native.packing import Tiles, alternating, described, packed_apart, packed_of
 from foretoken.native.rotary import RotaryTables
 from foretoken.native.shelf import Shelf
 from foretoken.native.states import NativeStates, described_mixer
+from foretoken.native.superblocks import MixedTiles
 
 
 class _NativeBlocks(NamedTuple):
@@ -284,7 +285,8 @@ class NativeDecoder:
 
     @torch.no_grad()
     def _pack(self, native: structs.Layer, block: Block | StateBlock | MLPBlock, index: int) -> PackedBlock:
-        qkv = out = gate_up = down = None
+        qkv: Tiles | MixedTiles | None = None
+        out = gate_up = down = None
         experts: tuple[Tiles, Tiles] | None = None
         mixer: tuple[Tiles, Tiles] | None = None
         if isinstance(block, StateBlock):
@@ -359,10 +361,11 @@ class NativeDecoder:
         native.experts = ctypes.pointer(described_experts)
         return gate_up, down
 
-    def _heads(self, native: structs.Layer, block: Block) -> tuple[Tiles, Tiles]:
+    def _heads(self, native: structs.Layer, block: Block) -> tuple[Tiles | MixedTiles, Tiles]:
         heads = [each for each in (block.q, block.k, block.v) if each is not None]
         native.external_kv = int(block.k is None)
-        qkv = self._packed(*heads)
+        qkv = packed_apart([each.weight_OK for each in heads], self._dtype, self.library)
+        self._keep.append(qkv)
         native.qkv_scale = self._scales(*heads)
         if any(each.bias_O is not None for each in heads):
             native.qkv_bias = self._floats(torch.cat([_bias_of(each) for each in heads]))
@@ -396,14 +399,14 @@ class NativeDecoder:
     @torch.no_grad()
     def _packed(self, *projections: Projection) -> Tiles:
         """Projections of the same inputs, packed as one."""
-        packed = packed_of([each.weight_OK for each in projections], self._dtype)
+        packed = packed_of([each.weight_OK for each in projections], self._dtype, self.library)
         self._keep.append(packed)
         return packed
 
     @torch.no_grad()
     def _gates(self, gate: Projection, up: Projection) -> Tiles:
         """Two projections of the same inputs and outputs, packed alike, a tile of each in turn."""
-        whole = packed_of([gate.weight_OK, up.weight_OK], self._dtype)
+        whole = packed_of([gate.weight_OK, up.weight_OK], self._dtype, self.library)
         half = len(whole) // 2
         packed = alternating(whole[:half], whole[half:])
         self._keep.append(packed)

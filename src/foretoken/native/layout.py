@@ -22,6 +22,7 @@ from torch import Tensor
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer
 from foretoken.native.packing import Tiles
+from foretoken.native.superblocks import MixedTiles
 
 
 class Projection(NamedTuple):
@@ -173,7 +174,7 @@ class PackedBlock(NamedTuple):
     the out projection of a mixer parallel to attention.
     """
 
-    qkv: Tiles | None
+    qkv: Tiles | MixedTiles | None
     out: Tiles | None
     gate_up: Tiles | None
     down: Tiles | None

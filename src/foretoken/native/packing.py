@@ -17,8 +17,9 @@ from foretoken.core.threads import threads_for
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.native import team
 from foretoken.native.pages import in_large_pages
-from foretoken.native.quantised import CodedTiles, coded_tiles, joined
+from foretoken.native.quantised import CodedTiles, joined
 from foretoken.native.structs import Linear, Matrix
+from foretoken.native.superblocks import MixedTiles, packed_codes, together
 
 UNITS = {torch.float32: 1, torch.bfloat16: 2}
 Tiles = Tensor | CodedTiles  # a packed weight, [tiles, K / unit, 16, unit] or quantised; slices are over tiles
@@ -40,19 +41,27 @@ def untiled(packed: Tensor, outputs: int) -> Tensor:
     return packed.permute(0, 2, 1, 3).reshape(tiles * 16, units * unit)[:outputs].contiguous()
 
 
-def packed_of(weights: list[Tensor | QuantisedWeight], dtype: torch.dtype) -> Tiles:
-    """Several weights of the same inputs, one below the other, packed; all dense, or all quantised.
+def packed_of(weights: list[Tensor | QuantisedWeight], dtype: torch.dtype, library: ctypes.CDLL) -> Tiles:
+    """Several weights of the same inputs, one below the other, packed in one form; all dense, or all quantised.
 
     Args:
         weights: the outputs of all but the last are multiples of 16.
         dtype: of dense ones.
+        library: compiled decoder.c.
     """
-    first = weights[0]
-    if isinstance(first, QuantisedWeight):
-        coded = coded_tiles(joined(cast("list[QuantisedWeight]", weights)))
-        return coded.like(in_large_pages(coded.data))
+    if isinstance(weights[0], QuantisedWeight):
+        return packed_codes(joined(cast("list[QuantisedWeight]", weights)), library)
     dense = [each.detach().to(dtype) for each in weights if isinstance(each, Tensor)]
     return in_large_pages(tiled(torch.cat(dense) if len(dense) > 1 else dense[0]))
+
+
+def packed_apart(
+    weights: list[Tensor | QuantisedWeight], dtype: torch.dtype, library: ctypes.CDLL
+) -> Tiles | MixedTiles:
+    """As :func:`packed_of`, but quantised weights of several kinds are not widened to a common one."""
+    if isinstance(weights[0], QuantisedWeight):
+        return together(cast("list[QuantisedWeight]", weights), library)
+    return packed_of(weights, dtype, library)
 
 
 def alternating(first: Tiles, second: Tiles) -> Tiles:
@@ -64,9 +73,9 @@ def alternating(first: Tiles, second: Tiles) -> Tiles:
     return in_large_pages(torch.stack([first, second], dim=1).flatten(0, 1))
 
 
-def described(packed: Tiles) -> Matrix:
+def described(packed: Tiles | MixedTiles) -> Matrix:
     """What native code is told of a packed weight."""
-    if isinstance(packed, CodedTiles):
+    if isinstance(packed, CodedTiles | MixedTiles):
         return packed.described()
     return Matrix(tiles=packed.data_ptr(), stride=packed.stride(0) * packed.element_size())
 

@@ -7,6 +7,7 @@ and waits. Linux grants large pages always, never, or on request (/sys/kernel/mm
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 
 import torch
@@ -21,10 +22,18 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     size = tensor.numel() * tensor.element_size()
     if size < _PAGE or sys.platform != "linux":
         return tensor.contiguous()
+    return empty_in_large_pages(size).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def empty_in_large_pages(*shape: int) -> Tensor:
+    """uint8 to be written, aligned to 64 bytes; in large pages if it is at least as large as one."""
+    size = math.prod(shape)
+    if size < _PAGE or sys.platform != "linux":
+        return torch.empty(shape, dtype=torch.uint8)
     room = torch.empty(size + _PAGE, dtype=torch.uint8)
     begin = -room.data_ptr() % _PAGE
     # advise before the first write; if the system refuses, pages stay small
     ctypes.CDLL(None).madvise(
         ctypes.c_void_p(room.data_ptr() + begin), ctypes.c_size_t(size // _PAGE * _PAGE), ctypes.c_int(_HUGE)
     )
-    return room[begin : begin + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return room[begin : begin + size].view(shape)

@@ -72,13 +72,24 @@ static inline Places places_of(const Matrix *w, long inputs) {
     return y;
 }
 
-/* Room that coding a row needs for the work, in floats of the row. */
-#define LINES_OF(W) ((W)->order ? 2 : 1)
+/* Room that coding a row for a matrix and its rest needs for the work, in floats of the row. */
+static inline long lines_of(const Matrix *w) {
+    for (; w; w = w->rest)
+        if (w->order) return 2;
+    return 1;
+}
 
 /* Bytes of a coded row. */
 static inline long coded_bytes(const Matrix *w, long inputs) {
     const Places at = places_of(w, inputs);
     return whole_lines(at.cells * at.apart);
+}
+
+/* The same for a matrix and its rest together. */
+static inline long all_coded_bytes(const Matrix *w, long inputs) {
+    long bytes = 0;
+    for (; w; w = w->rest) bytes += coded_bytes(w, inputs);
+    return bytes;
 }
 
 static inline __attribute__((always_inline)) float largest_of(part x) {

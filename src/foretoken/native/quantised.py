@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.forward.quantised_weight import QuantisedWeight
+from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native.structs import Matrix
 
 _LINE = 64  # bytes
@@ -132,17 +133,20 @@ def coded_tiles(weight: QuantisedWeight) -> CodedTiles:
 
 def can_join(weights: Sequence[QuantisedWeight]) -> bool:
     """Whether :func:`joined` can; unsigned codes of 8 bits are one of a kind, and so is an order of columns."""
-    orders = [each.order_K for each in weights]
-    if any(not _same(each, orders[0]) for each in orders):
+    if any(not _same(each.order_K, weights[0].order_K) for each in weights):
         return False
-    return _alike(weights) or not any(each.bits == 8 and each.codes_OK.dtype == torch.uint8 for each in weights)
+    return are_alike(weights) or not any(_kind(each)[:2] == (8, torch.uint8) for each in weights)
 
 
 def joined(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
     """Weights of the same inputs, one below the other; of different kinds, in one that can be each of them exactly."""
     if len(weights) == 1:
         return weights[0]
-    if not _alike(weights):
+    stored = [each for each in weights if isinstance(each, StoredWeight)]
+    if len(stored) == len(weights) and are_alike(stored):
+        return StoredWeight(torch.cat([each.blocks_OR for each in stored]), stored[0].kind, stored[0].name)
+    weights = [each.decoded() for each in weights]
+    if not are_alike(weights):
         group = min(each.group for each in weights)
         minimum = any(each.minimum_OG is not None for each in weights)
         weights = [_wider(each, group, minimum) for each in weights]
@@ -162,9 +166,20 @@ def _same(order_K: Tensor | None, other_K: Tensor | None) -> bool:
     return order_K is other_K or (order_K is not None and other_K is not None and torch.equal(order_K, other_K))
 
 
-def _alike(weights: Sequence[QuantisedWeight]) -> bool:
-    kinds = {(each.bits, each.group, each.codes_OK.dtype, each.minimum_OG is None) for each in weights}
-    return len(kinds) == 1
+def are_alike(weights: Sequence[QuantisedWeight]) -> bool:
+    """Whether weights have codes, groups, scales and an order of columns of one kind."""
+    first = weights[0]
+    return all(
+        _kind(each) == _kind(first) and each.group == first.group and _same(each.order_K, first.order_K)
+        for each in weights
+    )
+
+
+def _kind(weight: QuantisedWeight) -> tuple[object, ...]:
+    """Of its codes and parameters."""
+    if isinstance(weight, StoredWeight):
+        return (weight.kind.name,)
+    return weight.bits, weight.codes_OK.dtype, weight.minimum_OG is None
 
 
 def _wider(weight: QuantisedWeight, group: int, minimum: bool) -> QuantisedWeight:

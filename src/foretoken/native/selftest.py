@@ -84,7 +84,7 @@ def _as_defined(bits: int, group: int | None, library: ctypes.CDLL) -> bool:
     generator = torch.Generator().manual_seed(1)
     weight = rounded(torch.randn(80, 64, generator=generator), bits, group)
     x_TK = torch.randn(11, 64, generator=generator) * torch.logspace(-2, 2, 11)[:, None]
-    ours = TiledLinear(packed_of([weight], torch.float32), 80, None, library)(x_TK)
+    ours = TiledLinear(packed_of([weight], torch.float32, library), 80, None, library)(x_TK)
     return torch.equal(ours, QuantisedLinear(weight)(x_TK))
 
 

@@ -13,6 +13,7 @@ _HEADER = Header(Path(__file__).with_name("types.h"))
 ACTIVATIONS = _HEADER.names("SILU")
 SCORES = _HEADER.names("EXACT")
 SETS = _HEADER.names("PER_HEAD")
+SUPERBLOCKS = _HEADER.names("NO_SUPERBLOCK")
 
 
 class Mixer(ctypes.Structure):

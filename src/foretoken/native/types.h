@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 13
+#define ABI 14
 #define UNITS_AHEAD 48 /* units of a weight that a product prefetches: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -66,8 +66,11 @@ typedef struct {
     int64_t norm_first;                       /* before the gate; no norm at all where `norm_group` is 0 */
 } Mixer;
 
+/* How superblocks of 256 inputs are stored, see superblocks.h; structs.py reads these names. */
+enum { NO_SUPERBLOCK, Q4_K, Q5_K, Q6_K };
+
 /* A packed weight, in tiles of 16 outputs. */
-typedef struct {
+typedef struct Matrix {
     const void *tiles;      /* aligned to 64 bytes if quantised; NULL: there is none */
     int64_t stride;         /* bytes from a tile to the next; if quantised, a multiple of 64 */
     int64_t bits;           /* 8 or 4: quantised.h says how; 0: [unit][16] of the model's elements */
@@ -75,6 +78,9 @@ typedef struct {
     int64_t half, minimum;  /* whether scales are float16, and whether there are minimums */
     int64_t offset;         /* subtracted from codes */
     const int32_t *order;   /* column i is of input order[i]; NULL: of input i */
+    int64_t superblock;     /* how its superblocks are stored; NO_SUPERBLOCK: as quantised.h says */
+    int64_t own_tiles;      /* tiles from here on are those of `rest`, which is stored in another way */
+    const struct Matrix *rest; /* or NULL */
 } Matrix;
 
 /* Experts in the place of an MLP; see experts.h. */

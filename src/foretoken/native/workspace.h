@@ -96,13 +96,13 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
                                      z ? &z->qkv : 0, z ? &z->out : 0};
         for (int i = 0; i < 8; i++) {
             if (!matrices[i] || !matrices[i]->bits) continue;
-            coded = larger(coded, T * coded_bytes(matrices[i], inputs[i]));
-            line = larger(line, LINES_OF(matrices[i]) * inputs[i]);
+            coded = larger(coded, T * all_coded_bytes(matrices[i], inputs[i]));
+            line = larger(line, lines_of(matrices[i]) * inputs[i]);
         }
     }
     if (m->head.bits) {
-        coded = larger(coded, call->num_wanted * coded_bytes(&m->head, m->width));
-        line = larger(line, LINES_OF(&m->head) * m->width);
+        coded = larger(coded, call->num_wanted * all_coded_bytes(&m->head, m->width));
+        line = larger(line, lines_of(&m->head) * m->width);
     }
     long rest = -16; /* external columns that their owner has not laid out */
     for (long i = 0; call->external_kv && i < call->num_segments; i++) {

@@ -23,7 +23,7 @@ from foretoken.methods.longspec.native.target_layer import check_prefixes
 from foretoken.native import build, checks, selftest
 from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Block, Projection
-from foretoken.native.packing import packed_of
+from foretoken.native.packing import tiled
 from helpers.zoo_llms import target
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
@@ -353,6 +353,6 @@ def test_a_chain_ends_where_positions_do(most: int, message: str | None) -> None
     ("count", "message"), [(33, None), (48, None), (32, "head.vocab_size=32: 33 to 48"), (49, "head.vocab_size=49")]
 )
 def test_a_head_has_no_tiles_to_spare(count: int, message: str | None) -> None:
-    packed = packed_of([torch.zeros(33, 64)], torch.float32)
+    packed = tiled(torch.zeros(33, 64)).contiguous()
     with refused(message):
         checks.check_head(packed, packed, count, 1)

@@ -4,60 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import platform
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from foretoken.forward.quantised_weight import QuantisedWeight, product, rounded, rows_of
-from foretoken.native import variants
 from foretoken.native.packing import alternating
 from foretoken.native.quantised import CodedTiles, can_join, coded_tiles, joined
+from helpers.native_products import KINDS, compiled, native
 
-COMPILER = variants.compiler_command()
-SOURCES = variants.HERE
-DRIVER = Path(__file__).parents[2] / "helpers" / "native_products.c"
-# options, what the processor must have, and how many registers a vector of 16 floats takes
-KINDS = {
-    "this processor": (["-march=native"], (), None),
-    "AVX-512 without VNNI": (["-march=x86-64-v4"], ("avx512f", "avx512bw", "avx512dq", "avx512vl"), 1),
-    "AVX2": (["-march=x86-64-v3"], ("avx2", "fma", "f16c"), 2),
-    "portable": (["-march=x86-64"] if platform.machine() == "x86_64" else [], (), 4),
-}
 INPUTS = 256
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    options, needed, parts = KINDS[request.param]
-    if COMPILER is None:
-        pytest.skip("no C compiler on this machine")
-    if any(f" {each} " not in f" {variants.processor()} " for each in needed):
-        pytest.skip(f"this processor lacks one of {', '.join(needed)}")
-    path = tmp_path_factory.mktemp("products") / "products.so"
-    flags = [flag for flag in variants.FLAGS if flag != "-O3"]
-    command = [*COMPILER, *flags, "-O1", *options, f"-I{SOURCES}", "-shared", str(DRIVER), "-lm", "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = ctypes.CDLL(str(path))
-    found.product.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 2
-    found.product.restype = None
-    if parts is not None:
-        assert found.parts() == parts
-    return found
-
-
-def native(library: ctypes.CDLL, packed: CodedTiles, x_TK: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    out = torch.empty(len(x_TK), 16 * len(packed))
-    bias = None if bias_O is None else bias_O.data_ptr()
-    matrix = packed.described()
-    library.product(
-        ctypes.addressof(matrix), x_TK.data_ptr(), x_TK.shape[1], len(x_TK), len(packed), bias, out.data_ptr()
-    )
-    return out
+    return compiled(request.param, tmp_path_factory.mktemp("products"))
 
 
 def some(

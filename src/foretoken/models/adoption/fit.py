@@ -23,6 +23,7 @@ from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Block, Experts, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.native.packing import TiledLinear, TiledPair, Tiles
 from foretoken.native.quantised import can_join, joined
+from foretoken.native.superblocks import MixedTiles
 from foretoken.native.tiled_experts import TiledExperts
 
 # tables that do not depend on the sequence at hand; longrope's do so beyond the positions that are served
@@ -111,8 +112,8 @@ def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
             reason = _not_plain(getattr(part, name, None), dtype)
             if reason is not None:
                 return f"'{name}' of layer {index} {reason}"
-        for part, names in ((layer.attention, layer.heads), (layer.mlp, layer.way.into)):
-            if part is not None and not _can_be_one([getattr(part, name) for name in names]):
+        for part, names, one in ((layer.attention, layer.heads, False), (layer.mlp, layer.way.into, True)):
+            if part is not None and not _go_together([getattr(part, name) for name in names], one=one):
                 return f"{', '.join(names)} of layer {index} are quantised in ways that do not go together"
         if layer.experts is not None and (reason := _odd_experts(layer, dtype)) is not None:
             return f"the experts of layer {index} {reason}"
@@ -161,10 +162,10 @@ def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     return f"are {channels} wide, no multiple of 32" if channels % 32 else None
 
 
-def _can_be_one(linears: list[Any]) -> bool:
-    """Whether the weights of linear layers can be packed as one."""
+def _go_together(linears: list[Any], *, one: bool) -> bool:
+    """Whether linear layers can be packed together; ``one``: in one form."""
     weights = [linear.quantised for linear in linears if isinstance(linear, QuantisedLinear)]
-    return not weights or (len(weights) == len(linears) and can_join(weights))
+    return not weights or (len(weights) == len(linears) and (not one or can_join(weights)))
 
 
 class Adoption:
@@ -223,9 +224,10 @@ class Adoption:
                 self._swap(mlp, name, each)
         self._swap(mlp, layer.way.out, packed.down)
 
-    def _take_look_back(self, layer: Layer, qkv: Tiles, out: Tiles) -> None:
+    def _take_look_back(self, layer: Layer, qkv: Tiles | MixedTiles, out: Tiles) -> None:
         attention = layer.attention
         if attention is None:
+            assert not isinstance(qkv, MixedTiles), "a mixer has one projection"
             self._take_mixer(layer.mixer, qkv, out)
             return
         start = 0

@@ -240,7 +240,4 @@ def in_order(value: Tensor | QuantisedWeight, order: Tensor | None) -> Tensor | 
     """Reorder rows by :meth:`Architecture.order_of`; a tensor with another number of rows is not of the model."""
     if order is None or len(order) != value.shape[0]:
         return value
-    if isinstance(value, Tensor):
-        return value[order]
-    minimum = None if value.minimum_OG is None else value.minimum_OG[order]
-    return QuantisedWeight(value.codes_OK[order], value.scale_OG[order], minimum, value.bits, value.order_K, value.name)
+    return value[order] if isinstance(value, Tensor) else value.rows(order)

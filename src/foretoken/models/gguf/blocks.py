@@ -11,24 +11,23 @@ ggml's ``dequantize_row_*`` (ggml-quants.c) gives:
     Q5_1      32     24   d q + m                   32   (8 bits here)
     Q8_0      32     34   d q                       32
     Q4_K     256    144   (d sc) q - (m mn)         32   sc, mn of 6 bits
-    Q5_K     256    176   (d sc) q - (m mn)         32   sc, mn of 6 bits (8 bits here)
-    Q6_K     256    210   (d sc) (q - 32)           16   sc of 8 bits (8 bits here)
+    Q5_K     256    176   (d sc) q - (m mn)         32   sc, mn of 6 bits
+    Q6_K     256    210   (d sc) (q - 32)           16   sc of 8 bits
 
-F32, F16 and BF16 are stored as they are.
+F32, F16 and BF16 are stored as they are. Weights of Q4_K, Q5_K and Q6_K stay in their blocks (:class:`StoredWeight`);
+where they are decoded, Q5_K and Q6_K have codes of 8 bits.
 
 Letters: B blocks, O rows, K elements of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
 from foretoken.forward.quantised_weight import QuantisedWeight
+from foretoken.forward.stored_weight import BlockKind, Parts, StoredWeight
 from foretoken.models.gguf.container import Entry, GGUFFile
 
 PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
@@ -39,17 +38,10 @@ _NAMES = {  # ggml's, for messages
     35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 
-_Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [B, elements], scales and minimums [B, groups]
 
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Elements and bytes of a block, bits of a code, and how a block is read."""
-
-    elements: int
-    bytes: int
-    bits: int
-    read: Callable[[Tensor], _Parts]
+def kind_named(name: str) -> BlockKind:
+    """A kind that is read, by ggml's name."""
+    return next(each for each in _KINDS.values() if each.name == name)
 
 
 def check_places(file: GGUFFile) -> None:
@@ -122,16 +114,11 @@ def quantised(file: GGUFFile, entry: Entry) -> QuantisedWeight:
             f"model '{file.path}': its tensor '{entry.name}' of {_NAMES[entry.kind]} has the shape "
             f"{list(entry.shape)}: a matrix with rows of whole blocks of {kind.elements} is needed"
         )
-    outputs, inputs = entry.shape
+    outputs, _ = entry.shape
     size = entry.count // kind.elements * kind.bytes
-    codes, scale, minimum = kind.read(file.bytes_of(entry, size).view(-1, kind.bytes))
-    return QuantisedWeight(
-        codes.view(outputs, inputs),
-        scale.view(outputs, -1),
-        None if minimum is None else minimum.view(outputs, -1),
-        kind.bits,
-        name=entry.name,
-    )
+    blocks = file.bytes_of(entry, size)
+    weight = StoredWeight(blocks.view(outputs, -1), kind, entry.name)
+    return weight if kind.name in KEPT else weight.decoded()
 
 
 def _halves(blocks: Tensor, begin: int, count: int = 1) -> Tensor:
@@ -144,12 +131,12 @@ def _nibbles(packed: Tensor) -> Tensor:
     return torch.stack([packed & 15, packed >> 4], dim=-2)
 
 
-def _q4_0(blocks: Tensor) -> _Parts:
+def _q4_0(blocks: Tensor) -> Parts:
     codes = _nibbles(blocks[:, 2:]).to(torch.int8) - 8
     return codes, _halves(blocks, 0), None
 
 
-def _q4_1(blocks: Tensor) -> _Parts:
+def _q4_1(blocks: Tensor) -> Parts:
     return _nibbles(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2)
 
 
@@ -159,15 +146,15 @@ def _five(blocks: Tensor, begin: int) -> Tensor:
     return (_nibbles(blocks[:, begin + 4 :]).flatten(1) | fifth.flatten(1) << 4).to(torch.int8)
 
 
-def _q5_0(blocks: Tensor) -> _Parts:
+def _q5_0(blocks: Tensor) -> Parts:
     return _five(blocks, 2) - 16, _halves(blocks, 0), None
 
 
-def _q5_1(blocks: Tensor) -> _Parts:
+def _q5_1(blocks: Tensor) -> Parts:
     return _five(blocks, 4), _halves(blocks, 0), _halves(blocks, 2)
 
 
-def _q8_0(blocks: Tensor) -> _Parts:
+def _q8_0(blocks: Tensor) -> Parts:
     return blocks[:, 2:].contiguous().view(torch.int8), _halves(blocks, 0), None
 
 
@@ -186,17 +173,17 @@ def _nibbles_k(packed: Tensor) -> Tensor:
     return _nibbles(packed.view(-1, 4, 32)).flatten(1, 2)
 
 
-def _q4_k(blocks: Tensor) -> _Parts:
+def _q4_k(blocks: Tensor) -> Parts:
     return _nibbles_k(blocks[:, 16:]), *_scales_k(blocks)
 
 
-def _q5_k(blocks: Tensor) -> _Parts:
+def _q5_k(blocks: Tensor) -> Parts:
     # 32 bytes, one for each element of a group: bit g is the fifth of group g
     fifth = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
     return (_nibbles_k(blocks[:, 48:]) | fifth << 4).to(torch.int8), *_scales_k(blocks)
 
 
-def _q6_k(blocks: Tensor) -> _Parts:
+def _q6_k(blocks: Tensor) -> Parts:
     low, high = blocks[:, :128].view(-1, 2, 64), blocks[:, 128:192].view(-1, 2, 1, 32)  # two halves of 128 elements
     four = _nibbles(low).flatten(2)  # [B, 2, 128]
     two = (high >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]) & 3
@@ -206,13 +193,14 @@ def _q6_k(blocks: Tensor) -> _Parts:
 
 
 _KINDS = {
-    2: _Kind(32, 18, 4, _q4_0),
-    3: _Kind(32, 20, 4, _q4_1),
-    6: _Kind(32, 22, 8, _q5_0),
-    7: _Kind(32, 24, 8, _q5_1),
-    8: _Kind(32, 34, 8, _q8_0),
-    12: _Kind(256, 144, 4, _q4_k),
-    13: _Kind(256, 176, 8, _q5_k),
-    14: _Kind(256, 210, 8, _q6_k),
+    2: BlockKind("Q4_0", 32, 18, 4, 32, (0,), _q4_0),
+    3: BlockKind("Q4_1", 32, 20, 4, 32, (0, 2), _q4_1),
+    6: BlockKind("Q5_0", 32, 22, 8, 32, (0,), _q5_0),
+    7: BlockKind("Q5_1", 32, 24, 8, 32, (0, 2), _q5_1),
+    8: BlockKind("Q8_0", 32, 34, 8, 32, (0,), _q8_0),
+    12: BlockKind("Q4_K", 256, 144, 4, 32, (0, 2), _q4_k),
+    13: BlockKind("Q5_K", 256, 176, 8, 32, (0, 2), _q5_k),
+    14: BlockKind("Q6_K", 256, 210, 8, 16, (208,), _q6_k),
 }
+KEPT = frozenset({"Q4_K", "Q5_K", "Q6_K"})  # in their blocks, which native products read
 READ = ", ".join([*(_NAMES[number] for number in _KINDS), "F32, F16 and BF16 are"])

@@ -1,0 +1,304 @@
+/* Products with weights in superblocks of 256 inputs, at the bits of a GGUF file: Q4_K, Q5_K and Q6_K.
+ *
+ *     tile        of 16 outputs: their superblocks, one after the other
+ *     superblock  of 16 outputs: their halves d (and dmin), 64 bytes; their scales, then the codes of eight groups of 32 inputs
+ *     scales      [byte][output], the bytes of the file as they stand
+ *     group       the lower 4 bits of its codes: [unit][output][4 bytes], as codes of 4 bits in quantised.h; then their upper
+ *                 bits: [output][4 bytes] for each bit. Byte b of an output holds those of inputs 4 q + b, q ascending from
+ *                 the lowest bits.
+ *
+ * A scale is d times a whole number, which float32 holds exactly, and so is a minimum. So a product has the bits of
+ * forward/quantised_weight.py, whose sums are those of quantised.h; rows are coded by the code there, too.
+ */
+
+#define SUPERBLOCK 256
+#define GROUPS_OF_SUPERBLOCK (SUPERBLOCK / STEP)
+
+/* Lines of 64 bytes. */
+#define LINES_OF_SCALES(KIND) ((KIND) == Q6_K ? 4 : 3)
+#define LINES_OF_GROUP(KIND) ((KIND) == Q4_K ? 4 : (KIND) == Q5_K ? 5 : 6)
+#define LINES_OF_SUPERBLOCK(KIND) (1 + LINES_OF_SCALES(KIND) + GROUPS_OF_SUPERBLOCK * LINES_OF_GROUP(KIND))
+/* Parts of tiles at a time, as CODED_PARTS. Q6_K keeps one more sum, over the two halves of a group. */
+#if REGISTERS > 16
+#define SUPERBLOCK_PARTS(KIND, MR) ((MR) <= 2 ? 4 : (MR) == 3 ? 2 : 1)
+#else
+#define SUPERBLOCK_PARTS(KIND, MR) ((MR) == 1 ? 2 : 1)
+#endif
+
+/* The whole numbers by which d and dmin of 16 outputs are multiplied. */
+typedef struct {
+    uint8_t scales[16][16] __attribute__((aligned(64))); /* [group][output]; int8_t in Q6_K, of 16 inputs each */
+    uint8_t minimums[GROUPS_OF_SUPERBLOCK][16] __attribute__((aligned(64)));
+} Factors;
+
+static inline __attribute__((always_inline)) void factors_of(const int KIND, const char *bytes, Factors *to) {
+    if (KIND == Q6_K) {
+        memcpy(to->scales, bytes, 256);
+        return;
+    }
+    /* groups 0 to 3: 6 bits of a scale, then of a minimum; groups 4 to 7: 4 bits of both, the other two above those six */
+    const vu scales = *(const vu *)bytes, minimums = *(const vu *)(bytes + LINE), fours = *(const vu *)(bytes + 2 * LINE);
+    *(vu *)to->scales[0] = scales & 0x3f3f3f3fu;
+    *(vu *)to->scales[4] = (fours & 0x0f0f0f0fu) | (scales >> 2 & 0x30303030u);
+    *(vu *)to->minimums[0] = minimums & 0x3f3f3f3fu;
+    *(vu *)to->minimums[4] = (fours >> 4 & 0x0f0f0f0fu) | (minimums >> 2 & 0x30303030u);
+}
+
+/* LANES whole numbers as floats: of bytes that are signed in Q6_K, else not. */
+static inline __attribute__((always_inline)) part factors(const int KIND, const uint8_t *from) {
+#if PARTS == 1
+    const __m128i bytes = _mm_load_si128((const __m128i *)from);
+    return (part)_mm512_cvtepi32_ps(KIND == Q6_K ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#elif PARTS == 2 && defined(__AVX2__)
+    const __m128i bytes = _mm_loadl_epi64((const __m128i *)from);
+    return (part)_mm256_cvtepi32_ps(KIND == Q6_K ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#else
+    part y;
+    UNROLL for (int i = 0; i < LANES; i++) y[i] = KIND == Q6_K ? (float)(int8_t)from[i] : (float)from[i];
+    return y;
+#endif
+}
+
+/* MR rows times NP parts of tiles, as coded_block. */
+static inline __attribute__((always_inline)) void superblock_block(const int MR, const int NP, const int KIND, const Matrix *w,
+                                                                   long count, const char *tile, const char *next,
+                                                                   int part_of_tile, const char *x, long x_stride, float *out,
+                                                                   long out_stride, const float *bias, int add) {
+    const int size = KIND == Q6_K ? 16 : STEP, apart = size + (int)sizeof(Cell), lines = LINES_OF_SUPERBLOCK(KIND);
+    const long early = NP > 2 * PARTS ? 1 : 2; /* superblocks */
+    const int first = part_of_tile * LANES;
+    part sums[MOST_CODED][4];
+    UNROLL for (int m = 0; m < MR; m++)
+        UNROLL for (int n = 0; n < NP; n++) sums[m][n] = (part){0};
+    for (long s = 0; s < count; s++) {
+        const char *own = tile + s * lines * LINE;
+        const long later = s + early < count ? s + early : s + early - count < count ? s + early - count : count - 1;
+        const char *ahead = (s + early < count ? tile : next) + later * lines * LINE;
+        Factors whole_numbers[(4 + PARTS - 1) / PARTS];
+        part d[4], dmin[4];
+        UNROLL for (int n = 0; n < NP; n++) {
+            const char *head = own + n / PARTS * w->stride;
+            const int lane = first + n % PARTS * LANES;
+            if (n % PARTS == 0) factors_of(KIND, head + LINE, whole_numbers + n / PARTS);
+            d[n] = parameters(head, 1, lane);
+            if (KIND != Q6_K) dmin[n] = -parameters(head + 32, 1, lane);
+        }
+        int fetched = 0;
+        const char *codes = own + (1 + LINES_OF_SCALES(KIND)) * LINE;
+        _Pragma("GCC unroll 1") for (int g = 0; g < GROUPS_OF_SUPERBLOCK; g++) {
+            for (; fetched < (g + 1) * lines / GROUPS_OF_SUPERBLOCK; fetched++)
+                UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(ahead + n / PARTS * w->stride + fetched * LINE, 0, 2);
+            sums_of_codes whole[MOST_CODED][4];
+            part inner[MOST_CODED][4];
+#define CELL(M) ((const Cell *)(x + (M) * x_stride + size))
+            UNROLL for (int half = 0; half < (KIND == Q6_K ? 2 : 1); half++) {
+                const int units = KIND == Q6_K ? 2 : 4;
+                UNROLL for (int m = 0; m < MR; m++)
+                    UNROLL for (int n = 0; n < NP; n++)
+                        whole[m][n] = KIND == Q6_K ? (sums_of_codes){0} + CELL(m)->correction : (sums_of_codes){0};
+                UNROLL for (int n = 0; n < NP; n++) {
+                    const char *at = codes + n / PARTS * w->stride + (first + n % PARTS * LANES) * 4;
+                    part_of_units upper = {0};
+                    if (KIND != Q4_K) upper = *(const part_of_units *)(at + (4 + half) * LINE);
+                    UNROLL for (int u = 0; u < units; u++) {
+                        const part_of_units v = *(const part_of_units *)(at + (half * 2 + u) * LINE);
+                        part_of_units one = v & 0x0f0f0f0fu, two = v >> 4 & 0x0f0f0f0fu;
+                        if (KIND == Q5_K) {
+                            one |= (u < 2 ? upper << (4 - 2 * u) : upper >> (2 * u - 4)) & 0x10101010u;
+                            two |= (u < 2 ? upper << (3 - 2 * u) : upper >> (2 * u - 3)) & 0x10101010u;
+                        }
+                        if (KIND == Q6_K) {
+                            one |= (u ? upper : upper << 4) & 0x30303030u;
+                            two |= (u ? upper >> 2 : upper << 2) & 0x30303030u;
+                        }
+                        UNROLL for (int m = 0; m < MR; m++)
+                            whole[m][n] = add_halves(whole[m][n], one, two, x + m * x_stride + u * 8);
+                    }
+                }
+                UNROLL for (int n = 0; n < NP; n++) {
+                    const int lane = first + n % PARTS * LANES;
+                    const Factors *own_factors = whole_numbers + n / PARTS;
+                    const part scale = d[n] * factors(KIND, &own_factors->scales[KIND == Q6_K ? 2 * g + half : g][lane]);
+                    UNROLL for (int m = 0; m < MR; m++) {
+                        const part term = __builtin_convertvector(whole[m][n], part) * scale;
+                        inner[m][n] = half ? inner[m][n] + term : term;
+                    }
+                    if (KIND == Q6_K) continue;
+                    const part minimum = dmin[n] * factors(KIND, &own_factors->minimums[g][lane]);
+                    UNROLL for (int m = 0; m < MR; m++) inner[m][n] += minimum * CELL(m)->sum;
+                }
+                if (half || KIND != Q6_K)
+                    UNROLL for (int m = 0; m < MR; m++)
+                        UNROLL for (int n = 0; n < NP; n++) sums[m][n] += inner[m][n] * CELL(m)->step;
+                x += apart;
+            }
+#undef CELL
+            codes += LINES_OF_GROUP(KIND) * LINE;
+        }
+    }
+    UNROLL for (int m = 0; m < MR; m++)
+        UNROLL for (int n = 0; n < NP; n++) {
+            part_unaligned *to = (part_unaligned *)(out + m * out_stride + n * LANES);
+            part y = sums[m][n];
+            if (bias) y += *(const part_unaligned *)(bias + n * LANES);
+            *to = add ? *to + y : y;
+        }
+}
+
+/* MR rows times tiles t .. last - 1. */
+#define SUPERBLOCK_CASE(MR)                                                                                                \
+    case MR: {                                                                                                             \
+        const int parts = SUPERBLOCK_PARTS(KIND, MR), wide = parts / PARTS;                                                \
+        for (; wide && t + wide <= last; t += wide)                                                                        \
+            superblock_block(MR, parts, KIND, w, count, tiles + t * w->stride,                                             \
+                             tiles + (t + 2 * wide <= end ? t + wide : t) * w->stride, 0, x, x_stride, out + t * 16,       \
+                             out_stride, bias ? bias + t * 16 : 0, add);                                                   \
+        for (; wide != 1 && t < last; t++)                                                                                 \
+            for (int p = 0; p < PARTS; p++)                                                                                \
+                superblock_block(MR, 1, KIND, w, count, tiles + t * w->stride,                                             \
+                                 tiles + (t + 1 < end ? t + 1 : t) * w->stride, p, x, x_stride, out + t * 16 + p * LANES,  \
+                                 out_stride, bias ? bias + t * 16 + p * LANES : 0, add);                                   \
+        break;                                                                                                             \
+    }
+
+/* Few tiles at a time over all rows, as in quantised.h. */
+static inline __attribute__((always_inline)) void superblock_product_over(const int KIND, const Matrix *w, long count,
+                                                                          long begin_tile, long end, const char *rows_from,
+                                                                          long x_stride, long rows, float *to, long out_stride,
+                                                                          const float *bias, int add) {
+    const char *tiles = w->tiles;
+    const long blocks = (rows + MOST_CODED - 1) / MOST_CODED;
+    const long group = blocks <= 1 ? end - begin_tile : 4;
+    for (long begin = begin_tile; begin < end; begin += group) {
+        const long last = begin + group < end ? begin + group : end;
+        for (long i = 0, r = 0; i < blocks; i++) {
+            const long some = rows / blocks + (i < rows % blocks);
+            const char *x = rows_from + r * x_stride;
+            float *out = to + r * out_stride;
+            long t = begin;
+            switch (some) {
+                SUPERBLOCK_CASE(1) SUPERBLOCK_CASE(2) SUPERBLOCK_CASE(3) SUPERBLOCK_CASE(4)
+#if MOST_CODED > 4
+                SUPERBLOCK_CASE(5) SUPERBLOCK_CASE(6) SUPERBLOCK_CASE(7) SUPERBLOCK_CASE(8)
+#endif
+            }
+            r += some;
+        }
+    }
+}
+#undef SUPERBLOCK_CASE
+
+/* out[r][o] (+)= x[r] . W[o] (+ bias[o]), as coded_product. */
+static void superblock_product(const Matrix *w, long first, long end, const char *x, long inputs, long rows, float *out,
+                               long out_stride, const float *bias, int add) {
+    const long x_stride = coded_bytes(w, inputs), count = inputs / SUPERBLOCK;
+#define PRODUCT(KIND) superblock_product_over(KIND, w, count, first, end, x, x_stride, rows, out, out_stride, bias, add)
+    switch (w->superblock) {
+        case Q4_K: PRODUCT(Q4_K); break;
+        case Q5_K: PRODUCT(Q5_K); break;
+        default: PRODUCT(Q6_K);
+    }
+#undef PRODUCT
+}
+
+/* Packing. A block of the file as 64 words of 4 codes, input 4 i + b in byte b of word i, and back. */
+
+typedef struct {
+    int size, d, scales, num_scales, low, upper; /* bytes: of a block; where its parts begin, and how many scales there are */
+} BlockOfFile;
+
+static BlockOfFile block_of_file(int64_t kind) {
+    if (kind == Q4_K) return (BlockOfFile){144, 0, 4, 12, 16, 0};
+    if (kind == Q5_K) return (BlockOfFile){176, 0, 4, 12, 48, 16};
+    return (BlockOfFile){210, 208, 192, 16, 0, 128};
+}
+
+static inline uint32_t word_at(const char *from, int index) {
+    uint32_t word;
+    memcpy(&word, from + 4 * index, 4);
+    return word;
+}
+
+/* In which word of a file's lower bits word q of group g lies, and how far from its lowest bits. */
+static inline int low_word(int64_t kind, int g, int q, int *shift) {
+    *shift = kind == Q6_K ? 4 * (g / 2 % 2) : 4 * (g % 2);
+    return kind == Q6_K ? 16 * (g / 4) + 8 * (g % 2) + q : 8 * (g / 2) + q;
+}
+
+static inline __attribute__((always_inline)) void pack_superblock(const int KIND, const char *block, int output, char *to) {
+    const BlockOfFile at = block_of_file(KIND);
+    memcpy(to + 2 * output, block + at.d, 2);
+    if (KIND != Q6_K) memcpy(to + 32 + 2 * output, block + at.d + 2, 2);
+    for (int i = 0; i < at.num_scales; i++) to[LINE + 16 * i + output] = block[at.scales + i];
+    uint32_t *group = (uint32_t *)(to + (1 + LINES_OF_SCALES(KIND)) * LINE) + output;
+    UNROLL for (int g = 0; g < GROUPS_OF_SUPERBLOCK; g++, group += 16 * LINES_OF_GROUP(KIND)) {
+        uint32_t low[8], upper[2] = {0, 0};
+        UNROLL for (int q = 0; q < 8; q++) {
+            int shift;
+            const int place = low_word(KIND, g, q, &shift);
+            low[q] = word_at(block + at.low, place) >> shift & 0x0f0f0f0fu;
+            if (KIND == Q5_K) upper[0] |= (word_at(block + at.upper, q) >> g & 0x01010101u) << q;
+            if (KIND == Q6_K)
+                upper[q / 4] |= (word_at(block + at.upper, 8 * (g / 4) + q) >> 2 * (g % 4) & 0x03030303u) << 2 * (q % 4);
+        }
+        UNROLL for (int u = 0; u < 4; u++) group[16 * u] = low[2 * u] | low[2 * u + 1] << 4;
+        for (int i = 0; i < LINES_OF_GROUP(KIND) - 4; i++) group[16 * (4 + i)] = upper[i];
+    }
+}
+
+static void unpack_superblock(int64_t kind, const char *from, int output, char *block) {
+    const BlockOfFile at = block_of_file(kind);
+    memset(block, 0, at.size);
+    memcpy(block + at.d, from + 2 * output, 2);
+    if (kind != Q6_K) memcpy(block + at.d + 2, from + 32 + 2 * output, 2);
+    for (int i = 0; i < at.num_scales; i++) block[at.scales + i] = from[LINE + 16 * i + output];
+    const char *group = from + (1 + LINES_OF_SCALES(kind)) * LINE + 4 * output;
+    for (int g = 0; g < GROUPS_OF_SUPERBLOCK; g++, group += LINES_OF_GROUP(kind) * LINE)
+        for (int q = 0; q < 8; q++) {
+            int shift;
+            const int place = low_word(kind, g, q, &shift);
+            uint32_t low = word_at(block + at.low, place), upper;
+            low |= (word_at(group + q / 2 * LINE, 0) >> 4 * (q % 2) & 0x0f0f0f0fu) << shift;
+            memcpy(block + at.low + 4 * place, &low, 4);
+            if (kind == Q4_K) continue;
+            const int of_upper = kind == Q5_K ? q : 8 * (g / 4) + q;
+            upper = word_at(block + at.upper, of_upper);
+            if (kind == Q5_K)
+                upper |= (word_at(group + 4 * LINE, 0) >> q & 0x01010101u) << g;
+            else
+                upper |= (word_at(group + (4 + q / 4) * LINE, 0) >> 2 * (q % 4) & 0x03030303u) << 2 * (g % 4);
+            memcpy(block + at.upper + 4 * of_upper, &upper, 4);
+        }
+}
+
+/* Tiles first .. end - 1 from blocks of the file, [output][superblock]; outputs that do not exist become zeros.
+ * stride: bytes from a tile to the next. */
+int64_t foretoken_pack_superblocks(int64_t kind, const char *blocks, int64_t outputs, int64_t superblocks, int64_t first,
+                                   int64_t end, char *tiles, int64_t stride) {
+    const long size = block_of_file(kind).size, lines = LINES_OF_SUPERBLOCK(kind);
+    for (long t = first; t < end; t++)
+        for (long s = 0; s < superblocks; s++) {
+            char *to = tiles + t * stride + s * lines * LINE;
+            if (16 * t + 16 > outputs || kind == Q6_K) memset(to, 0, lines * LINE);
+            for (long o = 0; o < 16 && 16 * t + o < outputs; o++) {
+                const char *block = blocks + ((16 * t + o) * superblocks + s) * size;
+                switch (kind) {
+                    case Q4_K: pack_superblock(Q4_K, block, (int)o, to); break;
+                    case Q5_K: pack_superblock(Q5_K, block, (int)o, to); break;
+                    default: pack_superblock(Q6_K, block, (int)o, to);
+                }
+            }
+        }
+    return 0;
+}
+
+/* The blocks of the file again. */
+int64_t foretoken_unpack_superblocks(int64_t kind, const char *tiles, int64_t stride, int64_t outputs, int64_t superblocks,
+                                     char *blocks) {
+    const long size = block_of_file(kind).size, lines = LINES_OF_SUPERBLOCK(kind);
+    for (long o = 0; o < outputs; o++)
+        for (long s = 0; s < superblocks; s++)
+            unpack_superblock(kind, tiles + o / 16 * stride + s * lines * LINE, (int)(o % 16),
+                              blocks + (o * superblocks + s) * size);
+    return 0;
+}

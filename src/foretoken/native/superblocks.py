@@ -1,0 +1,198 @@
+"""Weights in the superblocks of a GGUF file, in the order in which native products read them; see superblocks.h.
+
+    blocks [O, R]  ──►  bytes [O / 16, superblocks of 16 outputs]
+
+No bit is added: a packed weight has the size of the file's blocks, in Q6_K 1 % more.
+
+Letters: O outputs, R bytes of a row, C bytes of a tile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.forward.quantised_weight import QuantisedWeight
+from foretoken.forward.stored_weight import BlockKind, StoredWeight
+from foretoken.native import structs, team
+from foretoken.native.declared import ADDRESS, function
+from foretoken.native.pages import empty_in_large_pages, in_large_pages
+from foretoken.native.quantised import CodedTiles, are_alike, coded_tiles, joined
+from foretoken.native.structs import Matrix
+
+_INPUTS, _LINE = 256, 64
+_SMALL = 1 << 22  # bytes that one thread packs in less time than others take to start
+
+
+class _Form(NamedTuple):
+    """Bits of a code, what is subtracted from it, bytes of a block's scales, and lines of 64 bytes of 16 blocks."""
+
+    bits: int
+    offset: int
+    scales: int
+    lines: int
+
+    @property
+    def number(self) -> int:
+        """In native code."""
+        return structs.SUPERBLOCKS[f"q{self.bits}_k"]
+
+
+_FORMS = {"Q4_K": _Form(4, 0, 12, 36), "Q5_K": _Form(5, 0, 12, 44), "Q6_K": _Form(6, 32, 16, 53)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SuperblockTiles(CodedTiles):
+    """A weight in packed superblocks, or some tiles of one.
+
+    Attributes:
+        stored: how the file has it.
+        library: of the functions that pack and unpack.
+    """
+
+    stored: BlockKind = field(kw_only=True)
+    library: ctypes.CDLL = field(kw_only=True)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """All but the tiles."""
+        return self.inputs, self.stored.name
+
+    def described(self) -> Matrix:
+        """For native code."""
+        matrix = CodedTiles.described(self)
+        matrix.superblock = _FORMS[self.stored.name].number
+        return matrix
+
+    def parts(self) -> list[Tensor]:
+        """Views [tiles, X, 16, Y]: of every superblock the halves, the scales' bytes and the codes."""
+        scales, found = 16 * _FORMS[self.stored.name].scales, []
+        for each in self.data.chunk(self.inputs // _INPUTS, dim=1):
+            found.append(each[:, :_LINE].unflatten(1, (2, 16, 2)))
+            found.append(each[:, _LINE : _LINE + scales].unflatten(1, (-1, 16, 1)))
+            found.append(each[:, _LINE + scales :].unflatten(1, (-1, 16, 4)))
+        return found
+
+    def weight(self, outputs: int) -> StoredWeight:
+        """What was packed, of the first so many outputs; a copy."""
+        kind, count = self.stored, self.inputs // _INPUTS
+        blocks_OR = torch.empty(outputs, count * kind.bytes, dtype=torch.uint8)
+        unpack = _function(self.library, "foretoken_unpack_superblocks", "qaqqqa")
+        tiles, stride = self.data.data_ptr(), self.data.stride(0)
+        unpack(_FORMS[kind.name].number, tiles, stride, outputs, count, blocks_OR.data_ptr())
+        return StoredWeight(blocks_OR, kind, self.name)
+
+
+class MixedTiles:
+    """Packed weights of the same inputs in several forms, one below the other.
+
+    Args:
+        runs: each with whole tiles of outputs, but perhaps the last.
+    """
+
+    def __init__(self, runs: Sequence[CodedTiles]) -> None:
+        self.runs = list(runs)
+        self.inputs = runs[0].inputs
+
+    def __len__(self) -> int:
+        return sum(map(len, self.runs))
+
+    def __getitem__(self, tiles: slice) -> CodedTiles:
+        """Tiles of one form.
+
+        Raises:
+            ValueError: these are of several forms.
+        """
+        begin, end, _ = tiles.indices(len(self))
+        for each in self.runs:
+            if begin < len(each):
+                if end <= len(each):
+                    return each[begin : end : tiles.step or 1]
+                break
+            begin, end = begin - len(each), end - len(each)
+        raise ValueError(f"tiles {tiles.start} to {tiles.stop} are packed in several forms")
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.runs[0].device
+
+    def described(self) -> Matrix:
+        """For native code, which reads the others as long as this lives."""
+        return self._chain[0]
+
+    @cached_property
+    def _chain(self) -> list[Matrix]:
+        found = [each.described() for each in self.runs]
+        for matrix, rest, run in zip(found, found[1:], self.runs, strict=False):
+            matrix.own_tiles, matrix.rest = len(run), ctypes.addressof(rest)
+        return found
+
+
+def together(weights: Sequence[QuantisedWeight], library: ctypes.CDLL) -> CodedTiles | MixedTiles:
+    """Weights of the same inputs packed one below the other, each kind in its own form.
+
+    Args:
+        weights: the outputs of all but the last are multiples of 16.
+        library: compiled decoder.c, which packs superblocks.
+    """
+    runs: list[list[QuantisedWeight]] = []
+    for each in weights:
+        if runs and are_alike([runs[-1][0], each]):
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    packed = [packed_codes(joined(run), library) for run in runs]
+    return packed[0] if len(packed) == 1 else MixedTiles(packed)
+
+
+def packed_codes(weight: QuantisedWeight, library: ctypes.CDLL) -> CodedTiles:
+    """A weight packed; outputs are padded with zeros to a whole tile."""
+    if isinstance(weight, StoredWeight) and weight.kind.name in _FORMS:
+        return _in_superblocks(weight, weight.kind, library)
+    coded = coded_tiles(weight.decoded())
+    return coded.like(in_large_pages(coded.data))
+
+
+def _in_superblocks(weight: StoredWeight, kind: BlockKind, library: ctypes.CDLL) -> SuperblockTiles:
+    outputs, inputs = weight.shape
+    tiles, count, form = -(-outputs // 16), inputs // _INPUTS, _FORMS[kind.name]
+    blocks_OR = weight.blocks_OR.contiguous()
+    data = empty_in_large_pages(tiles, count * form.lines * _LINE)
+    pack = _function(library, "foretoken_pack_superblocks", "qaqqqqaq")
+    threads = 1 if data.numel() < _SMALL else team.current().threads
+    each = -(-tiles // threads)
+
+    def pack_some(first: int) -> None:
+        end = min(first + each, tiles)
+        pack(form.number, blocks_OR.data_ptr(), outputs, count, first, end, data.data_ptr(), data.stride(0))
+
+    if threads == 1:
+        pack_some(0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(pack_some, range(0, tiles, each)))
+    return SuperblockTiles(
+        data=data,
+        inputs=inputs,
+        bits=form.bits,
+        group=kind.group,
+        minimum=len(kind.halves) == 2,
+        kind=torch.float16,
+        offset=form.offset,
+        name=weight.name,
+        stored=kind,
+        library=library,
+    )
+
+
+def _function(library: ctypes.CDLL, name: str, arguments: str) -> Callable[..., int]:
+    """A function of the library; its arguments are numbers ("q") and addresses ("a")."""
+    return function(library, name, *(ctypes.c_int64 if each == "q" else ADDRESS for each in arguments))
