@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.forward import attention
 from foretoken.forward.quantised_weight import QuantisedLinear, rounded
+from foretoken.forward.stored_weight import StoredWeight
 from foretoken.models.adoption import fit, native_trial
 from foretoken.models.adoption import trial as library_trial
 from foretoken.models.language_model import LanguageModel
@@ -23,6 +24,7 @@ from foretoken.models.quantised.rounding import round_weights
 from foretoken.native import build
 from helpers.golden import Session
 from helpers.native_models import COMMON, error, plain, text
+from helpers.stored_weights import random_stored
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
@@ -232,6 +234,31 @@ def test_projections_that_are_quantised_in_several_ways() -> None:
         assert (loaded.native_decoder is not None) == fits
         for name, weight_OK in expected.items():
             assert torch.equal(getattr(attention, name).weight, weight_OK)
+
+
+def test_layers_in_the_blocks_of_a_file() -> None:
+    """Values of another kind than queries and keys, as in most files, are packed apart; undoing gives blocks back."""
+    model = llama(hidden_size=256, intermediate_size=512, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    kinds = {"q_proj": "Q4_K", "k_proj": "Q4_K", "v_proj": "Q6_K", "o_proj": "Q5_K"}
+    kinds |= {"gate_proj": "Q4_K", "up_proj": "Q4_K", "down_proj": "Q3_K"}
+    for path, linear in list(model.named_modules()):
+        kind = kinds.get(path.rpartition(".")[2])
+        if kind is not None:
+            stored = random_stored(kind, linear.out_features, linear.in_features, seed=len(path), size=1e-4)
+            model.set_submodule(path, QuantisedLinear(stored))
+    before = {name: each for name, each in model.named_modules() if isinstance(each, QuantisedLinear)}
+    assert len(before) == 7 * len(model.model.layers)
+    adoption = fit.Adoption(model, 256)
+    for name, layer in before.items():
+        x = torch.randn(5, layer.in_features)
+        assert torch.equal(model.get_submodule(name)(x), layer(x))
+    adoption.undo()
+    for name, layer in before.items():
+        after, stored = model.get_submodule(name).quantised, layer.quantised
+        assert isinstance(after, StoredWeight)
+        assert isinstance(stored, StoredWeight)
+        assert torch.equal(after.blocks_OR, stored.blocks_OR)
+    assert LanguageModel(model, None, name="stored").native_decoder is not None
 
 
 def test_columns_in_an_order_of_their_own() -> None:

@@ -44,7 +44,7 @@ class BlockKind:
 
 
 class StoredWeight(QuantisedWeight):
-    """A quantised weight whose codes, scales and minimums are decoded at each look.
+    """A quantised weight that decodes its codes, scales and minimums at each look.
 
     Args:
         blocks_OR: uint8, possibly in a mapped file; R is a whole number of blocks.

@@ -2,7 +2,7 @@
 
     blocks [O, R]  ──►  bytes [O / 16, superblocks of 16 outputs]
 
-No bit is added: a packed weight has the size of the file's blocks, in Q6_K 1 % more.
+No bit is added: a packed weight has the size of the file's blocks, in Q6_K and Q3_K 1 to 2 % more.
 
 Letters: O outputs, R bytes of a row, C bytes of a tile.
 """
@@ -32,7 +32,7 @@ _SMALL = 1 << 22  # bytes that one thread packs in less time than others take to
 
 
 class _Form(NamedTuple):
-    """Bits of a code, what is subtracted from it, bytes of a block's scales, and lines of 64 bytes of 16 blocks."""
+    """Bits of a code, its offset, bytes of a block's scales, and lines of 64 bytes of 16 blocks."""
 
     bits: int
     offset: int
@@ -45,7 +45,13 @@ class _Form(NamedTuple):
         return structs.SUPERBLOCKS[f"q{self.bits}_k"]
 
 
-_FORMS = {"Q4_K": _Form(4, 0, 12, 36), "Q5_K": _Form(5, 0, 12, 44), "Q6_K": _Form(6, 32, 16, 53)}
+_FORMS = {
+    "Q2_K": _Form(2, 0, 16, 21),
+    "Q3_K": _Form(3, 4, 12, 28),
+    "Q4_K": _Form(4, 0, 12, 36),
+    "Q5_K": _Form(5, 0, 12, 44),
+    "Q6_K": _Form(6, 32, 16, 53),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +87,7 @@ class SuperblockTiles(CodedTiles):
         return found
 
     def weight(self, outputs: int) -> StoredWeight:
-        """What was packed, of the first so many outputs; a copy."""
+        """The packed weight's first so many outputs, in the blocks of the file; a copy."""
         kind, count = self.stored, self.inputs // _INPUTS
         blocks_OR = torch.empty(outputs, count * kind.bytes, dtype=torch.uint8)
         unpack = _function(self.library, "foretoken_unpack_superblocks", "qaqqqa")

@@ -67,7 +67,7 @@ typedef struct {
 } Mixer;
 
 /* How superblocks of 256 inputs are stored, see superblocks.h; structs.py reads these names. */
-enum { NO_SUPERBLOCK, Q4_K, Q5_K, Q6_K };
+enum { NO_SUPERBLOCK, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
 
 /* A packed weight, in tiles of 16 outputs. */
 typedef struct Matrix {

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight, product, rounded, rows_of
 from foretoken.forward.stored_weight import StoredWeight
-from foretoken.models.gguf.blocks import kind_named
 from foretoken.native import build
 from foretoken.native.packing import TiledLinear, alternating, described, packed_apart
 from foretoken.native.quantised import CodedTiles, joined
 from foretoken.native.superblocks import MixedTiles, SuperblockTiles, packed_codes
 from helpers.native_products import KINDS, compiled, native
+from helpers.stored_weights import random_stored
 
-KEPT = ("Q4_K", "Q5_K", "Q6_K")
-BITS = {"Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.625}  # of a packed weight
+BITS = {"Q2_K": 2.625, "Q3_K": 3.5, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.625}  # of a packed weight
+KEPT = tuple(BITS)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -36,18 +36,6 @@ def decoder() -> ctypes.CDLL:
     return found
 
 
-def stored(name: str, outputs: int, inputs: int, seed: int = 0) -> StoredWeight:
-    """Every bit random, but for the float16 numbers, which are finite."""
-    kind = kind_named(name)
-    generator = torch.Generator().manual_seed(seed)
-    shape = (outputs, inputs // kind.elements, kind.bytes)
-    blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    for begin in kind.halves:
-        halves = torch.randn(shape[:2], generator=generator).half()
-        blocks[..., begin : begin + 2] = halves[..., None].view(torch.uint8)
-    return StoredWeight(blocks.flatten(1), kind)
-
-
 def rows(count: int, inputs: int) -> Tensor:
     """Of very different sizes, with a channel that is larger."""
     x_TK = torch.randn(count, inputs, generator=torch.Generator().manual_seed(count))
@@ -59,7 +47,7 @@ def rows(count: int, inputs: int) -> Tensor:
 @pytest.mark.parametrize("name", KEPT)
 def test_a_product_has_the_bits_of_its_definition(library: ctypes.CDLL, name: str, outputs: int) -> None:
     for inputs in (256, 512, 1280):
-        weight = stored(name, outputs, inputs, seed=inputs)
+        weight = random_stored(name, outputs, inputs, seed=inputs)
         packed = packed_codes(weight, library)
         for count in (*range(1, 18), 40):
             x_TK = rows(count, inputs)
@@ -69,7 +57,7 @@ def test_a_product_has_the_bits_of_its_definition(library: ctypes.CDLL, name: st
 @pytest.mark.parametrize("name", KEPT)
 def test_the_largest_codes_and_scales(library: ctypes.CDLL, name: str) -> None:
     """Every bit of codes and scales set, and rows at the ends of their codes."""
-    weight = stored(name, 16, 512)
+    weight = random_stored(name, 16, 512)
     kind = weight.kind
     blocks = torch.full_like(weight.blocks_OR, 255).view(-1, kind.bytes)
     for begin in kind.halves:
@@ -94,7 +82,7 @@ def _swap_upper_bits(packed: SuperblockTiles) -> None:
 def test_a_planted_fault_changes_the_product(
     library: ctypes.CDLL, name: str, fault: Callable[[SuperblockTiles], None]
 ) -> None:
-    weight = stored(name, 16, 256)
+    weight = random_stored(name, 16, 256)
     packed = packed_codes(weight, library)
     assert isinstance(packed, SuperblockTiles)
     fault(packed)
@@ -104,7 +92,7 @@ def test_a_planted_fault_changes_the_product(
 
 @pytest.mark.parametrize("name", KEPT)
 def test_packed_blocks_can_be_unpacked(library: ctypes.CDLL, name: str) -> None:
-    weight = stored(name, 77, 768)
+    weight = random_stored(name, 77, 768)
     packed = packed_codes(weight, library)
     assert len(packed) == 5
     assert packed.data.numel() * 8 == 80 * 768 * BITS[name]
@@ -112,7 +100,7 @@ def test_packed_blocks_can_be_unpacked(library: ctypes.CDLL, name: str) -> None:
     found = packed.weight(77)
     assert isinstance(found, StoredWeight)
     assert torch.equal(found.blocks_OR, weight.blocks_OR)
-    both = alternating(packed, packed_codes(stored(name, 77, 768, seed=1), library))
+    both = alternating(packed, packed_codes(random_stored(name, 77, 768, seed=1), library))
     assert isinstance(both, CodedTiles)
     assert torch.equal(both[0::2].weight(77).dense(), weight.dense())
 
@@ -120,7 +108,7 @@ def test_packed_blocks_can_be_unpacked(library: ctypes.CDLL, name: str) -> None:
 @pytest.mark.parametrize("name", KEPT)
 def test_outputs_can_be_copied_one_by_one(library: ctypes.CDLL, name: str) -> None:
     """As a head of fewer tokens does (models/head_rows.py)."""
-    weight = stored(name, 48, 512)
+    weight = random_stored(name, 48, 512)
     packed = packed_codes(weight, library)
     taken = packed.like(torch.zeros_like(packed.data[:1]))
     chosen = torch.tensor([40, 3, 17])
@@ -131,7 +119,7 @@ def test_outputs_can_be_copied_one_by_one(library: ctypes.CDLL, name: str) -> No
 
 
 def test_packing_does_not_depend_on_threads(decoder: ctypes.CDLL) -> None:
-    weight = stored("Q4_K", 4096 + 5, 2048)  # more than one thread takes alone
+    weight = random_stored("Q4_K", 4096 + 5, 2048)  # more than one thread takes alone
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -147,7 +135,12 @@ def test_packing_does_not_depend_on_threads(decoder: ctypes.CDLL) -> None:
 def test_weights_of_several_kinds_are_kept_apart(decoder: ctypes.CDLL, dtype: torch.dtype, threads: int) -> None:
     generator = torch.Generator().manual_seed(0)
     plain = rounded(torch.randn(32, 512, generator=generator), 8, 32)
-    kinds = [stored("Q4_K", 64, 512), stored("Q4_K", 32, 512, seed=1), stored("Q6_K", 48, 512), plain]
+    kinds: list[QuantisedWeight] = [
+        random_stored("Q4_K", 64, 512),
+        random_stored("Q4_K", 32, 512, seed=1),
+        random_stored("Q6_K", 48, 512),
+        plain,
+    ]
     packed = packed_apart(list(kinds), torch.float32, decoder)
     assert isinstance(packed, MixedTiles)
     assert [type(run) for run in packed.runs] == [SuperblockTiles, SuperblockTiles, CodedTiles]
@@ -180,11 +173,11 @@ def _whole(packed: MixedTiles, x_TK: Tensor, decoder: ctypes.CDLL) -> Tensor:
 
 
 def test_alike_weights_are_joined_in_their_blocks_and_others_are_widened() -> None:
-    first, second = stored("Q4_K", 16, 256), stored("Q4_K", 32, 256, seed=1)
+    first, second = random_stored("Q4_K", 16, 256), random_stored("Q4_K", 32, 256, seed=1)
     one = joined([first, second])
     assert isinstance(one, StoredWeight)
     assert torch.equal(one.dense(), torch.cat([first.dense(), second.dense()]))
-    other = stored("Q6_K", 16, 256)
+    other = random_stored("Q6_K", 16, 256)
     wide = joined([first, other])
     assert not isinstance(wide, StoredWeight)
     assert torch.equal(wide.dense(), torch.cat([first.dense(), other.dense()]))
@@ -192,7 +185,7 @@ def test_alike_weights_are_joined_in_their_blocks_and_others_are_widened() -> No
 
 @pytest.mark.parametrize("name", KEPT)
 def test_a_stored_weight_is_the_decoded_one(name: str) -> None:
-    weight = stored(name, 24, 512)
+    weight = random_stored(name, 24, 512)
     plain: QuantisedWeight = weight.decoded()
     assert (weight.shape, weight.group, weight.bits) == (plain.shape, plain.group, plain.bits)
     assert torch.equal(weight.codes_OK, plain.codes_OK)

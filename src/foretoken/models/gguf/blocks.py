@@ -10,12 +10,14 @@ ggml's ``dequantize_row_*`` (ggml-quants.c) gives:
     Q5_0      32     22   d (q - 16)                32   (8 bits here)
     Q5_1      32     24   d q + m                   32   (8 bits here)
     Q8_0      32     34   d q                       32
+    Q2_K     256     84   (d sc) q - (m mn)         16   sc, mn of 4 bits
+    Q3_K     256    110   (d sc) (q - 4)            16   sc of 6 bits, signed
     Q4_K     256    144   (d sc) q - (m mn)         32   sc, mn of 6 bits
     Q5_K     256    176   (d sc) q - (m mn)         32   sc, mn of 6 bits
     Q6_K     256    210   (d sc) (q - 32)           16   sc of 8 bits
 
-F32, F16 and BF16 are stored as they are. Weights of Q4_K, Q5_K and Q6_K stay in their blocks (:class:`StoredWeight`);
-where they are decoded, Q5_K and Q6_K have codes of 8 bits.
+F32, F16 and BF16 are stored as they are. Weights of Q2_K to Q6_K stay in their blocks (:class:`StoredWeight`);
+where they are decoded, codes have 4 or 8 bits.
 
 Letters: B blocks, O rows, K elements of a row.
 """
@@ -178,16 +180,36 @@ def _q4_k(blocks: Tensor) -> Parts:
 
 
 def _q5_k(blocks: Tensor) -> Parts:
-    # 32 bytes, one for each element of a group: bit g is the fifth of group g
-    fifth = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
-    return (_nibbles_k(blocks[:, 48:]) | fifth << 4).to(torch.int8), *_scales_k(blocks)
+    return (_nibbles_k(blocks[:, 48:]) | _bits_k(blocks[:, 16:48]) << 4).to(torch.int8), *_scales_k(blocks)
+
+
+def _pairs_k(packed: Tensor) -> Tensor:
+    """[B, 64] -> [B, 2, 128]: of 32 bytes, bits 2 g and 2 g + 1 are group g of 128 elements."""
+    return ((packed.view(-1, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]) & 3).flatten(2)
+
+
+def _bits_k(packed: Tensor) -> Tensor:
+    """[B, 32] -> [B, 8, 32]: bit g of a byte is that of group g."""
+    return (packed[:, None] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
+
+
+def _q2_k(blocks: Tensor) -> Parts:
+    sc, mn = blocks[:, :16] & 15, blocks[:, :16] >> 4
+    return _pairs_k(blocks[:, 16:80]), _halves(blocks, 80) * sc, -(_halves(blocks, 82) * mn)
+
+
+def _q3_k(blocks: Tensor) -> Parts:
+    four = _nibbles(blocks[:, 96:104]).flatten(1)
+    two = (blocks[:, None, 104:108] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]) & 3
+    sc = (four | two.flatten(1) << 4).to(torch.int8) - 32
+    third = _bits_k(blocks[:, :32]).view(-1, 2, 128)
+    codes = (_pairs_k(blocks[:, 32:96]) | third << 2).to(torch.int8) - 4
+    return codes, _halves(blocks, 108) * sc, None
 
 
 def _q6_k(blocks: Tensor) -> Parts:
-    low, high = blocks[:, :128].view(-1, 2, 64), blocks[:, 128:192].view(-1, 2, 1, 32)  # two halves of 128 elements
-    four = _nibbles(low).flatten(2)  # [B, 2, 128]
-    two = (high >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]) & 3
-    codes = (four | two.flatten(2) << 4).to(torch.int8) - 32
+    four = _nibbles(blocks[:, :128].view(-1, 2, 64)).flatten(2)  # two halves of 128 elements
+    codes = (four | _pairs_k(blocks[:, 128:192]) << 4).to(torch.int8) - 32
     scales = blocks[:, 192:208].contiguous().view(torch.int8)
     return codes, _halves(blocks, 208) * scales, None
 
@@ -198,9 +220,11 @@ _KINDS = {
     6: BlockKind("Q5_0", 32, 22, 8, 32, (0,), _q5_0),
     7: BlockKind("Q5_1", 32, 24, 8, 32, (0, 2), _q5_1),
     8: BlockKind("Q8_0", 32, 34, 8, 32, (0,), _q8_0),
+    10: BlockKind("Q2_K", 256, 84, 4, 16, (80, 82), _q2_k),
+    11: BlockKind("Q3_K", 256, 110, 4, 16, (108,), _q3_k),
     12: BlockKind("Q4_K", 256, 144, 4, 32, (0, 2), _q4_k),
     13: BlockKind("Q5_K", 256, 176, 8, 32, (0, 2), _q5_k),
     14: BlockKind("Q6_K", 256, 210, 8, 16, (208,), _q6_k),
 }
-KEPT = frozenset({"Q4_K", "Q5_K", "Q6_K"})  # in their blocks, which native products read
+KEPT = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})  # in their blocks, which native products read
 READ = ", ".join([*(_NAMES[number] for number in _KINDS), "F32, F16 and BF16 are"])

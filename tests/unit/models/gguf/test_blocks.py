@@ -17,12 +17,12 @@ gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')"
 np = pytest.importorskip("numpy")
 
 KINDS = {  # groups and bits
-    "Q4_0": (32, 4), "Q4_1": (32, 4), "Q5_0": (32, 8), "Q5_1": (32, 8), "Q8_0": (32, 8), "Q4_K": (32, 4),
-    "Q5_K": (32, 8), "Q6_K": (16, 8),
+    "Q4_0": (32, 4), "Q4_1": (32, 4), "Q5_0": (32, 8), "Q5_1": (32, 8), "Q8_0": (32, 8), "Q2_K": (16, 4),
+    "Q3_K": (16, 4), "Q4_K": (32, 4), "Q5_K": (32, 8), "Q6_K": (16, 8),
 }  # fmt: skip
 HALVES = {  # bytes of float16
-    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2],
-    "Q5_K": [0, 2], "Q6_K": [208],
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82],
+    "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_unquantised_tensors_keep_their_bits(name: str, tmp_path: Path) -> None:
     assert torch.equal(found, values)
 
 
-@pytest.mark.parametrize("name", ["Q3_K", "Q2_K", "IQ4_NL"])
+@pytest.mark.parametrize("name", ["IQ4_XS", "IQ2_S", "IQ4_NL"])
 def test_other_kinds_are_refused_with_the_tensors_name(name: str, tmp_path: Path) -> None:
     kind = gguf.GGMLQuantizationType[name]
     data = np.zeros((2, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
