@@ -4,25 +4,23 @@
 
 One thread and its processor time, the two forms in turns, minima; the random weights are larger than any cache. Decoded
 weights are what the native decoder computed before it read superblocks: Q4_K in 4 bits with two numbers of float32 for
-each 32 inputs, Q5_K and Q6_K in 8 bits. Letters: O outputs, K inputs, T rows.
+each group of inputs, Q5_K and Q6_K in 8 bits. Letters: O outputs, K inputs, T rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from pathlib import Path
 
 import torch
 
-from foretoken.core.provenance import provenance
 from foretoken.forward.stored_weight import StoredWeight
 from foretoken.models.gguf.blocks import kind_named
 from foretoken.native import build
 from foretoken.native.packing import TiledLinear
 from foretoken.native.superblocks import packed_codes
+from foretoken_lab.measurement import Measurement
 
 OUTPUTS, INPUTS = 65536, 2048
 ROWS = (1, 2, 4, 8, 16, 64)
@@ -33,11 +31,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeats", type=int, default=10)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    measurement = Measurement("superblocks.py", options.json, threads=1)
     library = build.library()
     assert library is not None, "this measures native products"
     found = []
-    for name in ("Q4_K", "Q5_K", "Q6_K"):
+    for name in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"):
         weight = _random(name)
         packed = {"superblocks": packed_codes(weight, library), "decoded": packed_codes(weight.decoded(), library)}
         layers = {form: TiledLinear(each, OUTPUTS, None, library) for form, each in packed.items()}
@@ -57,9 +55,7 @@ def main() -> None:
             found.append(row)
             times = ", ".join(f"{rows}: {1e3 * best[form, rows]:.1f}" for rows in ROWS)
             print(f"{name} {form}: {bits:.3f} bits, {row['gbytes_s']:.1f} GB/s; ms by rows {times}", flush=True)
-    if options.json:
-        record = {"outputs": OUTPUTS, "inputs": INPUTS, "rows": found, "provenance": provenance(sys.argv, threads=1)}
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    measurement.write({"outputs": OUTPUTS, "inputs": INPUTS, "rows": found})
 
 
 def _random(name: str) -> StoredWeight:
