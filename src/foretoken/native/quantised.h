@@ -18,12 +18,12 @@
 #define LINES_AHEAD(TILES) ((TILES) > 2 ? 48 : 96)
 #define STEP 32 /* inputs of a row that share a step; the last ones of a row may be fewer */
 /* Rows whose sums are in registers together, and how many parts of tiles at a time: next to every sum of integers a sum of
- * floats is kept. Four rows and more are enough to keep the processor busy with one part; six of 4 bits gain by sharing what
- * two parts load. */
+ * floats is kept. Four rows and more are enough to keep the processor busy with one part; five and six gain by sharing what
+ * two parts load, so rows that are more than MOST_CODED take turns in blocks of six. */
 #if REGISTERS > 16
-#define CODED_PARTS(BITS, MR) ((MR) <= 3 ? 4 : (BITS) == 4 && (MR) == 6 ? 2 : 1)
+#define CODED_PARTS(MR) ((MR) <= 3 ? 4 : (MR) == 5 || (MR) == 6 ? 2 : 1)
 #else
-#define CODED_PARTS(BITS, MR) ((MR) <= 2 ? 2 : 1)
+#define CODED_PARTS(MR) ((MR) <= 2 ? 2 : 1)
 #endif
 #ifndef MOST_CODED /* a test may take fewer: each of them is compiled by itself */
 #if REGISTERS > 16
@@ -32,8 +32,9 @@
 #define MOST_CODED 4
 #endif
 #endif
+#define CODED_BLOCKS(ROWS) ((ROWS) <= MOST_CODED ? 1 : MOST_CODED > 6 ? ((ROWS) + 5) / 6 : ((ROWS) + MOST_CODED - 1) / MOST_CODED)
 
-enum { SMALLER, SAME, LARGER }; /* groups, next to a step */
+enum { SMALLER, PLAIN, SAME, LARGER }; /* groups, next to a step; PLAIN: the same, and there are no minimums */
 
 typedef part_of_signs sums_of_codes; /* LANES of them */
 
@@ -92,13 +93,13 @@ static inline long all_coded_bytes(const Matrix *w, long inputs) {
     return bytes;
 }
 
-static inline __attribute__((always_inline)) float largest_of(part x) {
+static inline __attribute__((always_inline)) int32_t largest_of_signs(part_of_signs x) {
 #if PARTS == 1
-    return _mm512_reduce_max_ps((__m512)x);
+    return _mm512_reduce_max_epi32((__m512i)x);
 #elif PARTS == 4 && defined(__aarch64__)
-    return vmaxvq_f32((float32x4_t)x);
+    return vmaxvq_s32((int32x4_t)x);
 #else
-    float most = x[0];
+    int32_t most = x[0];
     UNROLL for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
     return most;
 #endif
@@ -116,16 +117,18 @@ static inline __attribute__((always_inline)) int32_t sum_of_signs(part_of_signs 
 #endif
 }
 
-/* The largest magnitude of n floats, a multiple of 16 of them; NaN if one of them is not finite. */
+/* The largest magnitude of n floats, a multiple of 16 of them; NaN if one of them is not finite. The bits of magnitudes are
+ * integers in the same order, those of infinity and NaN the largest: one comparison finds both. */
 static inline __attribute__((always_inline)) float largest_magnitude(const float *x, long n) {
-    part largest = {0};
-    part_of_signs bad = {0};
+    part_of_signs largest = {0};
     for (long i = 0; i < n; i += LANES) {
-        const part y = (part)(*(const part_of_signs_unaligned *)(x + i) & 0x7fffffff);
-        bad |= ~(y <= 3.40282347e38f); /* NaN is, too */
-        largest = part_max(y, largest);
+        const part_of_signs y = *(const part_of_signs_unaligned *)(x + i) & 0x7fffffff, larger = y > largest;
+        largest = (y & larger) | (largest & ~larger);
     }
-    return sum_of_signs(bad) ? NAN : largest_of(largest);
+    const int32_t bits = largest_of_signs(largest);
+    float most;
+    memcpy(&most, &bits, 4);
+    return bits < 0x7f800000 ? most : NAN;
 }
 
 /* What a code of 8 bits stands for where this is the largest magnitude; *inverse: of what is coded. */
@@ -242,76 +245,105 @@ static inline __attribute__((always_inline)) part parameters(const char *from, l
 }
 
 /* MR rows times NP parts of tiles. The first tile begins at `tile`, of which the parts from `part_of_tile` on are taken;
- * `next` is the tile that will be first after them. SIZE: of groups, next to a step: SMALLER, SAME or LARGER. */
-static inline __attribute__((always_inline)) void coded_block(const int MR, const int NP, const int BITS, const int SIZE,
+ * `next` is the tile that will be first after them. KIND: of groups.
+ *
+ * Where cells have one length, their loop is unrolled, and two things are kept from the compiler. An address for every row
+ * takes more registers than there are: every third row's is enough, and the rest is in the load. And lines are asked for
+ * between products, not all of them at a cell's beginning. */
+static inline __attribute__((always_inline)) void coded_block(const int MR, const int NP, const int BITS, const int KIND,
                                                               const Matrix *w, const Places *at, const char *tile,
                                                               const char *next, int part_of_tile, const char *x, long x_stride,
                                                               float *out, long out_stride, const float *bias, int add) {
     part sums[MOST_CODED][4]; /* MR x NP of them are used, as in products.inc */
-    const char *codes = tile + at->codes + part_of_tile * 4 * LANES, *after = next + part_of_tile * 4 * LANES + at->codes;
     const char *group = tile + part_of_tile * (at->minimums / PARTS);
-    const long size = SIZE == SAME ? STEP : at->size, apart = size + (long)sizeof(Cell);
+    const char *x3 = x + (MR > 3 ? 3 : 0) * x_stride, *x6 = x + (MR > 6 ? 6 : 0) * x_stride; /* rows 3 and 6, if there are */
+    const char *codes[4]; /* of each tile */
+    UNROLL for (int n = 0; n < NP; n += PARTS) codes[n / PARTS] = tile + at->codes + part_of_tile * 4 * LANES + n / PARTS * w->stride;
+    const int WHOLE = KIND == PLAIN || KIND == SAME;
+    const long size = WHOLE ? STEP : at->size, apart = size + (long)sizeof(Cell);
     const long early = at->all_units < LINES_AHEAD(NP / PARTS) ? at->all_units : LINES_AHEAD(NP / PARTS);
+    const long stride = w->stride, half = w->half, minimum_too = KIND != PLAIN && w->minimum, to_next = next - tile;
+    long ahead = early * LINE; /* from the codes of a unit to those that are asked for with them */
+#define ROW(M) ((M) < 3 ? x + (M) * x_stride : (M) < 6 ? x3 + ((M) - 3) * x_stride : x6 + ((M) - 6) * x_stride)
+#define CELL(M) ((const Cell *)(ROW(M) + size))
+#define LAST(M) ((const Cell *)(ROW(M) - (long)sizeof(Cell)))
+#define ADDRESSES_UNKNOWN                                                                                             \
+    do {                                                                                                              \
+        __asm__("" : "+r"(x), "+r"(x_stride), "+r"(ahead), "+r"(group));                                              \
+        if (MR > 3) __asm__("" : "+r"(x3));                                                                           \
+        if (MR > 6) __asm__("" : "+r"(x6));                                                                           \
+        UNROLL for (int n = 0; n < NP; n += PARTS) __asm__("" : "+r"(codes[n / PARTS]));                              \
+    } while (0)
+#define UNIT_OF_CELL(U)                                                                                               \
+    do {                                                                                                              \
+        UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(codes[n / PARTS] + ahead + (U) * LINE, 0, 2);   \
+        if (WHOLE && (U)) __asm__ volatile("" ::: "memory");                                                          \
+        UNROLL for (int n = 0; n < NP; n++) {                                                                         \
+            part_of_units v = *(const part_of_units *)(codes[n / PARTS] + n % PARTS * 4 * LANES + (U) * LINE);        \
+            if (LESS && BITS == 8) v ^= 0x80808080u;                                                                  \
+            UNROLL for (int m = 0; m < MR; m++)                                                                       \
+                whole[m][n] = BITS == 8 ? add_codes(whole[m][n], v, ROW(m) + (U) * 4)                                 \
+                                        : add_halves(whole[m][n], v & 0x0f0f0f0fu, v >> 4 & 0x0f0f0f0fu, ROW(m) + (U) * 8); \
+        }                                                                                                             \
+    } while (0)
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int n = 0; n < NP; n++) sums[m][n] = (part){0};
     for (long left = at->all_units; left > 0;) { /* units of the row */
         part inner[MOST_CODED][4];
         UNROLL for (int m = 0; m < MR; m++)
             UNROLL for (int n = 0; n < NP; n++) inner[m][n] = (part){0};
-        for (long i = 0; SIZE == SAME ? i < 1 : i < at->inner && left > 0; i++) {
+        for (long i = 0; WHOLE ? i < 1 : i < at->inner && left > 0; i++) {
             sums_of_codes whole[MOST_CODED][4];
-#define CELL(M) ((const Cell *)(x + (M) * x_stride + size))
+            if (left <= early && left + at->units > early) ahead += to_next - at->all_units * LINE;
+            if (WHOLE) ADDRESSES_UNKNOWN;
             UNROLL for (int m = 0; m < MR; m++)
                 UNROLL for (int n = 0; n < NP; n++) whole[m][n] = (sums_of_codes){0} + CELL(m)->correction;
-            const char *ahead = left > early ? codes + early * LINE : after + (early - left) * LINE;
-            const long units = SIZE == SAME ? STEP * BITS / 32 : at->units < left ? at->units : left;
-            _Pragma("GCC unroll 1") for (long u = 0; u < units; u++) { /* else addresses take what registers there are */
-                UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(ahead + n / PARTS * w->stride + u * LINE, 0, 2);
-                UNROLL for (int n = 0; n < NP; n++) {
-                    const char *at_unit = codes + n / PARTS * w->stride + n % PARTS * 4 * LANES + u * LINE;
-                    part_of_units v = *(const part_of_units *)at_unit;
-                    if (LESS && BITS == 8) v ^= 0x80808080u;
-                    UNROLL for (int m = 0; m < MR; m++)
-                        whole[m][n] = BITS == 8 ? add_codes(whole[m][n], v, x + m * x_stride + u * 4)
-                                                : add_halves(whole[m][n], v & 0x0f0f0f0fu, v >> 4 & 0x0f0f0f0fu,
-                                                             x + m * x_stride + u * 8);
-                }
+            const long units = WHOLE ? STEP * BITS / 32 : at->units < left ? at->units : left;
+            if (WHOLE) {
+                UNROLL for (int u = 0; u < STEP * BITS / 32; u++) UNIT_OF_CELL(u);
+            } else {
+                _Pragma("GCC unroll 1") for (long u = 0; u < units; u++) UNIT_OF_CELL(u);
             }
-            codes += units * LINE;
+            if (WHOLE) ADDRESSES_UNKNOWN;
+            UNROLL for (int n = 0; n < NP; n += PARTS) codes[n / PARTS] += units * LINE;
             left -= units;
             UNROLL for (int n = 0; n < NP; n++) {
-                const char *own = group + n / PARTS * w->stride;
-                const part scale = SIZE == LARGER ? (part){0} : parameters(own, w->half, n % PARTS * LANES);
+                const char *own = group + n / PARTS * stride;
+                const part scale = KIND == LARGER ? (part){0} : parameters(own, half, n % PARTS * LANES);
                 UNROLL for (int m = 0; m < MR; m++) {
                     const part y = __builtin_convertvector(whole[m][n], part);
-                    const part term = SIZE == LARGER ? y * CELL(m)->step : y * scale;
-                    inner[m][n] = SIZE == SAME ? term : inner[m][n] + term; /* one cell, or several */
+                    const part term = KIND == LARGER ? y * CELL(m)->step : y * scale;
+                    inner[m][n] = WHOLE ? term : inner[m][n] + term; /* one cell, or several */
                 }
-                if (SIZE == LARGER || !w->minimum) continue;
-                const part minimum = parameters(own + at->minimums, w->half, n % PARTS * LANES);
+                if (KIND == LARGER || !minimum_too) continue;
+                const part minimum = parameters(own + at->minimums, half, n % PARTS * LANES);
                 UNROLL for (int m = 0; m < MR; m++) inner[m][n] += minimum * CELL(m)->sum;
             }
-            if (SIZE != LARGER) group += at->parameters;
+            if (KIND != LARGER) group += at->parameters;
             x += apart;
+            x3 += apart;
+            x6 += apart;
         }
-#define LAST(M) ((const Cell *)(x + (M) * x_stride - (long)sizeof(Cell)))
         UNROLL for (int n = 0; n < NP; n++) {
-            const char *own = group + n / PARTS * w->stride;
-            __builtin_prefetch(own + (next - tile), 0, 2);
-            if (SIZE != LARGER) {
+            const char *own = group + n / PARTS * stride;
+            __builtin_prefetch(own + to_next, 0, 2);
+            if (KIND != LARGER) {
                 UNROLL for (int m = 0; m < MR; m++) sums[m][n] += inner[m][n] * LAST(m)->step;
                 continue;
             }
-            const part scale = parameters(own, w->half, n % PARTS * LANES);
+            const part scale = parameters(own, half, n % PARTS * LANES);
             UNROLL for (int m = 0; m < MR; m++) sums[m][n] += scale * inner[m][n];
-            if (!w->minimum) continue;
-            const part minimum = parameters(own + at->minimums, w->half, n % PARTS * LANES);
+            if (!minimum_too) continue;
+            const part minimum = parameters(own + at->minimums, half, n % PARTS * LANES);
             UNROLL for (int m = 0; m < MR; m++) sums[m][n] += minimum * LAST(m)->sum;
         }
-        if (SIZE == LARGER) group += at->parameters;
+        if (KIND == LARGER) group += at->parameters;
+    }
+#undef ROW
 #undef CELL
 #undef LAST
-    }
+#undef ADDRESSES_UNKNOWN
+#undef UNIT_OF_CELL
     UNROLL for (int m = 0; m < MR; m++)
         UNROLL for (int n = 0; n < NP; n++) {
             part_unaligned *to = (part_unaligned *)(out + m * out_stride + n * LANES);
@@ -324,27 +356,26 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
 /* MR rows times tiles t .. last - 1: as many parts at a time as there are registers for, then those that are left. */
 #define CODED_CASE(MR)                                                                                                  \
     case MR: {                                                                                                          \
-        const int parts = CODED_PARTS(BITS, MR), wide = parts / PARTS;                                                  \
+        const int parts = CODED_PARTS(MR), wide = parts / PARTS;                                                  \
         for (; wide && t + wide <= last; t += wide)                                                                     \
-            coded_block(MR, parts, BITS, SIZE, w, at, tiles + t * w->stride,                                            \
+            coded_block(MR, parts, BITS, KIND, w, at, tiles + t * w->stride,                                            \
                         tiles + (t + 2 * wide <= end ? t + wide : t) * w->stride, 0, x, x_stride, out + t * 16,         \
                         out_stride, bias ? bias + t * 16 : 0, add);                                                     \
         for (; wide != 1 && t < last; t++)                                                                              \
             for (int p = 0; p < PARTS; p++)                                                                             \
-                coded_block(MR, 1, BITS, SIZE, w, at, tiles + t * w->stride,                                            \
+                coded_block(MR, 1, BITS, KIND, w, at, tiles + t * w->stride,                                            \
                             tiles + (t + 1 < end ? t + 1 : t) * w->stride, p, x, x_stride, out + t * 16 + p * LANES,    \
                             out_stride, bias ? bias + t * 16 + p * LANES : 0, add);                                     \
         break;                                                                                                          \
     }
 
 /* Few tiles at a time over all rows, as in products.inc. x: coded rows. */
-static inline __attribute__((always_inline)) void coded_product_over(const int BITS, const int SIZE, const Matrix *w,
+static inline __attribute__((always_inline)) void coded_product_over(const int BITS, const int KIND, const Matrix *w,
                                                                      const Places *at, long first, long end,
                                                                      const char *rows_from, long x_stride, long rows, float *to,
                                                                      long out_stride, const float *bias, int add) {
     const char *tiles = w->tiles;
-    const long blocks = (rows + MOST_CODED - 1) / MOST_CODED;
-    const long group = blocks <= 1 ? end - first : 4;
+    const long blocks = CODED_BLOCKS(rows), group = blocks <= 1 ? end - first : 4;
     for (long begin = first; begin < end; begin += group) {
         const long last = begin + group < end ? begin + group : end;
         for (long i = 0, r = 0; i < blocks; i++) {
@@ -369,10 +400,14 @@ static void coded_product(const Matrix *w, long first, long end, const char *x, 
                           long out_stride, const float *bias, int add) {
     const Places at = places_of(w, inputs);
     const long x_stride = coded_bytes(w, inputs);
-#define CODED(BITS, SIZE) coded_product_over(BITS, SIZE, w, &at, first, end, x, x_stride, rows, out, out_stride, bias, add)
-    if (w->bits == 4)
-        w->group == STEP ? CODED(4, SAME) : w->group < STEP ? CODED(4, SMALLER) : CODED(4, LARGER);
+#define CODED(BITS, KIND) coded_product_over(BITS, KIND, w, &at, first, end, x, x_stride, rows, out, out_stride, bias, add)
+    if (w->group > STEP)
+        w->bits == 4 ? CODED(4, LARGER) : CODED(8, LARGER);
+    else if (w->group < STEP)
+        w->bits == 4 ? CODED(4, SMALLER) : CODED(8, SMALLER);
+    else if (w->bits == 4)
+        CODED(4, SAME);
     else
-        w->group == STEP ? CODED(8, SAME) : w->group < STEP ? CODED(8, SMALLER) : CODED(8, LARGER);
+        w->minimum ? CODED(8, SAME) : CODED(8, PLAIN);
 #undef CODED
 }
