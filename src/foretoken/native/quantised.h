@@ -248,7 +248,7 @@ static inline __attribute__((always_inline)) part parameters(const char *from, l
  * `next` is the tile that will be first after them. KIND: of groups.
  *
  * Where cells have one length, their loop is unrolled, and two things are kept from the compiler. An address for every row
- * takes more registers than there are: every third row's is enough, and the rest is in the load. And lines are asked for
+ * takes more registers than there are: every third row's is enough, and the rest is in the load. And lines are prefetched
  * between products, not all of them at a cell's beginning. */
 static inline __attribute__((always_inline)) void coded_block(const int MR, const int NP, const int BITS, const int KIND,
                                                               const Matrix *w, const Places *at, const char *tile,
@@ -263,7 +263,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
     const long size = WHOLE ? STEP : at->size, apart = size + (long)sizeof(Cell);
     const long early = at->all_units < LINES_AHEAD(NP / PARTS) ? at->all_units : LINES_AHEAD(NP / PARTS);
     const long stride = w->stride, half = w->half, minimum_too = KIND != PLAIN && w->minimum, to_next = next - tile;
-    long ahead = early * LINE; /* from the codes of a unit to those that are asked for with them */
+    long ahead = early * LINE; /* from the codes of a unit to those that are prefetched with them */
 #define ROW(M) ((M) < 3 ? x + (M) * x_stride : (M) < 6 ? x3 + ((M) - 3) * x_stride : x6 + ((M) - 6) * x_stride)
 #define CELL(M) ((const Cell *)(ROW(M) + size))
 #define LAST(M) ((const Cell *)(ROW(M) - (long)sizeof(Cell)))
