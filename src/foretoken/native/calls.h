@@ -18,7 +18,7 @@ static void run(const Job *job, int thread) {
 /* Returns 0, or 1 if there was no memory; then nothing has been computed. */
 int64_t foretoken_forward(Team *team, const Model *m, const Call *call) {
     const long threads = call->threads < 1 ? 1 : call->threads > MAX_THREADS ? MAX_THREADS : call->threads;
-    Job job = {.model = m, .call = call};
+    Job job = {.run = run, .model = m, .call = call};
     Call rest;
     pthread_mutex_lock(&team->callers);
     const int ready = clear_stages(team, &job, STAGES_OF_LAYER * (call->last - call->first) + 3) &&
@@ -46,7 +46,7 @@ void foretoken_move(const Move *move) {
 
 /* One linear layer over packed weights, for code that drives layers itself; returns as foretoken_forward does. */
 int64_t foretoken_linear(Team *team, const Linear *y) {
-    Job job = {.linear = y};
+    Job job = {.run = run, .linear = y};
     pthread_mutex_lock(&team->callers);
     const size_t entered = y->bf16 ? 2 * entered_bf16 : entered_f32; /* bytes of a unit */
     const long width = y->units * (y->bf16 ? 2 : 1), coded = y->w.bits ? y->rows * all_coded_bytes(&y->w, width) : 0;

@@ -38,7 +38,8 @@ typedef struct {
                                       keys */
 } Scratch;
 
-typedef struct {
+typedef struct Job {
+    void (*run)(const struct Job *job, int thread); /* what a thread does of it; a team itself knows no work */
     const Model *model; /* a forward ... */
     const Call *call;
     const Call *rest;      /* the call of only the rows that are read after the last layer; NULL: all are */
@@ -127,8 +128,6 @@ static inline int next_share(const Job *job, Stage *stage, long tiles, long *lo,
     return *lo < tiles;
 }
 
-static void run(const Job *job, int thread);
-
 static void *serve(void *argument) {
     Team *team = ((Worker *)argument)->team;
     const int thread = ((Worker *)argument)->number;
@@ -138,7 +137,7 @@ static void *serve(void *argument) {
         if ((number & 1) && number != seen) {
             atomic_fetch_add_explicit(&team->inside, 1, memory_order_seq_cst);
             if (atomic_load_explicit(&team->number, memory_order_seq_cst) == number && thread < team->job->threads)
-                run(team->job, thread);
+                team->job->run(team->job, thread);
             atomic_fetch_sub_explicit(&team->inside, 1, memory_order_release);
             seen = number;
             spins = 0;
@@ -172,7 +171,7 @@ static void together(Team *team, Job *job, int threads) {
         if (team->sleeping) pthread_cond_broadcast(&team->bell);
         pthread_mutex_unlock(&team->door);
     }
-    run(job, 0);
+    job->run(job, 0);
     if (threads > 1) {
         atomic_fetch_add(&team->number, 1); /* closed: no further worker enters */
         for (long spins = 0; atomic_load_explicit(&team->inside, memory_order_seq_cst); spins++) pause_a_little(spins);
