@@ -33,6 +33,9 @@ static int matrix_unit; /* whether it is used; settled before there is any team 
 #define CUT 1024        /* bytes of weights */
 #define CUTS_AHEAD 3    /* of each tile, that are asked for before they are used: UNITS_AHEAD */
 #define NEAR (1 << 19)  /* bytes of weights that stay in the second cache while all rows use them */
+#ifndef LOAD_SHAPES     /* _tile_loadconfig lets compilers drop stores to the shapes */
+#define LOAD_SHAPES(Y) __asm__ volatile("ldtilecfg %0" ::"m"(Y))
+#endif
 
 /* The system keeps the tiles of a process's threads only if it is asked to, and may refuse. */
 static void ask_for_matrix_unit(void) {
@@ -54,7 +57,7 @@ static void shape_tiles(long rows, long others) {
         y.bytes[t] = LINE;
         y.rows[t] = (uint8_t)(t < 2 || t == 4 ? rows : t < 4 ? others ? others : rows : t == 5 && others ? others : 16);
     }
-    __asm__ volatile("ldtilecfg %0" ::"m"(y));
+    LOAD_SHAPES(y);
 }
 
 /* What a tile of weights is loaded from: themselves, or their open units and zeros, or those after the last whole cut. */
