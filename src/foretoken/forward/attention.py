@@ -108,7 +108,7 @@ def attend(
                 f"{type(module).__name__} passes '{name}' to attention, which is not known here"
             )
     output = plan.attend(
-        layer,
+        int(layer),
         query[0],
         key[0],
         value[0],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from foretoken.forward.ssm.layout import REMEDY
 from foretoken.forward.ssm.state import cache_for
 from foretoken.models.adoption import native_trial, probe, trial
 from foretoken.models.adoption.fit import fits_by_name, misfit
+from foretoken.models.adoption.sample import Sample
 from foretoken.models.prepack import can_prepack, prepack
 from foretoken.models.processor import bfloat16_speed
 from foretoken.models.quantised.rounding import precision_of
@@ -42,7 +43,7 @@ from foretoken.native.apart import pack_quantised
 from foretoken.native.call import Ranked
 from foretoken.native.layout import Head
 
-_SMALL = 1 << 26  # parameters: a trial forward on one thread takes hundredths of a second
+_SMALL = 1 << 26  # parameters: a trial forward of all layers, on one thread, takes hundredths of a second
 _SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil
 
 log = logging.getLogger(__name__)
@@ -184,6 +185,7 @@ class LanguageModel:
         self._whole = Span(0, self.num_layers)
         self.native_decoder: decoder.NativeDecoder | None = None
         self.kv_cache_dtype = kv_cache_dtype
+        self._sample = None if self.num_parameters <= _SMALL else _sample(model)  # None: probes run all layers
         # the trial forwards of a small model are many small operations, after each of which torch's threads spin
         with one_thread() if self.num_parameters <= _SMALL else nullcontext():
             self.window = self._probe()  # the smallest sliding window of any layer; None: there is none
@@ -191,6 +193,7 @@ class LanguageModel:
                 self._check_codes("it has state-space layers" if self.mixers else misfit(model))
             if packed:
                 self._pack()
+        self._sample = None
         if kv_cache_dtype == "int8" and self.native_decoder is None:
             self._check_codes("it computes other logits there than its own modules")
 
@@ -286,7 +289,7 @@ class LanguageModel:
         """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself."""
         if self.device.type != "cpu":
             return
-        self.native_decoder = native_trial.adopt(self.model, self.max_length, self._logits, self.mixers)
+        self.native_decoder = native_trial.adopt(self.model, self.max_length, self._logits, self.mixers, self._sample)
         if self.native_decoder is not None:
             return
         odd = why_not_its_weights(self.model, [mixer.module for mixer in self.mixers])
@@ -316,7 +319,11 @@ class LanguageModel:
             )
 
     def _logits(self, batch: PackedBatch, plan: Plan) -> Tensor:
-        return self.forward(batch, plan).logits_MV
+        with self._sampled():
+            return self.forward(batch, plan).logits_MV
+
+    def _sampled(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._sample is None else self._sample.running()
 
     def _compare(self, what: str, found_MV: Tensor, expected_MV: Tensor) -> None:
         difference = trial.difference(found_MV, expected_MV, self.dtype)
@@ -327,10 +334,18 @@ class LanguageModel:
         """Refuse a model that computes packed batches wrongly, before a run; return the smallest window of a layer."""
         kind = type(self.model).__name__
         PHASES.info("checking %s", self.name)
+        if self._sample is not None:
+            try:
+                window = self._check(self._sample.span)
+            except Exception as error:  # perhaps a layer needs one that was left out: all of them will tell
+                log.debug("model '%s': a sample of its layers cannot be probed: %s", self.name, error)
+                self._sample = None
+            else:
+                if not self._sample.index_counts:
+                    return window
+                self._sample = None
         try:
-            mixing = {mixer.layer for mixer in self.mixers}
-            window = probe.check(self._logits, self.num_layers, self.max_length, mixing=mixing, silent=self._silent)
-            trial.check_positions(self.model, self.max_length, self.device)
+            return self._check(self._whole)
         except ForetokenError as error:
             raise UnsupportedArchitecture(
                 f"model '{self.name}' ({kind}) is not supported: {error}{_counting(self.model)}"
@@ -340,7 +355,25 @@ class LanguageModel:
             raise UnsupportedArchitecture(
                 f"model '{self.name}' ({kind}) cannot be run as a packed batch: {str(error).strip()[:300]}"
             ) from error
+
+    def _check(self, span: Span) -> int | None:
+        """Run the probes; return the smallest window of the layers that they ran."""
+        mixing, run = {mixer.layer for mixer in self.mixers}, range(span.first, span.last)
+        window = probe.check(
+            self._logits, self.num_layers, self.max_length, mixing=mixing, silent=self._silent, layers=run
+        )
+        with self._sampled():
+            trial.check_positions(self.model, self.max_length, self.device)
         return window
+
+
+def _sample(model: Any) -> Sample | None:
+    """Layers to try in place of all; None: there is no telling which."""
+    try:
+        return Sample(model)
+    except Exception as error:  # hundreds of families have parts that are not where others have them
+        log.debug("all layers are tried: %s", error)
+        return None
 
 
 def _counting(model: Any) -> str:

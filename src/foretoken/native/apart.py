@@ -6,6 +6,9 @@ path, which a model that the native decoder does not fit is left to, spends it o
 
 from __future__ import annotations
 
+import ctypes
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +16,13 @@ from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.native import build
 from foretoken.native.packing import TiledLinear, packed_of
+
+
+def packed_layer(weight: QuantisedWeight, bias: Tensor | None, library: ctypes.CDLL) -> nn.Module:
+    """A layer over a quantised weight, with native products where its rows are whole vectors."""
+    if weight.shape[1] % 16:
+        return QuantisedLinear(weight, bias)
+    return TiledLinear(packed_of([weight], torch.float32, library), weight.shape[0], bias, library)
 
 
 def pack_quantised(model: nn.Module) -> int:
@@ -26,19 +36,13 @@ def pack_quantised(model: nn.Module) -> int:
     library = build.library()
     if library is None:
         return 0
-
-    def packed(weight: QuantisedWeight, bias: Tensor | None = None) -> nn.Module:
-        if weight.shape[1] % 16:  # native products take whole vectors
-            return QuantisedLinear(weight, bias)
-        return TiledLinear(packed_of([weight], torch.float32, library), weight.shape[0], bias, library)
-
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, QuantisedLinear):
-                setattr(parent, name, packed(child.quantised, child.bias).eval())
+                setattr(parent, name, packed_layer(child.quantised, child.bias, library).eval())
             elif isinstance(child, QuantisedExperts):
-                child.pack(packed)
+                child.pack(partial(packed_layer, bias=None, library=library))
             else:
                 continue
             count += 1

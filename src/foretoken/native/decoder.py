@@ -130,6 +130,13 @@ class NativeDecoder:
         """Each layer's window in positions; 0: full attention."""
         return [self._model.layers[index].window for index in range(self._model.num_layers)]
 
+    def facts(self, layer: int) -> dict[str, float | bool]:
+        """The numbers of a layer's description, and of all else whether it is there."""
+        native = self._model.layers[layer]
+        found = {name: (kind, getattr(native, name)) for name, kind in native._fields_ if name != "index"}
+        numbers = (ctypes.c_int, ctypes.c_long, ctypes.c_float, ctypes.c_double)
+        return {name: value if kind in numbers else bool(value) for name, (kind, value) in found.items()}
+
     def forward(
         self,
         batch: PackedBatch,

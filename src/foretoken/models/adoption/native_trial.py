@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,8 +37,10 @@ from foretoken.forward.span import Span
 from foretoken.forward.ssm.layout import Mixer, Projected
 from foretoken.forward.ssm.state import Mixing, cache_for
 from foretoken.models.adoption import fit
+from foretoken.models.adoption.sample import Sample
 from foretoken.models.quantised.rounding import precision_of
 from foretoken.native.decoder import NativeDecoder
+from foretoken.native.packing import TiledLinear
 
 # of a row's logits, the standard deviation of their difference over their own: both sides round; in bfloat16, by how
 # much depends on the model
@@ -61,6 +63,7 @@ def adopt(
     max_length: int,
     general: Callable[[PackedBatch, Plan], Tensor],
     mixers: Sequence[Mixer] = (),
+    sample: Sample | None = None,
 ) -> NativeDecoder | None:
     """The native twin of a model, its linear layers packed; None where the general path has to do.
 
@@ -72,6 +75,7 @@ def adopt(
         max_length: positions that a row may have.
         general: logits [M, V] of a batch through the library's modules, which attend by a plan.
         mixers: its state-space layers.
+        sample: the layers and columns that ``general`` computes; None: all.
     """
     reason = fit.misfit(model, mixers)
     if reason is not None:
@@ -79,7 +83,9 @@ def adopt(
             log.warning("the native CPU decoder is not used for this model, the slower general path is: %s", reason)
         return None
     dtype, config = next(model.parameters()).dtype, model.config
-    whole, reach = Span(0, config.num_hidden_layers), min(max_length, _FARTHEST)
+    span = Span(0, config.num_hidden_layers) if sample is None else sample.span
+    columns = slice(None) if sample is None else sample.columns_C
+    reach = min(max_length, _FARTHEST)
 
     def trial(forward: Callable[[PackedBatch, KVCache], Tensor]) -> Tensor:
         cache = cache_for(mixers, config.num_hidden_layers, 2, reach, dtype, torch.device("cpu"))
@@ -89,16 +95,17 @@ def adopt(
     routed = (dtype != torch.float32 or precision is not None) and fit.has_experts(model)
     announced: dict[int, int | None] = {}
     expected = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, windows=announced)))
-    with _shaken(model, _SHAKEN[dtype]):
+    with nullcontext() if sample is None else sample.running(), _shaken(model, _SHAKEN[dtype]):
         rounded = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, rounded=True)))
     least = TOLERANCE[dtype] if precision is None else _QUANTISED
     allowed = max(least, min(_ROUNDINGS * difference(rounded, expected, routed=routed), _UNRELATED))
     adoption = fit.Adoption(model, max_length, mixers)
     twin = adoption.decoder
-    found = trial(lambda batch, cache: twin.forward(batch, NativePlan(cache), whole, top=0).logits_MV)
+    found = trial(lambda batch, cache: twin.forward(batch, NativePlan(cache), span, top=0).logits_MV[:, columns])
     worst = difference(found, expected, routed=routed)
     odd = next((layer for layer, window in announced.items() if twin.windows[layer] != (window or 0)), None)
-    if worst <= allowed and odd is None:
+    unlike = None if sample is None else _unlike(twin, sample)
+    if worst <= allowed and odd is None and unlike is None:
         twin.forget_positions()  # the trial went to the last one: of a million, tables take gigabytes
         return twin
     adoption.undo()
@@ -111,6 +118,9 @@ def adopt(
             twin.windows[odd],
         )
         return None
+    if worst <= allowed:
+        log.warning("the native CPU decoder is not used, the slower general path is: %s", unlike)
+        return None
     log.warning(
         "the native CPU decoder computes other logits than the model's own modules (by %.3g of their spread, "
         "where rounding explains %.3g), so the slower general path is used%s",
@@ -118,6 +128,16 @@ def adopt(
         allowed,
         "" if dtype == torch.float32 else "; with --dtype float32 (dtype='float32') it may be another matter",
     )
+    return None
+
+
+def _unlike(twin: NativeDecoder, sample: Sample) -> str | None:
+    """How a layer's native description differs from that of the layer that was tried in its place; None: not at all."""
+    for layer, tried in sample.stand_ins():
+        ours, theirs = twin.facts(layer), twin.facts(tried)
+        name = next((each for each in ours if ours[each] != theirs[each]), None)
+        if name is not None:
+            return f"layer {layer} has {name}={ours[name]} there, and layer {tried}, of the same kind, {theirs[name]}"
     return None
 
 
@@ -130,7 +150,7 @@ def _shaken(model: Any, by: float) -> Iterator[None]:
         shares = torch.rand(y.shape, generator=generator).mul_(2 * by).add_(1 - by)
         return (y.float() * shares).to(y.dtype)
 
-    linears = [each for each in model.modules() if isinstance(each, (nn.Linear, QuantisedLinear))]
+    linears = [each for each in model.modules() if isinstance(each, (nn.Linear, QuantisedLinear, TiledLinear))]
     handles = [each.register_forward_hook(shake) for each in linears]
     try:
         yield

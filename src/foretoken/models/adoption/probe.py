@@ -142,6 +142,7 @@ def check(
     *,
     mixing: Collection[int] = (),
     silent: Collection[int] = (),
+    layers: Collection[int] | None = None,
 ) -> int | None:
     """Run the two probes.
 
@@ -151,6 +152,7 @@ def check(
         max_length: positions that will be served.
         mixing: layers that have a state-space mixer; they may attend next to it.
         silent: layers that keep nothing of their rows.
+        layers: those that run; None: all.
     Returns:
         the smallest sliding window of any layer; None if there is none.
     Raises:
@@ -163,14 +165,15 @@ def check(
         logits_MV = forward(batch, roll)
     if len(logits_MV) != 1:
         raise UnsupportedArchitecture("it cannot score chosen rows only ('logits_to_keep')")
-    absent = sorted(set(range(num_layers)) - {*roll.layers, *mixing, *silent})
+    run = set(range(num_layers) if layers is None else layers)
+    absent = sorted(run - {*roll.layers, *mixing, *silent})
     if absent:
         raise UnsupportedArchitecture(
             f"attention of layer {absent[0]} ({len(absent)} of {num_layers} layers) "
             "does not go through the library's attention interface"
         )
-    if roll.mixing != set(mixing):
-        raise UnsupportedArchitecture(f"the mixers of layers {sorted(roll.mixing ^ set(mixing))} are not called")
+    if idle := sorted(roll.mixing ^ run.intersection(mixing)):
+        raise UnsupportedArchitecture(f"the mixers of layers {idle} are not called")
     batch = PackedBatch()
     for slot, tokens in enumerate(([0, 1], [0])):
         batch.add_chunk(slot, 0, tokens, wanted=1)
