@@ -111,6 +111,26 @@ def test_a_model_of_like_layers_runs_two_of_them(monkeypatch: pytest.MonkeyPatch
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"activation": "gelu_tanh"}, {"scaling": 1.5 * 32**-0.5}, {"residual_scale": 0.5}, {"norm_eps": 0.1}],
+    ids=str,
+)
+def test_a_slip_is_found_despite_activations_of_8_bits(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout = fit._layout
+    monkeypatch.setattr(fit, "_layout", lambda *arguments: replace(layout(*arguments), **change))
+    model = deep()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.detach().normal_(0, 0.1)
+    model.to(torch.bfloat16)
+    round_weights(model, "int8", "deep")
+    assert LanguageModel(model, None, name="deep").native_decoder is None
+    assert "computes other logits than the model's own modules" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["an attribute", "the index", "its parity"])
 def test_a_fault_of_a_deep_layer_is_detected(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
