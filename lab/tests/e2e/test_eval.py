@@ -50,7 +50,9 @@ def test_figures_saved_outputs_and_a_comparison(tmp_path, evaluated):
     assert [line["task"] for line in saved] == ["profiles"] * 4 + ["code"] * 4
     assert sum(line["scores"]["correct"] for line in saved[:4]) / 4 == profiles["accuracy"]
 
-    done, out, err = evaluated("--task", "profiles", "--limit", "4", "--method", "ngram", "--against-outputs", "plain.jsonl")
+    done, out, err = evaluated(
+        "--task", "profiles", "--limit", "4", "--method", "ngram", "--against-outputs", "plain.jsonl"
+    )
     assert done == 0, err
     assert "zoo:draft, ngram, float32" in out
     assert "accuracy +0.0 points against the other run" in out
