@@ -65,7 +65,7 @@ def test_layers_differ_by_everything_but_their_weights() -> None:
     assert len(set(kinds(deep("smollm3", no_rope_layer_interval=4)))) == 2
 
 
-def test_forwards_of_one_code_differ_by_what_they_enclose() -> None:
+def test_forwards_of_one_code_differ_by_enclosed_values() -> None:
     model = deep()
     for index, layer in enumerate(model.model.layers):
         layer.mlp.act_fn.forward = (lambda factor: lambda x: factor * x)(2.0 if index == 6 else 1.0)

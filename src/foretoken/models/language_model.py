@@ -337,7 +337,7 @@ class LanguageModel:
         if self._sample is not None:
             try:
                 window = self._check(self._sample.span)
-            except Exception as error:  # perhaps a layer needs one that was left out: all of them will tell
+            except Exception as error:  # perhaps a layer needs one that was left out: probe all
                 log.debug("model '%s': a sample of its layers cannot be probed: %s", self.name, error)
                 self._sample = None
             else:

@@ -63,17 +63,17 @@ class Sample:
         self._parts = anatomy.find(model)
         self._kinds = kinds(model)
         self.span = Span(*shortest_run(self._kinds, smallest))
-        head = self._parts.head
+        head: Any = self._parts.head
         vocab = int(getattr(head, "out_features", 0)) or len(head.weight)
         self.columns_C = torch.arange(0, vocab, -(-vocab // _COLUMNS))
         self._device = next(model.parameters()).device
         self.index_counts = self._runs = False
         self._native = list(self._native_layers())
-        self._numbered = [
-            (module, module.layer_idx)
+        self._numbered: list[tuple[Any, int]] = [
+            (module, index)
             for layer in self._parts.layers[self.span.first : self.span.last]
             for module in layer.modules()
-            if type(getattr(module, "layer_idx", None)) is int
+            if type(index := getattr(module, "layer_idx", None)) is int
         ]
 
     @contextmanager
@@ -143,14 +143,13 @@ def _native(weight: QuantisedWeight, bias: Tensor | None = None, *, library: Any
 
 def _some(head: nn.Module, whole: Callable[[Tensor], Tensor], columns_C: Tensor, x: Tensor) -> Tensor:
     """A head's output in some columns; of other modules than linear layers all are computed."""
-    if type(head) is nn.Linear:
-        bias = None if head.bias is None else head.bias[columns_C]
-        return F.linear(x, head.weight[columns_C], bias)
+    if type(head) is not nn.Linear and not isinstance(head, QuantisedLinear):
+        return whole(x)[..., columns_C]
+    bias: Tensor | None = None if head.bias is None else head.bias[columns_C]
     if isinstance(head, QuantisedLinear):
-        bias = None if head.bias is None else head.bias[columns_C]
         some: Tensor = QuantisedLinear(head.quantised.rows(columns_C), bias)(x)
         return some
-    return whole(x)[..., columns_C]
+    return F.linear(x, head.weight[columns_C], bias)
 
 
 def shortest_run(kinds: Sequence[Hashable], smallest: int = 1) -> tuple[int, int]:
@@ -183,7 +182,7 @@ def kinds(model: Any) -> list[Hashable]:
 def _kind_of(layer: nn.Module, index: int) -> Hashable:
     found: list[Hashable] = []
     for name, module in layer.named_modules():
-        found += [name, type(module)]
+        found += [name, _described(type(module))]
         found += [
             (key, _described(value))
             for key, value in vars(module).items()
@@ -199,7 +198,7 @@ def _kind_of(layer: nn.Module, index: int) -> Hashable:
 
 
 def _described(value: Any) -> Hashable:
-    """What is equal if two values are; an object that is not known is only equal to itself."""
+    """A value that two equal values share; an object of an unknown type is equal to itself only."""
     if isinstance(value, _NUMBERS):
         return type(value), value
     if isinstance(value, (list, tuple, set, frozenset)):
