@@ -57,6 +57,7 @@ SHORTER = (
     ("train", "--tokens 2048"),
     ("bench verify", "--repeats 1"),
     ("bench", "--limit 1 --repeats 1 --max-tokens 8"),
+    ("eval --model zoo:draft --dtype int8 --against", "--text-tokens 256"),
     ("eval", "--limit 2 --text-tokens 256"),
     ("analyze acceptance", "--limit 1 --positions 2 --max-tokens 8"),
     ("analyze tradeoff", "--limit 1 --repeats 1 --max-tokens 8"),
