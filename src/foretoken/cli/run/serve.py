@@ -134,12 +134,15 @@ def serve(
     metrics: Annotated[
         str,
         typer.Option(
-            "--per-request-spec-decode-metrics",
+            "--spec-metrics",
             metavar="none|summary|detailed",
             help="Speculative metrics in each answer, in vLLM's form.",
             rich_help_panel=_SERVER,
         ),
     ] = "none",
+    metrics_as_in_vllm: Annotated[
+        str | None, typer.Option("--per-request-spec-decode-metrics", hidden=True)  # vLLM's name of --spec-metrics
+    ] = None,
     reasoning: Annotated[
         str,
         typer.Option(
@@ -184,8 +187,9 @@ def serve(
         raise ConfigError("--api-key is empty: set a key, or leave it out")
     if reasoning not in _REASONING:
         raise ConfigError(f"--reasoning {reasoning}: {nearest(reasoning, _REASONING)}")
+    metrics = metrics_as_in_vllm or metrics
     if metrics not in _METRICS:
-        raise ConfigError(f"--per-request-spec-decode-metrics {metrics}: {nearest(metrics, _METRICS)}")
+        raise ConfigError(f"--spec-metrics {metrics}: {nearest(metrics, _METRICS)}")
     for origin in origins or ():
         if not _ORIGIN.fullmatch(origin):
             raise ConfigError(f"--allow-origin {origin}: write http://HOST:PORT, https://HOST or *")
