@@ -40,7 +40,7 @@ def test_a_failure_is_reported_and_not_counted(server: Served) -> None:
     assert ask(Endpoint(label="a", url="http://127.0.0.1:9", model=NAME), "Hi", 2) == Answer(
         error="ConnectionRefusedError: [Errno 111] Connection refused"
     )
-    assert "unknown field" in str(ask(endpoint(server, extra={"nonsense": 1}), "Hi", 2).error)
+    assert "unknown field" in str(ask(endpoint(server, extra={"mirostat": 2}), "Hi", 2).error)
     with pytest.raises(ConfigError, match="does not answer for model 'gpt'"):
         measure([Endpoint(label="a", url=server.url, model="gpt")], ["Hi"], [1], max_tokens=2, repeats=1)
 

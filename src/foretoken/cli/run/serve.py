@@ -48,11 +48,11 @@ def serve(
         int, typer.Option("--port", min=0, max=65535, help="Port; 0: a free one.", rich_help_panel=_SERVER)
     ] = 8000,
     names: Annotated[
-        list[str] | None,
+        str | None,
         typer.Option(
             "--served-model-name",
-            metavar="NAME…",
-            help="Names of the model for clients, with commas or spaces; * stands for any text: gpt-4o,claude-*.",
+            metavar="NAME",
+            help="Name of the model for clients, or several with commas or spaces; * is any text: gpt-4o,claude-*.",
             show_default="the value of --model",
             rich_help_panel=_SERVER,
         ),
@@ -255,20 +255,22 @@ def serve(
             llm.close()  # an executor may own threads or a helper process
 
 
-def _served_names(given: Sequence[str] | None, more: Sequence[str]) -> list[str]:
+def _served_names(given: str | None, more: Sequence[str]) -> list[str]:
     """Return the names for clients.
 
     Args:
-        given: values of the option, each with commas.
+        given: the option's value, perhaps several names with commas.
         more: further arguments: ``--served-model-name A B`` has a second name there.
     """
-    if more and not given:
+    if more and given is None:
         raise ConfigError(f"unexpected argument {more[0]!r}: one model is served")
-    found = [name.strip() for each in (*(given or ()), *more) for name in each.split(",")]
+    if given is None:
+        return []
+    found = [name.strip() for each in (given, *more) for name in each.split(",")]
     for name in found:
         if not name or name.startswith("-"):
             raise ConfigError(f"--served-model-name: {name!r} is not a name")
-    if found and "*" in found[0]:
+    if "*" in found[0]:
         raise ConfigError(
             f"--served-model-name: the first name, '{found[0]}', is the one of /v1/models: write no * in it"
         )
