@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.forward import attention
+from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models import language_model
 from foretoken.models.adoption import fit, sample
 from foretoken.models.adoption.sample import Sample, kinds, shortest_run
@@ -204,12 +205,15 @@ def test_a_native_product_that_is_another_is_not_relied_on(monkeypatch: pytest.M
         Sample(model)
 
 
-def test_a_sample_leaves_the_model_as_it_was() -> None:
+def test_a_sample_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "_COLUMNS", 10)
     model = deep(tie_word_embeddings=True)
     round_weights(model, "int4", "deep")
+    monkeypatch.setattr(QuantisedWeight, "dense", lambda weight: pytest.fail("a whole matrix is expanded"))
     before = dict(model.named_modules())
     own = Sample(model)
     with own.running():
+        assert model.lm_head(torch.ones(2, 96)).shape == (2, len(own.columns_C))
         assert type(model.model.layers[0].mlp.down_proj).__name__ == "TiledLinear"
         assert type(model.model.layers[2].mlp.down_proj).__name__ == "QuantisedLinear"
     after = dict(model.named_modules())

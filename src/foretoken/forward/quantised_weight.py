@@ -37,6 +37,7 @@ BITS = (4, 8)
 GROUPS = (16, 32, 64, 128)  # or a whole row
 STEP = 32  # inputs of a row that share a step; the last ones of a row may be fewer
 _CODES = {4: {torch.int8: (-8, 7), torch.uint8: (0, 15)}, 8: {torch.int8: (-128, 127), torch.uint8: (0, 255)}}
+_ROWS = 4096  # outputs that are converted at a time: temporaries take many times the bytes of codes
 _LEAST = 2.0**-100  # inputs of a step with a largest magnitude below this count as zeros
 
 
@@ -104,6 +105,25 @@ class QuantisedWeight:
     def decoded(self) -> QuantisedWeight:
         """The same weight with its codes and scales in memory (see stored_weight.py)."""
         return self
+
+    def for_modules(self) -> QuantisedWeight:
+        """The same weight as :class:`QuantisedLinear` keeps it, if that computes with it more than once."""
+        return self
+
+    @property
+    def source(self) -> Tensor | None:
+        """What the weight is decoded or rounded from, perhaps in a mapped file; None: nothing."""
+        return None
+
+    @property
+    def signed(self) -> bool:
+        """Whether codes may be negative."""
+        return self.codes_OK.dtype == torch.int8
+
+    @property
+    def minimum(self) -> bool:
+        """Whether there are minimums."""
+        return self.minimum_OG is not None
 
     @property
     def group(self) -> int:
@@ -177,20 +197,24 @@ def rounded(weight_OK: Tensor, bits: int, group: int | None = None, *, name: str
     size = inputs if group is None else group
     if inputs % size:
         raise ModelError(f"the tensor '{name}' has rows of {inputs} elements, which are no groups of {size}")
-    values_OGk = weight_OK.detach().to(torch.float32).reshape(outputs, -1, size)
-    if not values_OGk.isfinite().all():
+    parts = [rows.reshape(len(rows), -1, size) for rows in weight_OK.detach().split(_ROWS)]
+    low_OG = torch.cat([part_OGk.to(torch.float32).amin(dim=-1) for part_OGk in parts])
+    high_OG = torch.cat([part_OGk.to(torch.float32).amax(dim=-1) for part_OGk in parts])
+    if not (low_OG.isfinite().all() and high_OG.isfinite().all()):
         raise ModelError(f"the tensor '{name}' holds values that are not finite: it cannot be rounded to {bits} bits")
-    if bits == 8:
-        widest_OG = values_OGk.abs().amax(dim=-1) / 127
-        scale_OG = _short(widest_OG, widest_OG)
-        codes_OGk = (values_OGk / _divisor(scale_OG)).round().clamp(-127, 127).to(torch.int8)
-        return QuantisedWeight(codes_OGk.view(outputs, inputs), scale_OG, None, bits, name=name)
-    low_OG, high_OG = values_OGk.amin(dim=-1), values_OGk.amax(dim=-1)
-    minimum_OG = _short(low_OG, torch.maximum(low_OG.abs(), high_OG.abs()))
-    scale_OG = (high_OG - minimum_OG) / 15
-    scale_OG = _short(scale_OG, scale_OG)
-    codes_OGk = ((values_OGk - minimum_OG[..., None]) / _divisor(scale_OG)).round().clamp(0, 15).to(torch.uint8)
-    return QuantisedWeight(codes_OGk.view(outputs, inputs), scale_OG, minimum_OG, bits, name=name)
+    sizes_OG = torch.maximum(low_OG.abs(), high_OG.abs())
+    minimum_OG = _short(low_OG, sizes_OG) if bits == 4 else None
+    widest_OG = sizes_OG / 127 if minimum_OG is None else (high_OG - minimum_OG) / 15
+    scale_OG = _short(widest_OG, widest_OG)
+    codes_OK = torch.empty(outputs, inputs, dtype=torch.int8 if bits == 8 else torch.uint8)
+    rows_of_parts = (each.split(_ROWS) for each in (codes_OK, scale_OG, low_OG if minimum_OG is None else minimum_OG))
+    for part_OGk, codes, scale, minimum in zip(parts, *rows_of_parts, strict=True):
+        values_OGk = part_OGk.to(torch.float32)
+        if bits == 4:
+            values_OGk = values_OGk - minimum[..., None]
+        found_OGk = (values_OGk / _divisor(scale)).round_()
+        codes.copy_((found_OGk.clamp_(-127, 127) if bits == 8 else found_OGk.clamp_(0, 15)).flatten(1))
+    return QuantisedWeight(codes_OK, scale_OG, minimum_OG, bits, name=name)
 
 
 def _short(values_OG: Tensor, sizes_OG: Tensor) -> Tensor:

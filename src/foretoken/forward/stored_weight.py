@@ -1,24 +1,27 @@
-"""A quantised weight in the blocks of its file: codes and scales are decoded where they are read, and not kept.
+"""Quantised weights that are decoded or rounded where they are read, and not kept: layers are packed one by one.
 
-Decoded, a weight takes a byte a code and four a scale: twice the file or more. The native decoder packs the blocks as
-they are (native/superblocks.py).
+Decoded, a weight of a GGUF file takes a byte a code and four a scale: twice the file or more. The native decoder packs
+blocks of 256 elements as they are (native/superblocks.py), and decodes others by parts.
 
 Letters: O outputs, K inputs, R bytes of a row, B blocks.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.core.errors import ModelError
-from foretoken.forward.quantised_weight import QuantisedWeight
+from foretoken.forward.quantised_experts import QuantisedExperts
+from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 
 Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [B, elements], scales and minimums [B, groups]
+_ROWS = 4096  # outputs that are decoded at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class BlockKind:
         elements, bytes: of a block.
         bits: 8 or 4, of decoded codes.
         group: elements that share a scale.
+        signed: whether decoded codes may be negative.
         halves: where a block's float16 numbers are: of its scales, then perhaps of its minimums.
         read: uint8 [B, bytes] to the decoded parts.
     """
@@ -39,12 +43,79 @@ class BlockKind:
     bytes: int
     bits: int
     group: int
+    signed: bool
     halves: tuple[int, ...]
     read: Callable[[Tensor], Parts]
 
+    @property
+    def packs_as_it_is(self) -> bool:
+        """Whether native products read the blocks (native/superblocks.py)."""
+        return self.elements == 256
 
-class StoredWeight(QuantisedWeight):
-    """A quantised weight that decodes its codes, scales and minimums at each look.
+    @property
+    def minimum(self) -> bool:
+        """Whether there are minimums."""
+        return len(self.halves) == 2
+
+    def packed_bytes(self, elements: int) -> int:
+        """Of so many elements, once they are packed."""
+        if self.packs_as_it_is:
+            return elements // self.elements * self.bytes
+        return elements * self.bits // 8 + elements // self.group * len(self.halves) * torch.float16.itemsize
+
+
+class LazyWeight(QuantisedWeight):
+    """A quantised weight that makes its codes, scales and minimums at each look."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def decoded(self) -> QuantisedWeight:
+        """The same weight with its codes and scales in memory."""
+
+    def for_modules(self) -> QuantisedWeight:
+        """See :class:`QuantisedWeight`."""
+        return self.decoded()
+
+    @property
+    def codes_OK(self) -> Tensor:
+        """See :class:`QuantisedWeight`."""
+        return self.decoded().codes_OK
+
+    @property
+    def scale_OG(self) -> Tensor:
+        """See :class:`QuantisedWeight`."""
+        return self.decoded().scale_OG
+
+    @property
+    def minimum_OG(self) -> Tensor | None:
+        """See :class:`QuantisedWeight`."""
+        return self.decoded().minimum_OG
+
+    @property
+    def kept_in(self) -> torch.dtype:
+        """See :class:`QuantisedWeight`."""
+        return self.decoded().kept_in
+
+    def dense(self) -> Tensor:
+        """The weight that this is, float32 [O, K]."""
+        return self.decoded().dense()
+
+    def split(self, outputs: Sequence[int]) -> list[QuantisedWeight]:
+        """In parts of so many outputs, one below the other."""
+        return self.decoded().split(outputs)
+
+    def rows(self, which_O: Tensor) -> QuantisedWeight:
+        """Some outputs, int64, in this order."""
+        return self.decoded().rows(which_O)
+
+    def to(self, device: torch.device) -> QuantisedWeight:
+        """The same weight on another device."""
+        return self.decoded().to(device)
+
+
+class StoredWeight(LazyWeight):
+    """A quantised weight in the blocks of its file.
 
     Args:
         blocks_OR: uint8, possibly in a mapped file; R is a whole number of blocks.
@@ -87,20 +158,24 @@ class StoredWeight(QuantisedWeight):
             name=self.name,
         )
 
-    @property
-    def codes_OK(self) -> Tensor:
+    def for_modules(self) -> QuantisedWeight:
         """See :class:`QuantisedWeight`."""
-        return self.decoded().codes_OK
+        return self if self.kind.packs_as_it_is else self.decoded()
 
     @property
-    def scale_OG(self) -> Tensor:
+    def source(self) -> Tensor:
         """See :class:`QuantisedWeight`."""
-        return self.decoded().scale_OG
+        return self.blocks_OR
 
     @property
-    def minimum_OG(self) -> Tensor | None:
-        """See :class:`QuantisedWeight`."""
-        return self.decoded().minimum_OG
+    def signed(self) -> bool:
+        """Whether codes may be negative."""
+        return self.kind.signed
+
+    @property
+    def minimum(self) -> bool:
+        """Whether there are minimums."""
+        return self.kind.minimum
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -121,16 +196,20 @@ class StoredWeight(QuantisedWeight):
     @property
     def kept_in(self) -> torch.dtype:
         """What would hold all decoded scales and minimums exactly."""
-        return self.decoded().kept_in
+        return self.decoded().kept_in if self.kind.packs_as_it_is else torch.float16
 
     @property
     def num_bytes(self) -> int:
-        """Of the blocks."""
-        return self.blocks_OR.numel()
+        """Of the blocks; of a kind that is packed in another form, of that one."""
+        outputs, inputs = self.shape
+        return self.kind.packed_bytes(outputs * inputs)
 
     def dense(self) -> Tensor:
-        """The weight that this is, float32 [O, K]."""
-        return self.decoded().dense()
+        """The weight that this is, float32 [O, K]; some outputs at a time."""
+        dense_OK = torch.empty(self.shape, device=self.device)
+        for rows, blocks in zip(dense_OK.split(_ROWS), self.blocks_OR.split(_ROWS), strict=True):
+            rows.copy_(self._of(blocks).decoded().dense())
+        return dense_OK
 
     def split(self, outputs: Sequence[int]) -> list[QuantisedWeight]:
         """In parts of so many outputs, one below the other."""
@@ -142,7 +221,84 @@ class StoredWeight(QuantisedWeight):
 
     def to(self, device: torch.device) -> QuantisedWeight:
         """The same weight on another device."""
-        return self._of(self.blocks_OR.to(device))
+        return self._of(self.blocks_OR.to(device)).for_modules()
 
     def _of(self, blocks_OR: Tensor) -> StoredWeight:
         return StoredWeight(blocks_OR, self.kind, self.name)
+
+
+class RoundedWeight(LazyWeight):
+    """A dense weight, possibly in a mapped file, that is rounded to 8 or 4 bits.
+
+    Args:
+        dense_OK: floating.
+        bits: 8 or 4.
+        group: elements that share a scale.
+        name: of the tensor, for messages.
+        rounding: to the rounded weight; it may refuse, at each look.
+    """
+
+    __slots__ = ("dense_OK", "group", "rounding")
+
+    dense_OK: Tensor
+    group: int
+    rounding: Callable[[Tensor], QuantisedWeight]
+
+    def __init__(
+        self, dense_OK: Tensor, bits: int, group: int, name: str, rounding: Callable[[Tensor], QuantisedWeight]
+    ) -> None:
+        given = {"dense_OK": dense_OK, "bits": bits, "name": name, "order_K": None}
+        for field, value in {**given, "group": group, "rounding": rounding}.items():
+            object.__setattr__(self, field, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RoundedWeight, (self.dense_OK, self.bits, self.group, self.name, self.rounding)
+
+    def decoded(self) -> QuantisedWeight:
+        """The same weight, rounded: all of it, because its rows decide together what scales are kept in."""
+        return self.rounding(self.dense_OK)
+
+    @property
+    def source(self) -> Tensor:
+        """See :class:`QuantisedWeight`."""
+        return self.dense_OK
+
+    @property
+    def signed(self) -> bool:
+        """Whether codes may be negative."""
+        return self.bits == 8
+
+    @property
+    def minimum(self) -> bool:
+        """Whether there are minimums."""
+        return self.bits == 4
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[O, K]."""
+        outputs, inputs = self.dense_OK.shape
+        return outputs, inputs
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.dense_OK.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Of codes, scales and minimums, if float16 holds these."""
+        numbers = self.dense_OK.numel() // self.group * (1 + self.minimum)
+        return self.dense_OK.numel() * self.bits // 8 + numbers * torch.float16.itemsize
+
+
+def hold(model: nn.Module) -> None:
+    """Let modules keep their weights decoded, unless native products read them as they are.
+
+    Args:
+        model: its modules compute more than once.
+    """
+    for module in model.modules():
+        if isinstance(module, QuantisedLinear):
+            module.quantised = module.quantised.for_modules()
+        elif isinstance(module, QuantisedExperts):
+            module.weights = [(gate_up.for_modules(), down.for_modules()) for gate_up, down in module.weights]

@@ -129,11 +129,30 @@ class CheckpointFiles:
                 raise ValueError(f"model_max_length={longest!r:.60} in tokenizer_config.json is no number")
             return tokenizer
 
-    def weights(self, dtype: torch.dtype, **options: Any) -> Any:
-        """Load a model of transformers; every weight must be in the checkpoint."""
+    def num_bytes(self, dtype: torch.dtype, bits: int | None = None) -> int:
+        """Bytes that the weights take at least, once they are in memory; 0 where they are known only after loading.
+
+        Args:
+            dtype: of weights that are not quantised.
+            bits: that matrices are rounded to; None: they are not.
+        """
+        if self.gguf is not None:
+            return self.gguf.num_bytes(dtype)
+        sizes = [path.stat().st_size for path in Path(self.source).glob("*.safetensors")]
+        own = self.config.get_text_config(decoder=True).dtype
+        if quantised_folder.settings_of(self.config) is not None or not isinstance(own, torch.dtype):
+            return sum(sizes)
+        return sum(sizes) * (8 * dtype.itemsize if bits is None else bits) // (8 * own.itemsize)
+
+    def weights(self, dtype: torch.dtype, *, stored: bool = False, **options: Any) -> Any:
+        """Load a model of transformers; every weight must be in the checkpoint.
+
+        Args:
+            stored: leave quantised matrices of a GGUF file there until they are used.
+        """
         name, model_type = self.name, self.config.model_type
         if self.gguf is not None:
-            return self.gguf.weights(auto_class(self.config), dtype, str(name), **options)
+            return self.gguf.weights(auto_class(self.config), dtype, str(name), stored=stored, **options)
         settings = quantised_folder.settings_of(self.config)
         if settings is not None:
             return quantised_folder.weights(

@@ -31,6 +31,7 @@ from foretoken.forward.span import Span, passed_by, within
 from foretoken.forward.ssm import adopt
 from foretoken.forward.ssm.layout import REMEDY
 from foretoken.forward.ssm.state import cache_for
+from foretoken.forward.stored_weight import hold
 from foretoken.models.adoption import native_trial, probe, trial
 from foretoken.models.adoption.fit import fits_by_name, misfit
 from foretoken.models.adoption.sample import Sample
@@ -186,6 +187,8 @@ class LanguageModel:
         self.native_decoder: decoder.NativeDecoder | None = None
         self.kv_cache_dtype = kv_cache_dtype
         self._sample = None if self.num_parameters <= _SMALL else _sample(model)  # None: probes run all layers
+        if self._sample is None:  # every forward of a trial would make stored weights again
+            hold(model)
         # the trial forwards of a small model are many small operations, after each of which torch's threads spin
         with one_thread() if self.num_parameters <= _SMALL else nullcontext():
             self.window = self._probe()  # the smallest sliding window of any layer; None: there is none
@@ -305,6 +308,7 @@ class LanguageModel:
             )
         if self.dtype in (torch.float32, torch.bfloat16):
             pack_quantised(self.model)
+        hold(self.model)  # without a compiler nothing was packed
         if can_prepack(self.dtype, self.device):
             expected_MV = trial.read(self._logits, self.max_length)
             prepack(self.model)
@@ -344,6 +348,7 @@ class LanguageModel:
                 if not self._sample.index_counts:
                     return window
                 self._sample = None
+            hold(self.model)
         try:
             return self._check(self._whole)
         except ForetokenError as error:

@@ -30,9 +30,11 @@ from foretoken.models.checkpoint_files import CheckpointFiles, reported
 from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.gguf.magic import is_gguf
 from foretoken.models.language_model import LanguageModel, Mispacked
+from foretoken.models.memory import check_fits
 from foretoken.models.quantised import folder as quantised_folder
 from foretoken.models.quantised.rounding import SCHEMES, round_weights
 from foretoken.models.text_part import text_part
+from foretoken.native.pages import give_back_free_memory
 from foretoken.options.model import ModelOptions
 from foretoken.options.option import named
 
@@ -94,14 +96,16 @@ def load(
             "faster; --dtype float32 (dtype='float32') rounds nothing and takes twice the memory",
             name,
         )
+    if place.type == "cpu":
+        check_fits(str(name), files.num_bytes(kind, SCHEMES[dtype].bits if dtype in SCHEMES else None))
     tokenizer = files.tokenizer()
 
     def build(*, packed: bool) -> LanguageModel:
         PHASES.info("loading %s", name)
-        model = text_part(files.weights(kind, attn_implementation=attention.NAME).to(place).eval())
+        model = text_part(files.weights(kind, stored=True, attn_implementation=attention.NAME).to(place).eval())
         if dtype in SCHEMES:
-            round_weights(model, dtype, str(name))
-        return LanguageModel(
+            round_weights(model, dtype, str(name), stored=True)
+        made = LanguageModel(
             model,
             tokenizer,
             name=str(name),
@@ -110,6 +114,8 @@ def load(
             trusted=trust_remote_code,
             kv_cache_dtype=kv_cache_dtype,
         )
+        give_back_free_memory()
+        return made
 
     try:
         return build(packed=True)

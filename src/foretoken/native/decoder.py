@@ -27,7 +27,7 @@ from foretoken.native import checks, structs, team
 from foretoken.native.cache_addresses import CacheAddresses
 from foretoken.native.call import Angles, OpenCall, Ranked
 from foretoken.native.layout import Block, Experts, Head, Layout, MLPBlock, PackedBlock, Projection, StateBlock
-from foretoken.native.packing import Tiles, alternating, described, packed_apart, packed_of
+from foretoken.native.packing import Tiles, described, packed_apart, packed_in_turn, packed_of
 from foretoken.native.rotary import RotaryTables
 from foretoken.native.shelf import Shelf
 from foretoken.native.states import NativeStates, described_mixer
@@ -413,9 +413,7 @@ class NativeDecoder:
     @torch.no_grad()
     def _gates(self, gate: Projection, up: Projection) -> Tiles:
         """Two projections of the same inputs and outputs, packed alike, a tile of each in turn."""
-        whole = packed_of([gate.weight_OK, up.weight_OK], self._dtype, self.library)
-        half = len(whole) // 2
-        packed = alternating(whole[:half], whole[half:])
+        packed = packed_in_turn(gate.weight_OK, up.weight_OK, self._dtype, self.library)
         self._keep.append(packed)
         return packed
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from foretoken.core.threads import threads_for
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.native import team
-from foretoken.native.pages import in_large_pages
+from foretoken.native.pages import empty_in_large_pages, in_large_pages
 from foretoken.native.quantised import CodedTiles, joined
 from foretoken.native.structs import Linear, Matrix
 from foretoken.native.superblocks import MixedTiles, packed_codes, together
@@ -51,8 +51,7 @@ def packed_of(weights: list[Tensor | QuantisedWeight], dtype: torch.dtype, libra
     """
     if isinstance(weights[0], QuantisedWeight):
         return packed_codes(joined(cast("list[QuantisedWeight]", weights)), library)
-    dense = [each.detach().to(dtype) for each in weights if isinstance(each, Tensor)]
-    return in_large_pages(tiled(torch.cat(dense) if len(dense) > 1 else dense[0]))
+    return _written([tiled(each.detach().to(dtype)) for each in weights if isinstance(each, Tensor)])
 
 
 def packed_apart(
@@ -67,10 +66,41 @@ def packed_apart(
 def alternating(first: Tiles, second: Tiles) -> Tiles:
     """Two packed weights of one kind and size, a tile of the one and a tile of the other in turn."""
     if isinstance(first, CodedTiles) and isinstance(second, CodedTiles):
-        return first.like(in_large_pages(torch.stack([first.data, second.data], dim=1).flatten(0, 1)))
+        return first.like(_written([first.data, second.data], in_turn=True))
     assert isinstance(first, Tensor)
     assert isinstance(second, Tensor)
-    return in_large_pages(torch.stack([first, second], dim=1).flatten(0, 1))
+    return _written([first, second], in_turn=True)
+
+
+def packed_in_turn(
+    first: Tensor | QuantisedWeight, second: Tensor | QuantisedWeight, dtype: torch.dtype, library: ctypes.CDLL
+) -> Tiles:
+    """Two weights of the same inputs and outputs, a tile of the one and a tile of the other in turn.
+
+    Args:
+        first, second: both dense, or both quantised; their outputs are multiples of 16.
+        dtype: of dense ones.
+        library: compiled decoder.c.
+    """
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return alternating(*(tiled(each.detach().to(dtype)) for each in (first, second)))
+    apart = [packed_of([each], dtype, library) for each in (first, second)]
+    if form_of(apart[0]) != form_of(apart[1]):
+        whole = packed_of([first, second], dtype, library)
+        apart = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
+    return alternating(*apart)
+
+
+def _written(parts: list[Tensor], *, in_turn: bool = False) -> Tensor:
+    """Parts [tiles, ...] one after the other, or a tile of each in turn, in large pages; each is written once."""
+    if len(parts) == 1:
+        return in_large_pages(parts[0])
+    tiles = sum(map(len, parts))
+    whole, begin = empty_in_large_pages((tiles, *parts[0].shape[1:]), parts[0].dtype), 0
+    for number, part in enumerate(parts):
+        (whole[number :: len(parts)] if in_turn else whole[begin : begin + len(part)]).copy_(part)
+        begin += len(part)
+    return whole
 
 
 def described(packed: Tiles | MixedTiles) -> Matrix:

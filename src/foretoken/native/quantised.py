@@ -16,9 +16,11 @@ from torch import Tensor
 
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.forward.stored_weight import StoredWeight
+from foretoken.native.pages import empty_in_large_pages, in_large_pages
 from foretoken.native.structs import Matrix
 
 _LINE = 64  # bytes
+_ROWS = 4096  # outputs that are packed at a time, a multiple of 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,15 +106,24 @@ class CodedTiles:
         return QuantisedWeight(codes_OK.contiguous(), scale_OG, minimum_OG, self.bits, order_K, self.name)
 
 
-def coded_tiles(weight: QuantisedWeight) -> CodedTiles:
-    """A weight packed; outputs are padded with zeros to a whole tile."""
+def coded_tiles(weight: QuantisedWeight, kind: torch.dtype | None = None) -> CodedTiles:
+    """A weight packed; outputs are padded with zeros to a whole tile.
+
+    Args:
+        kind: of scales and minimums, which holds all of them; None: the smallest that does.
+    """
+    if not isinstance(weight, StoredWeight):
+        weight = weight.decoded()
+    kind = kind or weight.kept_in
+    if weight.shape[0] > _ROWS:
+        return _by_parts(weight, kind)
+    weight = weight.decoded()
     (outputs, inputs), bits = weight.shape, weight.bits
     tiles = -(-outputs // 16)
     offset = 2 ** (bits - 1) if weight.codes_OK.dtype == torch.int8 else 0
     codes_OK = (weight.codes_OK.to(torch.int16) + offset).to(torch.uint8)
     given = [weight.scale_OG] if weight.minimum_OG is None else [weight.scale_OG, weight.minimum_OG]
     parameters_OGn = torch.stack(given, dim=-1)
-    kind = weight.kept_in
     parameters = _padded(parameters_OGn.to(kind).flatten(1), tiles).view(tiles, 16, -1).transpose(1, 2).contiguous()
     codes = _padded(codes_OK, tiles).view(tiles, 16, -1, 4 if bits == 8 else 8)
     if bits == 4:
@@ -131,11 +142,30 @@ def coded_tiles(weight: QuantisedWeight) -> CodedTiles:
     return CodedTiles(data, inputs, bits, weight.group, minimum, kind, offset, weight.name, order_K)
 
 
+def _by_parts(weight: QuantisedWeight, kind: torch.dtype) -> CodedTiles:
+    """A weight packed some outputs at a time, in large pages: temporaries take many times the bytes of codes."""
+    data: Tensor | None = None
+    for begin in range(0, weight.shape[0], _ROWS):
+        which_O = torch.arange(begin, min(begin + _ROWS, weight.shape[0]))
+        part = coded_tiles(weight.rows(which_O), kind)
+        if data is None:
+            data = empty_in_large_pages((-(-weight.shape[0] // 16), part.data.shape[1]), torch.uint8)
+        data[begin // 16 : begin // 16 + len(part)] = part.data
+    assert data is not None
+    return part.like(data)
+
+
+def in_own_memory(weight: QuantisedWeight) -> CodedTiles:
+    """A weight packed, in large pages."""
+    coded = coded_tiles(weight)
+    return coded if weight.shape[0] > _ROWS else coded.like(in_large_pages(coded.data))
+
+
 def can_join(weights: Sequence[QuantisedWeight]) -> bool:
     """Whether :func:`joined` can; unsigned codes of 8 bits are one of a kind, and so is an order of columns."""
     if any(not _same(each.order_K, weights[0].order_K) for each in weights):
         return False
-    return are_alike(weights) or not any(_kind(each)[:2] == (8, torch.uint8) for each in weights)
+    return are_alike(weights) or not any(each.bits == 8 and not each.signed for each in weights)
 
 
 def joined(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
@@ -179,7 +209,7 @@ def _kind(weight: QuantisedWeight) -> tuple[object, ...]:
     """Of its codes and parameters."""
     if isinstance(weight, StoredWeight):
         return (weight.kind.name,)
-    return weight.bits, weight.codes_OK.dtype, weight.minimum_OG is None
+    return weight.bits, weight.signed, weight.minimum
 
 
 def _wider(weight: QuantisedWeight, group: int, minimum: bool) -> QuantisedWeight:

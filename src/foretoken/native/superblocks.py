@@ -23,8 +23,8 @@ from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.forward.stored_weight import BlockKind, StoredWeight
 from foretoken.native import structs, team
 from foretoken.native.declared import ADDRESS, function
-from foretoken.native.pages import empty_in_large_pages, in_large_pages
-from foretoken.native.quantised import CodedTiles, are_alike, coded_tiles, joined
+from foretoken.native.pages import empty_in_large_pages
+from foretoken.native.quantised import CodedTiles, are_alike, in_own_memory, joined
 from foretoken.native.structs import Matrix
 
 _INPUTS, _LINE = 256, 64
@@ -163,15 +163,14 @@ def packed_codes(weight: QuantisedWeight, library: ctypes.CDLL) -> CodedTiles:
     """A weight packed; outputs are padded with zeros to a whole tile."""
     if isinstance(weight, StoredWeight) and weight.kind.name in _FORMS:
         return _in_superblocks(weight, weight.kind, library)
-    coded = coded_tiles(weight.decoded())
-    return coded.like(in_large_pages(coded.data))
+    return in_own_memory(weight)
 
 
 def _in_superblocks(weight: StoredWeight, kind: BlockKind, library: ctypes.CDLL) -> SuperblockTiles:
     outputs, inputs = weight.shape
     tiles, count, form = -(-outputs // 16), inputs // _INPUTS, _FORMS[kind.name]
     blocks_OR = weight.blocks_OR.contiguous()
-    data = empty_in_large_pages(tiles, count * form.lines * _LINE)
+    data = empty_in_large_pages((tiles, count * form.lines * _LINE), torch.uint8)
     pack = _function(library, "foretoken_pack_superblocks", "qaqqqqaq")
     threads = 1 if data.numel() < _SMALL else team.current().threads
     each = -(-tiles // threads)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
+from foretoken.forward import quantised_weight
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight, Rows, product, rounded, rows_of
 
 
@@ -38,6 +39,20 @@ def test_every_element_goes_to_the_nearest_code(bits: int, group: int | None, mo
     assert (error <= most * span).all()
     assert found.group == (group or 96)
     assert torch.equal(found.scale_OG.half().float(), found.scale_OG)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounding_by_parts_is_rounding(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One group of the last rows decides for all how scales are kept."""
+    for weight_OK in (noise(20, 64), torch.cat([noise(18, 64), 1e-6 * noise(2, 64)])):
+        monkeypatch.setattr(quantised_weight, "_ROWS", 4096)
+        whole = rounded(weight_OK, bits, 32)
+        monkeypatch.setattr(quantised_weight, "_ROWS", 3)
+        parts = rounded(weight_OK, bits, 32)
+        assert torch.equal(parts.codes_OK, whole.codes_OK)
+        assert torch.equal(parts.scale_OG, whole.scale_OG)
+        assert parts.minimum == whole.minimum == (bits == 4)
+        assert torch.equal(parts.dense(), whole.dense())
 
 
 def test_small_weights_keep_their_precision() -> None:

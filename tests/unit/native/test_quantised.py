@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from foretoken.forward.quantised_weight import QuantisedWeight, product, rounded, rows_of
+from foretoken.forward.stored_weight import RoundedWeight
+from foretoken.native import quantised
 from foretoken.native.packing import alternating
 from foretoken.native.quantised import CodedTiles, can_join, coded_tiles, joined
 from helpers.native_products import KINDS, compiled, native
@@ -115,6 +117,21 @@ def test_packed_codes_can_be_unpacked(bits: int, group: int, signed: bool, minim
     both = alternating(packed, coded_tiles(joined([weight])))
     assert isinstance(both, CodedTiles)
     assert torch.equal(both[1::2].weight(77).dense(), weight.dense())
+
+
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_many_outputs_are_packed_by_parts(bits: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = some(bits, group, signed=bits == 8, minimum=bits == 4, short=True)
+    whole = coded_tiles(weight)
+    monkeypatch.setattr(quantised, "_ROWS", 16)
+    parts = coded_tiles(weight)
+    assert parts.form == whole.form
+    assert torch.equal(parts.data, whole.data)
+    dense_OK = weight.dense()
+    given = rounded(dense_OK, bits, group)
+    later = RoundedWeight(dense_OK, bits, group, "weight", lambda dense_OK: rounded(dense_OK, bits, group))
+    assert torch.equal(coded_tiles(later).data, coded_tiles(given).data)
 
 
 def test_weights_of_several_kinds_in_one() -> None:

@@ -21,7 +21,7 @@ from foretoken.core.phases import PHASES
 if TYPE_CHECKING:
     from rich.console import Console
 
-PATIENCE_SECONDS = 2.0  # without a word
+PATIENCE_SECONDS = 1.0  # without a word
 SECONDS_BETWEEN_LINES = 30.0  # of a display where stderr is no terminal
 CLEAR_LINE = "\r\x1b[K"
 
@@ -58,7 +58,7 @@ def note(text: str) -> None:
 
 @contextmanager
 def passing_note(text: str) -> Iterator[None]:
-    """A line on stderr while something lasts longer than two seconds; on a terminal it is erased afterwards.
+    """A line on stderr while something lasts longer than a second; on a terminal it is erased afterwards.
 
     The logger :data:`foretoken.core.phases.PHASES` names the current phase, which replaces ``text``.
     """

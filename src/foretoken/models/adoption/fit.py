@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foretoken.core.phases import PHASES
 from foretoken.forward.plain import own_ways, why_not_plain
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer
+from foretoken.models import mapped
 from foretoken.models.adoption.families import FAMILIES, Layer, Parts, is_plain_embedding, parts_of
 from foretoken.native import build, states
 from foretoken.native.decoder import NativeDecoder
@@ -198,6 +200,9 @@ class Adoption:
             self._model.lm_head.weight = self._parts.embedding.weight
 
     def _take(self, index: int, packed: PackedBlock) -> None:
+        count = len(self._parts.layers)
+        if 4 * (index + 1) // count > 4 * index // count:
+            PHASES.info("packing weights: layer %d of %d", index + 1, count)
         layer = self._parts.layers[index]
         mlp = layer.mlp
         if packed.qkv is not None and packed.out is not None:
@@ -250,6 +255,7 @@ class Adoption:
         self._replace(parent, name, self._linear(getattr(parent, name), packed))
 
     def _replace(self, parent: Any, name: str, module: nn.Module) -> None:
+        _leave(getattr(parent, name))
         setattr(parent, name, module)
         self._replaced.append((parent, name))
 
@@ -469,6 +475,16 @@ def _split(whole: Projection, outputs: Sequence[int]) -> list[Projection]:
     else:
         weights = weight.split(list(outputs))
     return [Projection(*each) for each in zip(weights, biases, strict=True)]
+
+
+def _leave(linear: Any) -> None:
+    """Let the file's pages of a packed layer leave memory."""
+    if isinstance(linear, QuantisedLinear):
+        source = linear.quantised.source
+    else:
+        source = linear.weight if type(linear) is nn.Linear else None
+    if source is not None:
+        mapped.leave(source)
 
 
 def _no_rotary(positions_N: Tensor) -> tuple[Tensor, Tensor]:

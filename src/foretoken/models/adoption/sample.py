@@ -32,6 +32,7 @@ from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight, product, rows_of
 from foretoken.forward.span import Span, within
 from foretoken.forward.ssm.layout import Mixer
+from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native import build
 from foretoken.native.apart import packed_layer
 
@@ -66,6 +67,7 @@ class Sample:
         head: Any = self._parts.head
         vocab = int(getattr(head, "out_features", 0)) or len(head.weight)
         self.columns_C = torch.arange(0, vocab, -(-vocab // _COLUMNS))
+        self._head = _some_of(head, self.columns_C)
         self._device = next(model.parameters()).device
         self.index_counts = self._runs = False
         self._native = list(self._native_layers())
@@ -88,7 +90,8 @@ class Sample:
             setattr(parent, name, layer)
         for module, number in self._numbered:
             module.layer_idx = _Index(number, self._count)
-        head.forward = partial(_some, head, head.forward, self.columns_C.to(self._device))
+        whole = partial(_some, head, head.forward, self.columns_C.to(self._device))
+        head.forward = whole if self._head is None else self._head.forward
         self._runs = True
         try:
             with within(self._parts, self.span):
@@ -143,13 +146,16 @@ def _native(weight: QuantisedWeight, bias: Tensor | None = None, *, library: Any
 
 def _some(head: nn.Module, whole: Callable[[Tensor], Tensor], columns_C: Tensor, x: Tensor) -> Tensor:
     """A head's output in some columns; of other modules than linear layers all are computed."""
-    if type(head) is not nn.Linear and not isinstance(head, QuantisedLinear):
+    if type(head) is not nn.Linear:
         return whole(x)[..., columns_C]
-    bias: Tensor | None = None if head.bias is None else head.bias[columns_C]
-    if isinstance(head, QuantisedLinear):
-        some: Tensor = QuantisedLinear(head.quantised.rows(columns_C), bias)(x)
-        return some
-    return F.linear(x, head.weight[columns_C], bias)
+    return F.linear(x, head.weight[columns_C], None if head.bias is None else head.bias[columns_C])
+
+
+def _some_of(head: nn.Module, columns_C: Tensor) -> QuantisedLinear | None:
+    """Some columns of a quantised head; None of another one."""
+    if not isinstance(head, QuantisedLinear):
+        return None
+    return QuantisedLinear(head.quantised.rows(columns_C), None if head.bias is None else head.bias[columns_C])
 
 
 def shortest_run(kinds: Sequence[Hashable], smallest: int = 1) -> tuple[int, int]:
@@ -208,8 +214,8 @@ def _described(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return _of_tensor(value, _SMALL_BUFFER)
     if isinstance(value, QuantisedWeight):
-        minimum = None if value.minimum_OG is None else value.minimum_OG.dtype
-        return value.shape, value.bits, value.group, value.codes_OK.dtype, minimum, value.order_K is None
+        stored = value.kind.name if isinstance(value, StoredWeight) else None
+        return value.shape, value.bits, value.group, value.signed, value.minimum, stored, value.order_K is None
     if isinstance(value, Mixer):  # of this layer's modules, which are described already
         return Mixer
     if isinstance(value, partial):

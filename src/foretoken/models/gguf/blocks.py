@@ -16,8 +16,8 @@ ggml's ``dequantize_row_*`` (ggml-quants.c) gives:
     Q5_K     256    176   (d sc) q - (m mn)         32   sc, mn of 6 bits
     Q6_K     256    210   (d sc) (q - 32)           16   sc of 8 bits
 
-F32, F16 and BF16 are stored as they are. Weights of Q2_K to Q6_K stay in their blocks (:class:`StoredWeight`);
-where they are decoded, codes have 4 or 8 bits.
+F32, F16 and BF16 are stored as they are. Weights stay in their blocks (:class:`StoredWeight`); where they are decoded,
+codes have 4 or 8 bits.
 
 Letters: B blocks, O rows, K elements of a row.
 """
@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
-from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.forward.stored_weight import BlockKind, Parts, StoredWeight
 from foretoken.models.gguf.container import Entry, GGUFFile
 
@@ -82,6 +81,12 @@ def _bytes(entry: Entry) -> int | None:
     return None if kind is None or entry.count % kind.elements else entry.count // kind.elements * kind.bytes
 
 
+def packed_bytes(entry: Entry, dtype: torch.dtype) -> int:
+    """Of a tensor, once it is packed; one that is not quantised is in ``dtype``."""
+    kind = _KINDS.get(entry.kind)
+    return entry.count * dtype.itemsize if kind is None else kind.packed_bytes(entry.count)
+
+
 def dense(file: GGUFFile, entry: Entry) -> Tensor:
     """A copy of a tensor; float32 if the file has it quantised.
 
@@ -97,8 +102,8 @@ def dense(file: GGUFFile, entry: Entry) -> Tensor:
     return found
 
 
-def quantised(file: GGUFFile, entry: Entry) -> QuantisedWeight:
-    """A matrix of blocks.
+def quantised(file: GGUFFile, entry: Entry) -> StoredWeight:
+    """A matrix of blocks, in the mapped file.
 
     Raises:
         ModelError: it is of a kind that is not read, is no matrix of whole blocks, or holds scales that are not
@@ -118,9 +123,7 @@ def quantised(file: GGUFFile, entry: Entry) -> QuantisedWeight:
         )
     outputs, _ = entry.shape
     size = entry.count // kind.elements * kind.bytes
-    blocks = file.bytes_of(entry, size)
-    weight = StoredWeight(blocks.view(outputs, -1), kind, entry.name)
-    return weight if kind.name in KEPT else weight.decoded()
+    return StoredWeight(file.bytes_of(entry, size).view(outputs, -1), kind, entry.name)
 
 
 def _halves(blocks: Tensor, begin: int, count: int = 1) -> Tensor:
@@ -215,16 +218,15 @@ def _q6_k(blocks: Tensor) -> Parts:
 
 
 _KINDS = {
-    2: BlockKind("Q4_0", 32, 18, 4, 32, (0,), _q4_0),
-    3: BlockKind("Q4_1", 32, 20, 4, 32, (0, 2), _q4_1),
-    6: BlockKind("Q5_0", 32, 22, 8, 32, (0,), _q5_0),
-    7: BlockKind("Q5_1", 32, 24, 8, 32, (0, 2), _q5_1),
-    8: BlockKind("Q8_0", 32, 34, 8, 32, (0,), _q8_0),
-    10: BlockKind("Q2_K", 256, 84, 4, 16, (80, 82), _q2_k),
-    11: BlockKind("Q3_K", 256, 110, 4, 16, (108,), _q3_k),
-    12: BlockKind("Q4_K", 256, 144, 4, 32, (0, 2), _q4_k),
-    13: BlockKind("Q5_K", 256, 176, 8, 32, (0, 2), _q5_k),
-    14: BlockKind("Q6_K", 256, 210, 8, 16, (208,), _q6_k),
+    2: BlockKind("Q4_0", 32, 18, 4, 32, True, (0,), _q4_0),
+    3: BlockKind("Q4_1", 32, 20, 4, 32, False, (0, 2), _q4_1),
+    6: BlockKind("Q5_0", 32, 22, 8, 32, True, (0,), _q5_0),
+    7: BlockKind("Q5_1", 32, 24, 8, 32, True, (0, 2), _q5_1),
+    8: BlockKind("Q8_0", 32, 34, 8, 32, True, (0,), _q8_0),
+    10: BlockKind("Q2_K", 256, 84, 4, 16, False, (80, 82), _q2_k),
+    11: BlockKind("Q3_K", 256, 110, 4, 16, True, (108,), _q3_k),
+    12: BlockKind("Q4_K", 256, 144, 4, 32, False, (0, 2), _q4_k),
+    13: BlockKind("Q5_K", 256, 176, 8, 32, True, (0, 2), _q5_k),
+    14: BlockKind("Q6_K", 256, 210, 8, 16, True, (208,), _q6_k),
 }
-KEPT = frozenset({"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})  # in their blocks, which native products read
 READ = ", ".join([*(_NAMES[number] for number in _KINDS), "F32, F16 and BF16 are"])

@@ -14,7 +14,7 @@ from foretoken.core.errors import ModelError
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.gguf.architecture import Architecture, in_order
-from foretoken.models.gguf.blocks import PLAIN, check_places, dense, quantised
+from foretoken.models.gguf.blocks import PLAIN, check_places, dense, packed_bytes, quantised
 from foretoken.models.gguf.experts import is_stacked, stacked_experts
 from foretoken.models.gguf.pieces import SplitFile, pieces_of
 from foretoken.models.gguf.tokenizer import tokenizer_of
@@ -64,15 +64,28 @@ class GGUFCheckpoint:
             )
         return found
 
-    def weights(self, auto: Any, dtype: torch.dtype, name: str, **options: Any) -> Any:
-        """The model, its quantised layers as they are and everything else in one dtype."""
+    def weights(self, auto: Any, dtype: torch.dtype, name: str, *, stored: bool = False, **options: Any) -> Any:
+        """The model, its quantised layers as they are and everything else in one dtype.
+
+        Args:
+            stored: leave quantised layers of all kinds in the file until they are used, each time; see
+                :class:`StoredWeight`. Otherwise those that native products read as they are.
+        """
         try:
-            return fill(skeleton(auto, self.config, dtype, **options), self._tensors(), name)
+            return fill(skeleton(auto, self.config, dtype, **options), self._tensors(stored=stored), name)
         except ModelError as error:
             message = str(error)
             raise type(error)(message if message.startswith("model ") else f"model '{name}': {message}") from None
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor | QuantisedWeight | QuantisedExperts]]:
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes that the weights take in memory."""
+        entries = dict(self._file.entries)
+        table = entries["token_embd.weight"]  # dense; its blocks are packed, too, if it is the head
+        if not self.config.tie_word_embeddings:
+            del entries[table.name]
+        return table.count * dtype.itemsize + sum(packed_bytes(each, dtype) for each in entries.values())
+
+    def _tensors(self, *, stored: bool) -> Iterator[tuple[str, Tensor | QuantisedWeight | QuantisedExperts]]:
         tied = self.config.tie_word_embeddings
         experts = self._architecture.experts
         if experts is not None:
@@ -86,8 +99,12 @@ class GGUFCheckpoint:
             order = self._architecture.order_of(name)
             if entry.kind in PLAIN or len(entry.shape) == 1:
                 yield place, in_order(self._architecture.value_of(name, dense(self._file, entry)), order)
+                self._file.leave(entry)
                 continue
-            value = quantised(self._file, entry)
-            yield place, in_order(value, order)
+            value = in_order(quantised(self._file, entry), order)
+            if not stored and isinstance(value, QuantisedWeight):
+                value = value.for_modules()
+            self._file.leave(entry)
+            yield place, value
             if tied and name == "token_embd.weight":
                 yield "lm_head.weight", value

@@ -109,6 +109,14 @@ class GGUFFile:
                 f"{len(self._bytes)}; fetch the file again"
             )
 
+    def leave(self, entry: Entry) -> None:
+        """Let the pages of a tensor leave this process's memory; a later access reads them from the file again."""
+        page = mmap.PAGESIZE
+        later = (each.start for each in self.entries.values() if each.start > entry.start)
+        begin, end = -(-entry.start // page) * page, min(later, default=len(self._bytes)) // page * page
+        if end > begin and hasattr(mmap, "MADV_DONTNEED"):
+            self._bytes.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
     def anything_from(self, begin: int) -> bool:
         """Whether a byte from there on is not zero."""
         if begin >= len(self._bytes):

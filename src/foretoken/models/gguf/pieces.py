@@ -73,6 +73,10 @@ class SplitFile(GGUFFile):
         """See :meth:`GGUFFile.bytes_of`."""
         return self._piece_of[entry.name].bytes_of(entry, size)
 
+    def leave(self, entry: Entry) -> None:
+        """See :meth:`GGUFFile.leave`."""
+        self._piece_of[entry.name].leave(entry)
+
     def check_end(self, entry: Entry, size: int) -> None:
         """See :meth:`GGUFFile.check_end`."""
         self._piece_of[entry.name].check_end(entry, size)

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers.initialization import no_init_weights
 
 from foretoken.core.errors import ModelError
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 
+_CHECKED = 1 << 20  # elements that are checked at a time: a check takes memory of the same size
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -31,7 +33,7 @@ def skeleton(auto: Any, config: Any, dtype: torch.dtype, **options: Any) -> Any:
         ModelError: the library cannot build a model of such a config.
     """
     try:
-        with _without_weights():
+        with _without_weights(), no_init_weights():
             return auto.from_config(config, dtype=dtype, **options).eval()
     except Exception as error:  # sizes that do not go together fail anywhere in hundreds of families
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -101,7 +103,7 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight | Qua
                 "an unquantised weight: the tensors that describe its quantisation are missing, or are not supported"
             )
         value = value.to(place.dtype if place.dtype.is_floating_point and place.dtype != dtype else dtype)
-        if not value.isfinite().all():
+        if not all(bool(part.isfinite().all()) for part in value.flatten().split(_CHECKED)):
             raise ModelError(f"model '{name}': its tensor '{key}' holds values that are not finite")
         if isinstance(module, QuantisedLinear):
             module.bias = value  # no parameter of it

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.forward.plain import own_ways, why_not_plain
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight, rounded
+from foretoken.forward.stored_weight import RoundedWeight
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +52,14 @@ _TRIAL_ROWS = 4
 _ROUNDING = 0.05  # relative to the largest value: the difference in bfloat16 between two orders of the same sums
 
 
-def round_weights(model: Any, dtype: str, name: str) -> None:
+def round_weights(model: Any, dtype: str, name: str, *, stored: bool = False) -> None:
     """Replace the plain linear layers and routed experts of a model on the CPU by quantised ones.
 
     Args:
         model: of transformers, in eval mode.
         dtype: one of ``SCHEMES``.
         name: of the model, for messages.
+        stored: round linear layers when they are used, each time; see :class:`RoundedWeight`.
     Raises:
         ConfigError: it is quantised already, or has rows that are not whole groups.
         ModelError: a weight is not finite.
@@ -65,8 +68,8 @@ def round_weights(model: Any, dtype: str, name: str) -> None:
         raise ConfigError(f"dtype='{dtype}': the weights of model '{name}' are quantised already; leave dtype out")
     for parent, part, path in list(_linears(model)):
         linear = getattr(parent, part)
-        weight = rounded_as(linear.weight, dtype, f"{path}.weight", name)
-        setattr(parent, part, QuantisedLinear(weight, linear.bias).eval())
+        weight: QuantisedWeight = _rounded_later(linear.weight, dtype, f"{path}.weight", name)
+        setattr(parent, part, QuantisedLinear(weight if stored else weight.decoded(), linear.bias).eval())
     left = []
     for parent, path in list(_mixtures(model)):
         experts = parent.experts
@@ -134,6 +137,13 @@ def _why_not_stacked(experts: Any) -> str | None:
     return None
 
 
+def _rounded_later(weight_OK: Tensor, dtype: str, tensor: str, model: str) -> RoundedWeight:
+    """A weight that is rounded at each use."""
+    group = _group_of(weight_OK.shape[1], dtype, tensor, model)
+    rounding = partial(rounded_as, dtype=dtype, tensor=tensor, model=model)
+    return RoundedWeight(weight_OK, SCHEMES[dtype].bits, group, tensor, rounding)
+
+
 def rounded_as(weight_OK: Tensor, dtype: str, tensor: str, model: str) -> QuantisedWeight:
     """A weight in the codes of one of ``SCHEMES``; the names are for messages.
 
@@ -141,12 +151,15 @@ def rounded_as(weight_OK: Tensor, dtype: str, tensor: str, model: str) -> Quanti
         ConfigError: its rows are no whole groups.
         ModelError: it is not finite.
     """
-    scheme = SCHEMES[dtype]
-    inputs = weight_OK.shape[1]
-    group = scheme.group_of(inputs)
+    group = _group_of(weight_OK.shape[1], dtype, tensor, model)
+    return rounded(weight_OK, SCHEMES[dtype].bits, group, name=tensor)
+
+
+def _group_of(inputs: int, dtype: str, tensor: str, model: str) -> int:
+    group = SCHEMES[dtype].group_of(inputs)
     if inputs % group:
         raise ConfigError(
             f"dtype='{dtype}': the tensor '{tensor}' of model '{model}' has rows of {inputs} "
             f"elements, which are no groups of {group}; use dtype='int8'"
         )
-    return rounded(weight_OK, scheme.bits, group, name=tensor)
+    return group

@@ -9,9 +9,9 @@ import torch
 
 from foretoken.core.errors import ModelError
 from foretoken.forward.quantised_weight import rounded
-from foretoken.models.gguf.blocks import dense, quantised
+from foretoken.models.gguf.blocks import dense, packed_bytes, quantised
 from foretoken.models.gguf.container import GGUFFile
-from foretoken.native.quantised import can_join
+from foretoken.native.quantised import can_join, coded_tiles
 
 gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
 np = pytest.importorskip("numpy")
@@ -60,6 +60,39 @@ def test_a_block_is_what_ggml_says(name: str, tmp_path: Path) -> None:
     assert (found.group, found.bits, found.name) == (*KINDS[name], "blk.0.ffn_up.weight")
     # files mix kinds, and the native decoder packs queries, keys and values as one
     assert can_join([found, rounded(torch.ones(4, 256), 4, 32)])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_matrix_that_stays_in_the_file_is_described_as_it_is_read(name: str, tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    file = write(tmp_path / "x.gguf", random_blocks(kind, rows=70, blocks=16), kind)
+    (entry,) = file.entries.values()
+    stored = quantised(file, entry)
+    read = stored.decoded()
+    for fact in ("shape", "bits", "group", "signed", "minimum", "kept_in", "name", "order_K"):
+        assert getattr(stored, fact) == getattr(read, fact), fact
+    if stored.for_modules() is not stored:
+        assert stored.num_bytes == read.num_bytes
+    assert packed_bytes(entry, torch.float32) == stored.num_bytes
+    assert torch.equal(stored.dense(), read.dense())
+    which_O = torch.tensor([3, 0, 69])
+    assert torch.equal(stored.rows(which_O).codes_OK, read.codes_OK[which_O])
+    assert torch.equal(stored.rows(which_O).dense(), read.dense()[which_O])
+    file.leave(entry)
+    assert torch.equal(stored.decoded().dense(), read.dense())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_blocks_are_packed_by_parts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    file = write(tmp_path / "x.gguf", random_blocks(kind, rows=70, blocks=16), kind)
+    (entry,) = file.entries.values()
+    stored = quantised(file, entry)
+    whole = coded_tiles(stored.decoded())
+    monkeypatch.setattr("foretoken.native.quantised._ROWS", 16)
+    parts = coded_tiles(stored)
+    assert parts.form == whole.form
+    assert torch.equal(parts.data, whole.data)
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])

@@ -19,8 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
 
 from foretoken.core.errors import ModelError, UnsupportedArchitecture  # noqa: E402
-from foretoken.forward.quantised_weight import QuantisedLinear  # noqa: E402
+from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight  # noqa: E402
+from foretoken.models import language_model  # noqa: E402
 from foretoken.models.fingerprint import fingerprint, fingerprint_of  # noqa: E402
+from foretoken.models.gguf.container import GGUFFile  # noqa: E402
 from foretoken.models.load import load, load_as_is, load_config, load_tokenizer  # noqa: E402
 from foretoken.native import build  # noqa: E402
 from helpers import gguf_files  # noqa: E402
@@ -89,6 +91,51 @@ def test_quantised_rows_go_back_to_their_places(kind: str, tied: bool, tmp_path:
         assert torch.equal(module.quantised.dense(), through(model.get_submodule(name).weight)), name
     assert torch.equal(found.model.embed_tokens.weight, through(model.model.embed_tokens.weight))
     assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_large_file_is_packed_from_where_it_lies(
+    kind: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are the same; none of them has been made before it was packed."""
+    model = model_of("llama", tie_word_embeddings=tied)
+    path = gguf_files.save(model, tmp_path / "m.gguf", kind=kind)
+    small = load(path, device="cpu")
+    monkeypatch.setattr(language_model, "_SMALL", 0)
+    monkeypatch.setattr(language_model, "hold", lambda model: pytest.fail("all weights are made"))
+    large = load(path, device="cpu")
+    assert (small.native_decoder is None) == (large.native_decoder is None) == (build.library() is None)
+    assert (large.weight_bytes, large.precision) == (small.weight_bytes, small.precision)
+    before, after = (dict(each.model.named_modules()) for each in (small, large))
+    for name, module in before.items():
+        if hasattr(module, "weight"):
+            assert torch.equal(module.weight, after[name].weight), name
+
+
+def test_without_a_compiler_a_large_file_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = gguf_files.save(model_of("llama"), tmp_path / "m.gguf", kind="Q8_0")
+    monkeypatch.setattr(language_model, "_SMALL", 0)
+    monkeypatch.setattr(build, "library", lambda: None)
+    layers = [each for each in load(path, device="cpu").model.modules() if isinstance(each, QuantisedLinear)]
+    assert layers
+    assert {type(each.quantised) for each in layers} == {QuantisedWeight}
+
+
+def test_a_large_file_with_a_scale_that_is_no_number_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = gguf_files.save(model_of("llama", num_hidden_layers=4), tmp_path / "m.gguf", kind="Q8_0")
+    places = {each.name: each.start for each in GGUFFile(path).entries.values()}
+    for layer in (0, 3):
+        data = bytearray(path.read_bytes())
+        start = places[f"blk.{layer}.ffn_up.weight"]
+        data[start : start + 2] = b"\x00\x7e"  # NaN
+        damaged = tmp_path / f"{layer}.gguf"
+        damaged.write_bytes(data)
+        monkeypatch.setattr(language_model, "_SMALL", 0)
+        with pytest.raises(ModelError, match=rf"^model '.*{layer}\.gguf': .*blk\.{layer}\.ffn_up\.weight.* not finite"):
+            load(damaged, device="cpu")
 
 
 def test_a_loaded_file(saved: Path) -> None:
