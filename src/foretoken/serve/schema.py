@@ -7,6 +7,7 @@ Parsing is strict about types: a number is not a string. An unknown field is acc
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PrivateAttr, Tag, model_validator
@@ -56,6 +57,7 @@ class Fields(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     @classmethod
+    @cache
     def names(cls) -> frozenset[str]:
         """The fields that clients may send."""
         return frozenset({field.alias or name for name, field in cls.model_fields.items()} | {*cls.model_fields})
@@ -566,6 +568,7 @@ class ResponsesRequest(ConversationRequest):
     ] = None
 
     @classmethod
+    @cache
     def names(cls) -> frozenset[str]:
         """See :meth:`Fields.names`; ``max_tokens`` is a spelling of ``max_output_tokens``."""
         names: frozenset[str] = super().names()

@@ -9,12 +9,14 @@ everything else                                   accepted, and named in the hea
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
 _SHORTEST = 3  # characters of a name that one edit may change; shorter names are near to everything
 _TWO_EDITS = 7  # characters from which on two edits count as a misspelling
+_MOST_CHECKED = 100  # unknown names of an object that are compared with its fields: more of them are no misspellings
 
 # another program's name -> the field here; a dot separates an object from its field
 TRANSLATED: Mapping[str, str] = {
@@ -52,47 +54,48 @@ NO_EQUAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-def check(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+def check(given: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     """Return an object of a body without its unknown null fields: clients often write whole objects.
 
     Args:
         known: the fields that the object may have.
     Raises:
-        PydanticCustomError: a name is a near misspelling of a field.
+        PydanticCustomError: a name is a near misspelling of a field that the object does not have.
     """
     found = {name: value for name, value in given.items() if value is not None or name in known}
-    absent = [name for name in known if name not in given]
-    for name in found:
-        if name not in known and name not in NO_EQUAL and (meant := misspelt(name, absent)) is not None:
+    unknown = [name for name in found if name not in known and name not in NO_EQUAL]
+    for name in unknown[:_MOST_CHECKED]:
+        if (meant := next((each for each in near(name, known) if each not in given), None)) is not None:
             raise PydanticCustomError("unknown_field", "; did you mean '{meant}'?", {"name": name, "meant": meant})
     return found
 
 
-def misspelt(name: str, known: Collection[str]) -> str | None:
-    """Return the field that a name is a misspelling of; None: of none.
+@lru_cache(4096)
+def near(name: str, known: frozenset[str]) -> tuple[str, ...]:
+    """Return the fields that a name may be a misspelling of, the most similar first.
 
     A misspelling differs in case, ``_`` and ``-`` only, or in one edit, or in two from seven characters on. An edit
     inserts, deletes or replaces a character, or swaps two neighbours.
     """
-    plain = _plain(name)
-    for each in known:
-        if _plain(each) == plain:
-            return each
-    for each in known:
-        shorter = min(len(name), len(each))
-        if shorter >= _SHORTEST and _within(name, each, 2 if shorter >= _TWO_EDITS else 1):
-            return each
-    return None
+    same = sorted(each for each in known if _plain(each) == _plain(name))
+    return (*same, *(each for each in sorted(known) if each not in same and _is_near(name, each)))
+
+
+def _is_near(name: str, field: str) -> bool:
+    shorter = min(len(name), len(field))
+    most = 2 if shorter >= _TWO_EDITS else 1
+    # an edit changes two characters at most: this leaves out nearly all names before their edits are counted
+    if shorter < _SHORTEST or abs(len(name) - len(field)) > most or len(set(name) ^ set(field)) > 2 * most:
+        return False
+    return _edits(name, field) <= most
 
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def _within(a: str, b: str, most: int) -> bool:
-    """Return whether at most so many edits turn a into b (optimal string alignment)."""
-    if abs(len(a) - len(b)) > most:
-        return False
+def _edits(a: str, b: str) -> int:
+    """Return the number of edits that turn a into b (optimal string alignment)."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, letter in enumerate(a, start=1):
@@ -102,7 +105,7 @@ def _within(a: str, b: str, most: int) -> bool:
             if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
                 best = min(best, older[j - 2] + 1)
             row.append(best)
-    return row[-1] <= most
+    return row[-1]
 
 
 def translate(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
