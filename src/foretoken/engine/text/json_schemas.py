@@ -7,8 +7,10 @@ format as an annotation.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 from foretoken.core.errors import ConfigError
@@ -24,23 +26,30 @@ _LONGEST = 120  # characters of llguidance's message that are shown
 
 
 def compilable(schema: Any) -> Any:
-    """Return an equivalent schema that llguidance compiles.
+    """Return an equivalent schema that llguidance compiles; it must not be changed.
 
     Raises:
         ConfigError: a keyword restricts the text and is not supported; the message names it.
     """
+    try:
+        return _compilable(json.dumps(schema))
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(str(error)[:_LONGEST]) from None
+
+
+@lru_cache(256)  # the tools of an agent come with each request, and a trial costs as much as the compilation
+def _compilable(text: str) -> Any:
+    """Simplify the schema in a JSON text, until a trial compiles it."""
     from llguidance import LLMatcher
 
+    schema = json.loads(text)
     formats: set[str] = set()
     for _ in range(_FORMATS):
         found = _simplified(schema, formats)
-        said: list[str] = []
-        try:
-            failed, said = LLMatcher.validate_grammar_with_warnings(
-                LLMatcher.grammar_from_json_schema({} if found is True else found, defaults=LAYOUT), None
-            )
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ConfigError(str(error)[:_LONGEST]) from None
+        grammar = LLMatcher.grammar_from_json_schema({} if found is True else found, defaults=LAYOUT)
+        failed, said = LLMatcher.validate_grammar_with_warnings(grammar, None)
         if not failed:
             return found
         why = " ".join(" ".join(said).split())
