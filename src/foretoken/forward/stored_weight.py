@@ -22,6 +22,7 @@ from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 
 Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [B, elements], scales and minimums [B, groups]
 _ROWS = 4096  # outputs that are decoded at a time
+_EXPONENT = 0x7C00  # of a float16; all bits set: an infinity or NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class StoredWeight(LazyWeight):
         blocks_OR: uint8, possibly in a mapped file; R is a whole number of blocks.
         kind: of the blocks.
         name: of the tensor, for messages.
+        checked: whether all scales and minimums are known to be finite.
     Raises:
         ModelError: a scale or a minimum is not finite.
     """
@@ -130,13 +132,16 @@ class StoredWeight(LazyWeight):
     blocks_OR: Tensor
     kind: BlockKind
 
-    def __init__(self, blocks_OR: Tensor, kind: BlockKind, name: str = "weight") -> None:
+    def __init__(self, blocks_OR: Tensor, kind: BlockKind, name: str = "weight", *, checked: bool = False) -> None:
         given = {"blocks_OR": blocks_OR, "kind": kind, "name": name, "bits": kind.bits, "order_K": None}
         for field, value in given.items():
             object.__setattr__(self, field, value)
+        if checked:
+            return
         for what, begin in zip(("scales", "minimums"), kind.halves, strict=False):
-            halves = self._blocks()[:, begin : begin + 2].contiguous().view(torch.float16)
-            if not halves.isfinite().all():
+            # every kind's blocks and their parts are whole pairs of bytes, so the numbers are seen where they stand
+            bits = self._blocks().view(torch.int16)[:, begin // 2]
+            if bool(((bits & _EXPONENT) == _EXPONENT).any()):
                 raise ModelError(f"the quantised tensor '{name}' has {what} that are not finite")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -224,7 +229,7 @@ class StoredWeight(LazyWeight):
         return self._of(self.blocks_OR.to(device)).for_modules()
 
     def _of(self, blocks_OR: Tensor) -> StoredWeight:
-        return StoredWeight(blocks_OR, self.kind, self.name)
+        return StoredWeight(blocks_OR, self.kind, self.name, checked=True)
 
 
 class RoundedWeight(LazyWeight):

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from foretoken.core.threads import threads_for
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
+from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native import team
 from foretoken.native.pages import empty_in_large_pages, in_large_pages
-from foretoken.native.quantised import CodedTiles, joined
+from foretoken.native.quantised import CodedTiles, are_alike, joined
+from foretoken.native.stored_blocks import tile_memory
 from foretoken.native.structs import Linear, Matrix
 from foretoken.native.superblocks import MixedTiles, packed_codes, together
 
@@ -84,6 +86,12 @@ def packed_in_turn(
     """
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return alternating(*(tiled(each.detach().to(dtype)) for each in (first, second)))
+    if isinstance(first, StoredWeight) and isinstance(second, StoredWeight) and are_alike([first, second]):
+        begun = packed_codes(first.rows(torch.arange(16)), library)  # a tile, which says how many bytes one has
+        whole = tile_memory(2 * first.shape[0], begun.data.shape[1])
+        for number, each in enumerate((first, second)):
+            packed_codes(each, library, into=whole[number::2])
+        return begun.like(whole)
     apart = [packed_of([each], dtype, library) for each in (first, second)]
     if form_of(apart[0]) != form_of(apart[1]):
         whole = packed_of([first, second], dtype, library)

@@ -14,6 +14,7 @@ ACTIVATIONS = _HEADER.names("SILU")
 SCORES = _HEADER.names("EXACT")
 SETS = _HEADER.names("PER_HEAD")
 SUPERBLOCKS = _HEADER.names("NO_SUPERBLOCK")
+BLOCKS = _HEADER.names("DENSE")
 
 
 class Mixer(ctypes.Structure):

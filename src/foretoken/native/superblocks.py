@@ -10,8 +10,7 @@ Letters: O outputs, R bytes of a row, C bytes of a tile.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -21,14 +20,12 @@ from torch import Tensor
 
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.forward.stored_weight import BlockKind, StoredWeight
-from foretoken.native import structs, team
-from foretoken.native.declared import ADDRESS, function
-from foretoken.native.pages import empty_in_large_pages
+from foretoken.native import structs
 from foretoken.native.quantised import CodedTiles, are_alike, in_own_memory, joined
+from foretoken.native.stored_blocks import numbers_and_addresses, pack_by_tiles, packed_blocks, tile_memory
 from foretoken.native.structs import Matrix
 
 _INPUTS, _LINE = 256, 64
-_SMALL = 1 << 22  # bytes that one thread packs in less time than others take to start
 
 
 class _Form(NamedTuple):
@@ -90,7 +87,7 @@ class SuperblockTiles(CodedTiles):
         """The packed weight's first so many outputs, in the blocks of the file; a copy."""
         kind, count = self.stored, self.inputs // _INPUTS
         blocks_OR = torch.empty(outputs, count * kind.bytes, dtype=torch.uint8)
-        unpack = _function(self.library, "foretoken_unpack_superblocks", "qaqqqa")
+        unpack = numbers_and_addresses(self.library, "foretoken_unpack_superblocks", "qaqqqa")
         tiles, stride = self.data.data_ptr(), self.data.stride(0)
         unpack(_FORMS[kind.name].number, tiles, stride, outputs, count, blocks_OR.data_ptr())
         return StoredWeight(blocks_OR, kind, self.name)
@@ -159,31 +156,24 @@ def together(weights: Sequence[QuantisedWeight], library: ctypes.CDLL) -> CodedT
     return packed[0] if len(packed) == 1 else MixedTiles(packed)
 
 
-def packed_codes(weight: QuantisedWeight, library: ctypes.CDLL) -> CodedTiles:
-    """A weight packed; outputs are padded with zeros to a whole tile."""
-    if isinstance(weight, StoredWeight) and weight.kind.name in _FORMS:
-        return _in_superblocks(weight, weight.kind, library)
-    return in_own_memory(weight)
+def packed_codes(weight: QuantisedWeight, library: ctypes.CDLL, into: Tensor | None = None) -> CodedTiles:
+    """A weight packed; outputs are padded with zeros to a whole tile.
+
+    Args:
+        library: compiled decoder.c, which packs the blocks of a file.
+        into: where a weight in blocks is written, uint8 [tiles, C]; None: memory of its own.
+    """
+    if not isinstance(weight, StoredWeight):
+        return in_own_memory(weight)
+    return (_in_superblocks if weight.kind.name in _FORMS else packed_blocks)(weight, library, into)
 
 
-def _in_superblocks(weight: StoredWeight, kind: BlockKind, library: ctypes.CDLL) -> SuperblockTiles:
+def _in_superblocks(weight: StoredWeight, library: ctypes.CDLL, into: Tensor | None) -> SuperblockTiles:
     outputs, inputs = weight.shape
-    tiles, count, form = -(-outputs // 16), inputs // _INPUTS, _FORMS[kind.name]
-    blocks_OR = weight.blocks_OR.contiguous()
-    data = empty_in_large_pages((tiles, count * form.lines * _LINE), torch.uint8)
-    pack = _function(library, "foretoken_pack_superblocks", "qaqqqqaq")
-    threads = 1 if data.numel() < _SMALL else team.current().threads
-    each = -(-tiles // threads)
-
-    def pack_some(first: int) -> None:
-        end = min(first + each, tiles)
-        pack(form.number, blocks_OR.data_ptr(), outputs, count, first, end, data.data_ptr(), data.stride(0))
-
-    if threads == 1:
-        pack_some(0)
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(pack_some, range(0, tiles, each)))
+    kind, count = weight.kind, inputs // _INPUTS
+    form = _FORMS[kind.name]
+    data = tile_memory(outputs, count * form.lines * _LINE) if into is None else into
+    pack_by_tiles(library, "foretoken_pack_superblocks", form.number, weight, count, data)
     return SuperblockTiles(
         data=data,
         inputs=inputs,
@@ -196,8 +186,3 @@ def _in_superblocks(weight: StoredWeight, kind: BlockKind, library: ctypes.CDLL)
         stored=kind,
         library=library,
     )
-
-
-def _function(library: ctypes.CDLL, name: str, arguments: str) -> Callable[..., int]:
-    """A function of the library; its arguments are numbers ("q") and addresses ("a")."""
-    return function(library, name, *(ctypes.c_int64 if each == "q" else ADDRESS for each in arguments))

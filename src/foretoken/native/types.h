@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 14
+#define ABI 15
 #define UNITS_AHEAD 48 /* units of a weight that a product prefetches: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -69,6 +69,10 @@ typedef struct {
 /* How superblocks of 256 inputs are stored, see superblocks.h; structs.py reads these names. */
 enum { NO_SUPERBLOCK, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
 
+/* How rows of the embedding are stored: in the model's dtype, or in blocks of a GGUF file (stored_blocks.h); structs.py reads
+ * these names. */
+enum { DENSE, Q4_0_BLOCKS, Q4_1_BLOCKS, Q5_0_BLOCKS, Q5_1_BLOCKS, Q8_0_BLOCKS, Q2_K_BLOCKS, Q3_K_BLOCKS, Q4_K_BLOCKS, Q5_K_BLOCKS, Q6_K_BLOCKS };
+
 /* A packed weight, in tiles of 16 outputs. */
 typedef struct Matrix {
     const void *tiles;      /* aligned to 64 bytes if quantised; NULL: there is none */
@@ -128,7 +132,8 @@ typedef struct {
     double logit_scale;          /* before the cap */
     double embedding_scale, residual_scale; /* of a token's embedding, and of a branch's output */
     const Layer *layers;
-    const void *embedding;
+    const void *embedding;    /* [token][width] in the model's dtype, or rows of blocks */
+    int64_t embedding_blocks; /* what blocks: Q4_0_BLOCKS, ...; or DENSE */
     const void *position_embedding; /* [position][width], added to token embeddings; or NULL */
     Matrix head;
     const float *head_bias; /* [logits_stride], or NULL */

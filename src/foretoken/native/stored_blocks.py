@@ -1,0 +1,92 @@
+"""Weights in the blocks of a GGUF file: packed for native products, and looked up as an embedding; see stored_blocks.h.
+
+Letters: O outputs, R bytes of a row, C bytes of a tile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from foretoken.forward.stored_weight import StoredWeight
+from foretoken.native import structs, team
+from foretoken.native.declared import ADDRESS, function
+from foretoken.native.pages import empty_in_large_pages
+from foretoken.native.quantised import CodedTiles
+
+_LINE = 64
+_SMALL = 1 << 22  # bytes that one thread packs in less time than others take to start
+_CODES_FROM_0 = frozenset({"Q4_1"})  # kinds whose smallest code is packed as 0
+
+
+def block_number(kind: str) -> int:
+    """Of a kind of blocks, by ggml's name, in native code."""
+    return structs.BLOCKS[f"{kind.lower()}_blocks"]
+
+
+def packed_blocks(weight: StoredWeight, library: ctypes.CDLL, into: Tensor | None = None) -> CodedTiles:
+    """A weight in blocks of 32 elements, packed as quantised.h says; outputs are padded with zeros to a whole tile.
+
+    Args:
+        library: compiled decoder.c.
+        into: uint8 [tiles, C], perhaps every other tile of a larger pack; None: memory of its own.
+    """
+    outputs, inputs = weight.shape
+    kind, count = weight.kind, inputs // 32
+    head = -(-count * 32 * len(kind.halves) // _LINE) * _LINE
+    data = tile_memory(outputs, head + 2 * inputs * kind.bits) if into is None else into
+    pack_by_tiles(library, "foretoken_pack_blocks", block_number(kind.name), weight, count, data)
+    offset = 0 if kind.name in _CODES_FROM_0 else 2 ** (kind.bits - 1)
+    return CodedTiles(data, inputs, kind.bits, 32, kind.minimum, torch.float16, offset, weight.name)
+
+
+def tile_memory(outputs: int, tile_bytes: int) -> Tensor:
+    """uint8 [tiles, C], to be written."""
+    return empty_in_large_pages((-(-outputs // 16), tile_bytes), torch.uint8)
+
+
+def pack_by_tiles(
+    library: ctypes.CDLL, name: str, kind: int, weight: StoredWeight, blocks_of_row: int, data: Tensor
+) -> None:
+    """Let all threads of the team pack some tiles each.
+
+    Args:
+        library: compiled decoder.c.
+        name: of its function.
+        kind: of the blocks, as that function has it.
+        blocks_of_row: how many.
+        data: uint8 [tiles, C].
+    """
+    pack = numbers_and_addresses(library, name, "qaqqqqaq")
+    blocks_OR, outputs, tiles = weight.blocks_OR.contiguous(), weight.shape[0], len(data)
+    threads = 1 if data.numel() < _SMALL else team.current().threads
+    each = -(-tiles // threads)
+
+    def pack_some(first: int) -> None:
+        end = min(first + each, tiles)
+        pack(kind, blocks_OR.data_ptr(), outputs, blocks_of_row, first, end, data.data_ptr(), data.stride(0))
+
+    if threads == 1:
+        pack_some(0)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(pack_some, range(0, tiles, each)))
+
+
+def decoded_rows(weight: StoredWeight, library: ctypes.CDLL) -> Tensor:
+    """The weight that this is, float32 [O, K], as native forwards look up their embeddings."""
+    outputs, inputs = weight.shape
+    dense_OK, blocks_OR = torch.empty(outputs, inputs), weight.blocks_OR.contiguous()
+    decode = numbers_and_addresses(library, "foretoken_decode_blocks", "qaqqqa")
+    number, row_bytes = block_number(weight.kind.name), blocks_OR.shape[1]
+    decode(number, blocks_OR.data_ptr(), outputs, row_bytes, inputs, dense_OK.data_ptr())
+    return dense_OK
+
+
+def numbers_and_addresses(library: ctypes.CDLL, name: str, arguments: str) -> Callable[..., int]:
+    """A function of the library; its arguments are numbers ("q") and addresses ("a")."""
+    return function(library, name, *(ctypes.c_int64 if each == "q" else ADDRESS for each in arguments))
