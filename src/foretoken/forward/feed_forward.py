@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
 from foretoken.forward import anatomy
 from foretoken.forward.quantised_experts import ByExpert
+from foretoken.forward.stored_embedding import dtype_of
 
 Forward = Callable[..., Any]
 Linear = tuple[Tensor, Tensor | None]  # weight [O, I] and bias [O]
@@ -171,11 +172,11 @@ def _as_gated(layer: int, module: nn.Module) -> GatedMLP | None:
 
 
 def _trial_rows(model: Any) -> Tensor:
-    embedding = model.get_input_embeddings().weight
+    embedding = model.get_input_embeddings()
     width = model.config.get_text_config(decoder=True).hidden_size
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1, _TRIAL_ROWS, width, generator=generator)
-    return rows.to(device=embedding.device, dtype=embedding.dtype)
+    return rows.to(device=next(model.parameters()).device, dtype=dtype_of(embedding))
 
 
 def _try_mlp(mlp: GatedMLP, model: Any) -> None:

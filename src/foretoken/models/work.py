@@ -17,6 +17,7 @@ from torch import nn
 
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear
+from foretoken.forward.stored_embedding import StoredEmbedding
 
 _EXPERTS = ".experts."
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -65,12 +66,14 @@ def num_parameters(model: Any) -> int:
     text = model.config.get_text_config(decoder=True)
     if getattr(text, "tie_word_embeddings", False):  # the text parts of a few wrappers do not say
         quantised.pop(model.get_output_embeddings(), None)
-    return sum(each.numel() for each in model.parameters()) + sum(count for _, count in quantised.values())
+    numbers = sum(each.numel() for each in model.parameters()) + sum(count for _, count in quantised.values())
+    table = model.get_input_embeddings()
+    return numbers + (table.num_embeddings * table.embedding_dim if isinstance(table, StoredEmbedding) else 0)
 
 
 def weight_bytes(model: Any) -> int:
     """Bytes of weights that a forward reads: all but an embedding table that is not also the head."""
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    table, head = model.get_input_embeddings()._parameters.get("weight"), model.get_output_embeddings()
     looked_up = isinstance(head, QuantisedLinear) or head is None or head.weight is not table
     plain = sum(each.nbytes for each in model.parameters() if each is not table or not looked_up)
     coded = [module.quantised for module in model.modules() if isinstance(module, QuantisedLinear)]

@@ -17,6 +17,7 @@ from foretoken.forward.batch import PackedBatch, Segment
 from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import Blocks, NativePlan
 from foretoken.forward.span import Span
+from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native.layout import Block, Experts, Layout, MLPBlock, Projection, StateBlock
 from foretoken.native.packing import Tiles, form_of
 from foretoken.native.quantised import CodedTiles
@@ -62,11 +63,13 @@ def check_layout(layout: Layout) -> None:
         found = f"{list(table_ND.shape)} of {table_ND.dtype}"
         raise ValueError(f"layout.position_embedding_ND is {found}: {expected} of {layout.dtype}")
     embedding = layout.embedding_VD
-    if embedding is not None and (embedding.shape[1:] != (layout.width,) or embedding.dtype != layout.dtype):
-        raise ValueError(
-            f"layout.embedding_VD is {list(embedding.shape)} of {embedding.dtype}: [{len(embedding)}, {layout.width}] "
-            f"of {layout.dtype}"
-        )
+    if embedding is not None:
+        dtype = torch.float32 if isinstance(embedding, StoredWeight) else embedding.dtype
+        if embedding.shape[1:] != (layout.width,) or dtype != layout.dtype:
+            raise ValueError(
+                f"layout.embedding_VD is {list(embedding.shape)} of {dtype}: [{embedding.shape[0]}, {layout.width}] "
+                f"of {layout.dtype}"
+            )
     if isinstance(layout.head, Projection):
         _check_projection("layout.head", layout.head, layout.head.outputs, layout.width)
 

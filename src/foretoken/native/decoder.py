@@ -23,6 +23,7 @@ from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import Blocks, NativePlan
 from foretoken.forward.span import Span
 from foretoken.forward.ssm.layout import Mixer
+from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native import checks, structs, team
 from foretoken.native.cache_addresses import CacheAddresses
 from foretoken.native.call import Angles, OpenCall, Ranked
@@ -31,6 +32,7 @@ from foretoken.native.packing import Tiles, described, packed_apart, packed_in_t
 from foretoken.native.rotary import RotaryTables
 from foretoken.native.shelf import Shelf
 from foretoken.native.states import NativeStates, described_mixer
+from foretoken.native.stored_blocks import block_number
 from foretoken.native.superblocks import MixedTiles
 
 
@@ -75,9 +77,12 @@ class NativeDecoder:
                 taken(index, packed)
         self.head = layout.head if isinstance(layout.head, Head) else self._packed_head(layout.head, layout)
         self.vocab_size = self.head.vocab_size
+        table, embedding_blocks = layout.embedding_VD, 0
+        if isinstance(table, StoredWeight):
+            embedding_blocks = block_number(table.kind.name)
+            table = table.blocks_OR
         embedding, position_embedding = (
-            None if each is None else each.detach().contiguous()
-            for each in (layout.embedding_VD, layout.position_embedding_ND)
+            None if each is None else each.detach().contiguous() for each in (table, layout.position_embedding_ND)
         )
         self._keep += [embedding, position_embedding, layers, self.head]
         self._cache_addresses: WeakKeyDictionary[KVCache, CacheAddresses] = WeakKeyDictionary()
@@ -118,6 +123,7 @@ class NativeDecoder:
             residual_scale=layout.residual_scale,
             layers=layers,
             embedding=None if embedding is None else embedding.data_ptr(),
+            embedding_blocks=embedding_blocks,
             position_embedding=None if position_embedding is None else position_embedding.data_ptr(),
             head=described(self.head.packed),
             head_bias=_address(self.head.bias_V),

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer
+from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native.packing import Tiles
 from foretoken.native.superblocks import MixedTiles
 
@@ -217,7 +218,8 @@ class Layout:
         max_length: positions that a row may have.
         final_norm_D: gain of the norm before the head.
         head: projection to V logits, or another decoder's packed head.
-        embedding_VD: in ``dtype``; None: every forward is entered with hidden states.
+        embedding_VD: in ``dtype``, or in a float32 layout the blocks of a file; None: every forward is entered with
+            hidden states.
         activation: of gates, or of MLPs without: "silu", "gelu", "gelu_tanh", "relu" or "relu_squared".
         centred: norms subtract the mean first (LayerNorm); else they do not (RMSNorm).
         final_shift_D: added after the norm before the head, or None.
@@ -243,7 +245,7 @@ class Layout:
     max_length: int
     final_norm_D: Tensor
     head: Projection | Head
-    embedding_VD: Tensor | None = None
+    embedding_VD: Tensor | StoredWeight | None = None
     activation: str = "silu"
     interleaved: bool = False
     score_cap: float = 0.0

@@ -34,6 +34,7 @@ from transformers import DynamicCache
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.forward import anatomy
 from foretoken.forward.ssm import scan
+from foretoken.forward.stored_embedding import dtype_of
 
 Kind = Literal["prompt", "later", "only"]  # a row of a longer prompt, after it, or a prompt of one token
 KINDS: tuple[Kind, ...] = ("prompt", "later", "only")
@@ -320,10 +321,10 @@ def _record(layer: int, module: Any, **parts: Any) -> Mixer:
 
 def _tried(mixer: Mixer, model: Any) -> Mixer:
     """The mixer as the installed library computes it, after it has been compared."""
-    embedding = model.get_input_embeddings().weight
+    device, dtype = next(model.parameters()).device, dtype_of(model.get_input_embeddings())
     width = model.config.get_text_config(decoder=True).hidden_size
     generator = torch.Generator().manual_seed(0)
-    x_TD = torch.randn(_PROMPT + 1, width, generator=generator).to(device=embedding.device, dtype=embedding.dtype)
+    x_TD = torch.randn(_PROMPT + 1, width, generator=generator).to(device=device, dtype=dtype)
     with torch.inference_mode(), _quiet(), _short_chunks(mixer.module):
         try:
             cache = DynamicCache(config=model.config)

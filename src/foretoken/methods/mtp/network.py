@@ -29,6 +29,7 @@ from foretoken.drafting.feature_heads.description import (
 )
 from foretoken.drafting.feature_heads.pair_network import PairNetwork
 from foretoken.forward import anatomy, attention
+from foretoken.forward.stored_embedding import dtype_of
 from foretoken.methods.mtp.layouts import EMBEDDING, EXPERTS, HEAD, LAYOUTS
 
 _KINDS = ("gate_proj", "up_proj", "down_proj")  # matrices of an expert in published checkpoints
@@ -79,7 +80,7 @@ class PredictionLayer(PairNetwork):
     ) -> None:
         super().__init__()
         self.description, self.ids_K = describe(norm_output=norm_output), None
-        parts, table = anatomy.find(model), model.get_input_embeddings().weight
+        parts, dtype = anatomy.find(model), dtype_of(model.get_input_embeddings())
         text = copy.copy(model.config.get_text_config(decoder=True))
         text._attn_implementation = attention.NAME  # independent of the target's own attention
         self.layout = LAYOUTS[text.model_type]
@@ -91,14 +92,14 @@ class PredictionLayer(PairNetwork):
         self.layer: Any = type(last)(text, _number(text))
         cast(Any, self.layer).self_attn.layer_idx = 0  # in its own cache
         # a quantised head is converted to a dense float32 weight
-        tables = (cast(Any, part).weight.detach().to(table.dtype) for part in (parts.embedding, parts.head))
+        tables = (cast(Any, part).weight.detach().to(dtype) for part in (parts.embedding, parts.head))
         self.embedding_VW, self.head_VW = tables
         self.own_head = False
         if tensors is not None:
             self._take(dict(tensors))
-        self.to(device=table.device).eval()
+        self.to(device=next(model.parameters()).device).eval()
         for weight in self.parameters():  # not the buffers: the expert choice biases are float32, as in the target
-            weight.data = weight.data.to(table.dtype)
+            weight.data = weight.data.to(dtype)
         self.rotary: Any = parts.body.rotary_emb
 
     # ------------------------------------------------------------------ the network

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.activations import ACT2FN
 
+from foretoken.forward.stored_embedding import dtype_of
 from foretoken.native.layout import Rotary
 
 _ACTIVATIONS = {
@@ -347,7 +348,7 @@ class Parts(NamedTuple):
         """The factor of embeddings, in the embedding module or after it."""
         own = getattr(self.embedding, "embed_scale", None)
         if own is not None:
-            return float(own.to(self.embedding.weight.dtype))
+            return float(own.to(dtype_of(self.embedding)))
         return float(getattr(self.body, "embedding_multiplier", 1.0))
 
 
@@ -394,11 +395,3 @@ def _thirds(family: Family, layer: Any) -> tuple[Any, Any, Any]:
     if mlp is None and family.shared is not None:
         mlp = getattr(layer, family.shared, None)
     return getattr(layer, family.attention, None), getattr(layer, family.mixer, None), mlp
-
-
-def is_plain_embedding(module: nn.Module) -> bool:
-    """Whether a row of the weight, perhaps scaled, is all that a token becomes."""
-    if type(module) is nn.Embedding:
-        return module.max_norm is None
-    scaled = type(module).__module__.startswith("transformers.models.") and hasattr(module, "embed_scale")
-    return isinstance(module, nn.Embedding) and scaled and module.max_norm is None

@@ -18,8 +18,9 @@ from foretoken.forward.plain import own_ways, why_not_plain
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer
+from foretoken.forward.stored_embedding import StoredEmbedding, dtype_of, is_plain_embedding
 from foretoken.models import mapped
-from foretoken.models.adoption.families import FAMILIES, Layer, Parts, is_plain_embedding, parts_of
+from foretoken.models.adoption.families import FAMILIES, Layer, Parts, parts_of
 from foretoken.native import build, states
 from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Block, Experts, Layout, MLPBlock, PackedBlock, Projection, StateBlock
@@ -123,8 +124,8 @@ def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     if reason is not None:
         return f"its head {reason}"
     embedding = parts.embedding
-    if not is_plain_embedding(embedding) or embedding.weight.dtype != dtype:
-        return f"its embedding is a {type(embedding).__name__} of {embedding.weight.dtype}, not a plain one of {dtype}"
+    if not is_plain_embedding(embedding) or dtype_of(embedding) != dtype:
+        return f"its embedding is a {type(embedding).__name__} of {dtype_of(embedding)}, not a plain one of {dtype}"
     return None
 
 
@@ -182,7 +183,8 @@ class Adoption:
     def __init__(self, model: Any, max_length: int, mixers: Sequence[Mixer] = ()) -> None:
         self._replaced: list[tuple[Any, str]] = []
         self._parts = parts_of(model)
-        self._tied = model.lm_head._parameters.get("weight") is self._parts.embedding.weight
+        tied = model.lm_head._parameters.get("weight")
+        self._tied = tied is not None and tied is self._parts.embedding._parameters.get("weight")
         self._model = model
         library = build.library()
         assert library is not None, "misfit says whether there is a compiled decoder"
@@ -282,7 +284,7 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         max_length=max_length,
         final_norm_D=final_norm_D,
         head=_projection(model.lm_head),
-        embedding_VD=parts.embedding.weight,
+        embedding_VD=parts.embedding.stored if isinstance(parts.embedding, StoredEmbedding) else parts.embedding.weight,
         activation=next((layer.activation for layer in parts.layers if layer.activation is not None), "silu"),
         interleaved=parts.family.interleaved,
         score_cap=(capped and config.attn_logit_softcapping) or 0.0,

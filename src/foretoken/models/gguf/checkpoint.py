@@ -80,10 +80,12 @@ class GGUFCheckpoint:
     def num_bytes(self, dtype: torch.dtype) -> int:
         """Bytes that the weights take in memory."""
         entries = dict(self._file.entries)
-        table = entries["token_embd.weight"]  # dense; its blocks are packed, too, if it is the head
-        if not self.config.tie_word_embeddings:
-            del entries[table.name]
-        return table.count * dtype.itemsize + sum(packed_bytes(each, dtype) for each in entries.values())
+        table = entries["token_embd.weight"]
+        total = sum(packed_bytes(each, dtype) for each in entries.values())
+        if table.kind not in PLAIN and dtype == torch.float32:
+            return total  # its blocks stay in the file, or are packed as the head
+        dense_bytes = table.count * dtype.itemsize
+        return total + dense_bytes - (0 if self.config.tie_word_embeddings else packed_bytes(table, dtype))
 
     def _tensors(self, *, stored: bool) -> Iterator[tuple[str, Tensor | QuantisedWeight | QuantisedExperts]]:
         tied = self.config.tie_word_embeddings

@@ -18,6 +18,8 @@ from transformers.initialization import no_init_weights
 from foretoken.core.errors import ModelError
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
+from foretoken.forward.stored_embedding import StoredEmbedding, is_plain_embedding
+from foretoken.forward.stored_weight import StoredWeight
 
 _CHECKED = 1 << 20  # elements that are checked at a time: a check takes memory of the same size
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -62,7 +64,7 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight | Qua
     Args:
         model: of :func:`skeleton`.
         tensors: by the names that the model's own parameters have; a quantised one stands for the weight of a linear
-            layer, or of the embedding, which is made dense. Plain ones are converted to the model's dtype. Quantised
+            layer, or of the embedding. Plain ones are converted to the model's dtype. Quantised
             experts stand for the module of this name.
         name: the user's name for the model, for messages.
     Returns:
@@ -96,6 +98,9 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight | Qua
                 raise ModelError(
                     f"model '{name}': its tensor '{key}' is quantised, which a {type(module).__name__} cannot take"
                 )
+            if isinstance(value, StoredWeight) and dtype == torch.float32 and is_plain_embedding(module):
+                model.set_submodule(parent, StoredEmbedding(value, getattr(module, "embed_scale", None)).eval())
+                continue
             value = value.dense()
         elif value.dtype not in _PLAIN:
             raise ModelError(
@@ -134,13 +139,14 @@ def _check_experts(experts: QuantisedExperts, place: nn.Parameter | None, key: s
 
 def _tie(model: Any) -> None:
     """A head that is missing is the embedding, where the config says so."""
-    head = model.get_output_embeddings()
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if (
         type(head) is nn.Linear
         and head.weight.is_meta
+        and not isinstance(embedding, StoredEmbedding)
         and model.config.get_text_config(decoder=True).tie_word_embeddings
     ):
-        head.weight = model.get_input_embeddings().weight
+        head.weight = embedding.weight
 
 
 def _lacks_bias(linear: QuantisedLinear) -> bool:
