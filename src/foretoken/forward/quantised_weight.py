@@ -200,12 +200,7 @@ def rounded(weight_OK: Tensor, bits: int, group: int | None = None, *, name: str
     parts = [rows.reshape(len(rows), -1, size) for rows in weight_OK.detach().split(_ROWS)]
     low_OG = torch.cat([part_OGk.to(torch.float32).amin(dim=-1) for part_OGk in parts])
     high_OG = torch.cat([part_OGk.to(torch.float32).amax(dim=-1) for part_OGk in parts])
-    if not (low_OG.isfinite().all() and high_OG.isfinite().all()):
-        raise ModelError(f"the tensor '{name}' holds values that are not finite: it cannot be rounded to {bits} bits")
-    sizes_OG = torch.maximum(low_OG.abs(), high_OG.abs())
-    minimum_OG = _short(low_OG, sizes_OG) if bits == 4 else None
-    widest_OG = sizes_OG / 127 if minimum_OG is None else (high_OG - minimum_OG) / 15
-    scale_OG = _short(widest_OG, widest_OG)
+    scale_OG, minimum_OG = rounding_parameters(low_OG, high_OG, bits, name)
     codes_OK = torch.empty(outputs, inputs, dtype=torch.int8 if bits == 8 else torch.uint8)
     rows_of_parts = (each.split(_ROWS) for each in (codes_OK, scale_OG, low_OG if minimum_OG is None else minimum_OG))
     for part_OGk, codes, scale, minimum in zip(parts, *rows_of_parts, strict=True):
@@ -215,6 +210,20 @@ def rounded(weight_OK: Tensor, bits: int, group: int | None = None, *, name: str
         found_OGk = (values_OGk / _divisor(scale)).round_()
         codes.copy_((found_OGk.clamp_(-127, 127) if bits == 8 else found_OGk.clamp_(0, 15)).flatten(1))
     return QuantisedWeight(codes_OK, scale_OG, minimum_OG, bits, name=name)
+
+
+def rounding_parameters(low_OG: Tensor, high_OG: Tensor, bits: int, name: str) -> tuple[Tensor, Tensor | None]:
+    """Scales, and of 4 bits minimums, of groups with these smallest and largest elements; see :func:`rounded`.
+
+    Raises:
+        ModelError: an element is not finite.
+    """
+    if not (low_OG.isfinite().all() and high_OG.isfinite().all()):
+        raise ModelError(f"the tensor '{name}' holds values that are not finite: it cannot be rounded to {bits} bits")
+    sizes_OG = torch.maximum(low_OG.abs(), high_OG.abs())
+    minimum_OG = _short(low_OG, sizes_OG) if bits == 4 else None
+    widest_OG = sizes_OG / 127 if minimum_OG is None else (high_OG - minimum_OG) / 15
+    return _short(widest_OG, widest_OG), minimum_OG
 
 
 def _short(values_OG: Tensor, sizes_OG: Tensor) -> Tensor:

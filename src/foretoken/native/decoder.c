@@ -24,6 +24,7 @@
 #include "quantised.h"      /* packed weights of 8 or 4 bits */
 #include "superblocks.h"    /* packed weights in the superblocks of a GGUF file */
 #include "stored_blocks.h"  /* the blocks of a GGUF file: packed, and decoded */
+#include "dense_weights.h"  /* dense weights: in tiles, and rounded */
 #include "matrix_unit.h"    /* products of up to 32 rows at a time, where the processor has a unit for them */
 #include "int8_kv.h"        /* keys and values of 8 bits */
 #include "team.h"           /* threads and their memory */

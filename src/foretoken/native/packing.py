@@ -17,11 +17,12 @@ from foretoken.core.threads import threads_for
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native import team
-from foretoken.native.pages import empty_in_large_pages, in_large_pages
+from foretoken.native.dense_weights import write_tiles
+from foretoken.native.pages import empty_in_large_pages
 from foretoken.native.quantised import CodedTiles, are_alike, joined
-from foretoken.native.stored_blocks import tile_memory
 from foretoken.native.structs import Linear, Matrix
 from foretoken.native.superblocks import MixedTiles, packed_codes, together
+from foretoken.native.tiles import tile_memory
 
 UNITS = {torch.float32: 1, torch.bfloat16: 2}
 Tiles = Tensor | CodedTiles  # a packed weight, [tiles, K / unit, 16, unit] or quantised; slices are over tiles
@@ -53,7 +54,7 @@ def packed_of(weights: list[Tensor | QuantisedWeight], dtype: torch.dtype, libra
     """
     if isinstance(weights[0], QuantisedWeight):
         return packed_codes(joined(cast("list[QuantisedWeight]", weights)), library)
-    return _written([tiled(each.detach().to(dtype)) for each in weights if isinstance(each, Tensor)])
+    return _dense([each.detach().to(dtype) for each in weights if isinstance(each, Tensor)], library)
 
 
 def packed_apart(
@@ -65,13 +66,12 @@ def packed_apart(
     return packed_of(weights, dtype, library)
 
 
-def alternating(first: Tiles, second: Tiles) -> Tiles:
-    """Two packed weights of one kind and size, a tile of the one and a tile of the other in turn."""
-    if isinstance(first, CodedTiles) and isinstance(second, CodedTiles):
-        return first.like(_written([first.data, second.data], in_turn=True))
-    assert isinstance(first, Tensor)
-    assert isinstance(second, Tensor)
-    return _written([first, second], in_turn=True)
+def alternating(first: CodedTiles, second: CodedTiles) -> CodedTiles:
+    """Two quantised packed weights of one form and size, a tile of the one and a tile of the other in turn."""
+    whole = tile_memory(16 * (len(first) + len(second)), first.data.shape[1])
+    for number, each in enumerate((first, second)):
+        whole[number::2].copy_(each.data)
+    return first.like(whole)
 
 
 def packed_in_turn(
@@ -85,29 +85,31 @@ def packed_in_turn(
         library: compiled decoder.c.
     """
     if isinstance(first, Tensor) and isinstance(second, Tensor):
-        return alternating(*(tiled(each.detach().to(dtype)) for each in (first, second)))
+        return _dense([each.detach().to(dtype) for each in (first, second)], library, in_turn=True)
     if isinstance(first, StoredWeight) and isinstance(second, StoredWeight) and are_alike([first, second]):
         begun = packed_codes(first.rows(torch.arange(16)), library)  # a tile, which says how many bytes one has
-        whole = tile_memory(2 * first.shape[0], begun.data.shape[1])
+        tiles = tile_memory(2 * first.shape[0], begun.data.shape[1])
         for number, each in enumerate((first, second)):
-            packed_codes(each, library, into=whole[number::2])
-        return begun.like(whole)
-    apart = [packed_of([each], dtype, library) for each in (first, second)]
-    if form_of(apart[0]) != form_of(apart[1]):
-        whole = packed_of([first, second], dtype, library)
+            packed_codes(each, library, into=tiles[number::2])
+        return begun.like(tiles)
+    quantised = cast("list[QuantisedWeight]", [first, second])
+    apart = [packed_codes(each, library) for each in quantised]
+    if apart[0].form != apart[1].form:
+        whole = packed_codes(joined(quantised), library)
         apart = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
     return alternating(*apart)
 
 
-def _written(parts: list[Tensor], *, in_turn: bool = False) -> Tensor:
-    """Parts [tiles, ...] one after the other, or a tile of each in turn, in large pages; each is written once."""
-    if len(parts) == 1:
-        return in_large_pages(parts[0])
-    tiles = sum(map(len, parts))
-    whole, begin = empty_in_large_pages((tiles, *parts[0].shape[1:]), parts[0].dtype), 0
-    for number, part in enumerate(parts):
-        (whole[number :: len(parts)] if in_turn else whole[begin : begin + len(part)]).copy_(part)
-        begin += len(part)
+def _dense(weights: list[Tensor], library: ctypes.CDLL, *, in_turn: bool = False) -> Tensor:
+    """Dense weights in tiles, one below the other or a tile of each in turn, in large pages."""
+    unit = UNITS[weights[0].dtype]
+    tiles = [-(-len(each) // 16) for each in weights]
+    inner = weights[0].shape[1]
+    whole, begin = empty_in_large_pages((sum(tiles), inner // unit, 16, unit), weights[0].dtype), 0
+    for number, (each, count) in enumerate(zip(weights, tiles, strict=True)):
+        place = whole[number :: len(weights)] if in_turn else whole[begin : begin + count]
+        write_tiles(each.contiguous(), place, library)
+        begin += count
     return whole
 
 

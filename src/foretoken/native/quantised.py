@@ -174,7 +174,9 @@ def joined(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
         return weights[0]
     stored = [each for each in weights if isinstance(each, StoredWeight)]
     if len(stored) == len(weights) and are_alike(stored):
-        return StoredWeight(torch.cat([each.blocks_OR for each in stored]), stored[0].kind, stored[0].name, checked=True)
+        return StoredWeight(
+            torch.cat([each.blocks_OR for each in stored]), stored[0].kind, stored[0].name, checked=True
+        )
     weights = [each.decoded() for each in weights]
     if not are_alike(weights):
         group = min(each.group for each in weights)

@@ -6,20 +6,16 @@ Letters: O outputs, R bytes of a row, C bytes of a tile.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from foretoken.forward.stored_weight import StoredWeight
-from foretoken.native import structs, team
-from foretoken.native.declared import ADDRESS, function
-from foretoken.native.pages import empty_in_large_pages
+from foretoken.native import structs
 from foretoken.native.quantised import CodedTiles
+from foretoken.native.tiles import by_all_threads, numbers_and_addresses, tile_memory
 
 _LINE = 64
-_SMALL = 1 << 22  # bytes that one thread packs in less time than others take to start
 _CODES_FROM_0 = frozenset({"Q4_1"})  # kinds whose smallest code is packed as 0
 
 
@@ -44,11 +40,6 @@ def packed_blocks(weight: StoredWeight, library: ctypes.CDLL, into: Tensor | Non
     return CodedTiles(data, inputs, kind.bits, 32, kind.minimum, torch.float16, offset, weight.name)
 
 
-def tile_memory(outputs: int, tile_bytes: int) -> Tensor:
-    """uint8 [tiles, C], to be written."""
-    return empty_in_large_pages((-(-outputs // 16), tile_bytes), torch.uint8)
-
-
 def pack_by_tiles(
     library: ctypes.CDLL, name: str, kind: int, weight: StoredWeight, blocks_of_row: int, data: Tensor
 ) -> None:
@@ -62,19 +53,12 @@ def pack_by_tiles(
         data: uint8 [tiles, C].
     """
     pack = numbers_and_addresses(library, name, "qaqqqqaq")
-    blocks_OR, outputs, tiles = weight.blocks_OR.contiguous(), weight.shape[0], len(data)
-    threads = 1 if data.numel() < _SMALL else team.current().threads
-    each = -(-tiles // threads)
+    blocks_OR, outputs = weight.blocks_OR.contiguous(), weight.shape[0]
 
-    def pack_some(first: int) -> None:
-        end = min(first + each, tiles)
+    def pack_some(first: int, end: int) -> None:
         pack(kind, blocks_OR.data_ptr(), outputs, blocks_of_row, first, end, data.data_ptr(), data.stride(0))
 
-    if threads == 1:
-        pack_some(0)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(pack_some, range(0, tiles, each)))
+    by_all_threads(pack_some, len(data), data.numel())
 
 
 def decoded_rows(weight: StoredWeight, library: ctypes.CDLL) -> Tensor:
@@ -85,8 +69,3 @@ def decoded_rows(weight: StoredWeight, library: ctypes.CDLL) -> Tensor:
     number, row_bytes = block_number(weight.kind.name), blocks_OR.shape[1]
     decode(number, blocks_OR.data_ptr(), outputs, row_bytes, inputs, dense_OK.data_ptr())
     return dense_OK
-
-
-def numbers_and_addresses(library: ctypes.CDLL, name: str, arguments: str) -> Callable[..., int]:
-    """A function of the library; its arguments are numbers ("q") and addresses ("a")."""
-    return function(library, name, *(ctypes.c_int64 if each == "q" else ADDRESS for each in arguments))

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from foretoken.forward.quantised_weight import QuantisedWeight
-from foretoken.forward.stored_weight import BlockKind, StoredWeight
+from foretoken.forward.stored_weight import BlockKind, RoundedWeight, StoredWeight
 from foretoken.native import structs
+from foretoken.native.dense_weights import can_round, rounded_tiles
 from foretoken.native.quantised import CodedTiles, are_alike, in_own_memory, joined
-from foretoken.native.stored_blocks import numbers_and_addresses, pack_by_tiles, packed_blocks, tile_memory
+from foretoken.native.stored_blocks import pack_by_tiles, packed_blocks
 from foretoken.native.structs import Matrix
+from foretoken.native.tiles import numbers_and_addresses, tile_memory
 
 _INPUTS, _LINE = 256, 64
 
@@ -152,8 +154,22 @@ def together(weights: Sequence[QuantisedWeight], library: ctypes.CDLL) -> CodedT
             runs[-1].append(each)
         else:
             runs.append([each])
-    packed = [packed_codes(joined(run), library) for run in runs]
+    packed = []
+    for run in runs:
+        if all(isinstance(each, RoundedWeight) for each in run):
+            packed += _one_below_the_other([packed_codes(each, library) for each in run])
+        else:
+            packed.append(packed_codes(joined(run), library))
     return packed[0] if len(packed) == 1 else MixedTiles(packed)
+
+
+def _one_below_the_other(packed: list[CodedTiles]) -> list[CodedTiles]:
+    """Packed weights as one, if they have one form: each may keep its scales in float16 or float32."""
+    if any(each.form != packed[0].form for each in packed):
+        return packed
+    whole = tile_memory(16 * sum(map(len, packed)), packed[0].data.shape[1])
+    torch.cat([each.data for each in packed], out=whole)
+    return [packed[0].like(whole)]
 
 
 def packed_codes(weight: QuantisedWeight, library: ctypes.CDLL, into: Tensor | None = None) -> CodedTiles:
@@ -163,6 +179,8 @@ def packed_codes(weight: QuantisedWeight, library: ctypes.CDLL, into: Tensor | N
         library: compiled decoder.c, which packs the blocks of a file.
         into: where a weight in blocks is written, uint8 [tiles, C]; None: memory of its own.
     """
+    if isinstance(weight, RoundedWeight) and can_round(weight):
+        return rounded_tiles(weight, library)
     if not isinstance(weight, StoredWeight):
         return in_own_memory(weight)
     return (_in_superblocks if weight.kind.name in _FORMS else packed_blocks)(weight, library, into)

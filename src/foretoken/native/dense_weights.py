@@ -1,0 +1,80 @@
+"""Dense weights in the order of native products, as they are or rounded, by all threads; see dense_weights.h.
+
+Letters: O outputs, K inputs, G groups, C bytes of a tile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from foretoken.forward.quantised_weight import rounding_parameters
+from foretoken.forward.stored_weight import RoundedWeight
+from foretoken.native.quantised import CodedTiles
+from foretoken.native.tiles import by_all_threads, numbers_and_addresses, tile_memory
+
+_LINE = 64
+_READ = (torch.float32, torch.bfloat16)
+
+
+def write_tiles(weight_OK: Tensor, to: Tensor, library: ctypes.CDLL) -> None:
+    """Write a contiguous weight as packing.py describes; outputs are padded with zeros to a whole tile.
+
+    Args:
+        weight_OK: float32 or bfloat16; its rows are whole units.
+        to: [O / 16, K / unit, 16, unit], perhaps every other tile of a larger pack.
+        library: compiled decoder.c.
+    """
+    tile = numbers_and_addresses(library, "foretoken_tile", "aqqqqaq")
+    outputs, units = weight_OK.shape[0], to.shape[1]
+
+    def write(first: int, end: int) -> None:
+        tile(weight_OK.data_ptr(), outputs, units, first, end, to.data_ptr(), to.stride(0) * to.element_size())
+
+    by_all_threads(write, len(to), to.numel() * to.element_size())
+
+
+def can_round(weight: RoundedWeight) -> bool:
+    """Whether :func:`rounded_tiles` can."""
+    dense_OK = weight.dense_OK
+    whole = dense_OK.shape[1] % weight.group == 0 and weight.group % 16 == 0
+    return dense_OK.dtype in _READ and dense_OK.device.type == "cpu" and dense_OK.is_contiguous() and whole
+
+
+def rounded_tiles(weight: RoundedWeight, library: ctypes.CDLL) -> CodedTiles:
+    """A weight rounded and packed in one go, with the bits of :func:`quantised_weight.rounded`.
+
+    Raises:
+        ModelError: it is not finite.
+    """
+    dense_OK, bits, group = weight.dense_OK, weight.bits, weight.group
+    outputs, inputs = dense_OK.shape
+    groups, bf16 = inputs // group, int(dense_OK.dtype == torch.bfloat16)
+    low_OG, high_OG = torch.empty(outputs, groups), torch.empty(outputs, groups)
+    ranges = numbers_and_addresses(library, "foretoken_ranges", "aqqqqqaa")
+
+    def find(first: int, end: int) -> None:
+        ranges(dense_OK.data_ptr(), bf16, groups, group, first, end, low_OG.data_ptr(), high_OG.data_ptr())
+
+    by_all_threads(find, outputs, dense_OK.numel())
+    scale_OG, minimum_OG = rounding_parameters(low_OG, high_OG, bits, weight.name)
+    given = [scale_OG] if minimum_OG is None else [scale_OG, minimum_OG]
+    short = all(torch.equal(each.half().float(), each) for each in given)
+    kind = torch.float16 if short else torch.float32
+    kept = [each.to(kind) for each in given]
+    head = -(-groups * len(given) * 16 * kind.itemsize // _LINE) * _LINE
+    data = tile_memory(outputs, head + 2 * inputs * bits)
+    write_rounded = numbers_and_addresses(library, "foretoken_round_tiles", "aqqqqqaaaaqqqaq")
+
+    def write(first: int, end: int) -> None:
+        parameters = [None if len(each) < 2 else each[1].data_ptr() for each in (given, kept)]
+        write_rounded(
+            *(dense_OK.data_ptr(), bf16, bits, outputs, groups, group),
+            *(scale_OG.data_ptr(), parameters[0], kept[0].data_ptr(), parameters[1]),
+            *(int(short), first, end, data.data_ptr(), data.stride(0)),
+        )
+
+    by_all_threads(write, len(data), data.numel())
+    return CodedTiles(data, inputs, bits, group, bits == 4, kind, 128 if bits == 8 else 0, weight.name)

@@ -1,0 +1,79 @@
+"""Dense weights in the order of native products: transposed, and rounded to the bits of the definition."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+import pytest
+import torch
+
+from foretoken.core.errors import ModelError
+from foretoken.forward.quantised_weight import rounded
+from foretoken.forward.stored_weight import RoundedWeight
+from foretoken.native import build
+from foretoken.native.dense_weights import rounded_tiles
+from foretoken.native.packing import packed_in_turn, packed_of, tiled
+from foretoken.native.quantised import coded_tiles
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    found = build.library()
+    if found is None:
+        pytest.skip("no C compiler on this machine")
+    return found
+
+
+def dense(outputs: int, inputs: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """With a channel and a row that are larger, and a group of zeros."""
+    weight_OK = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed))
+    weight_OK[:, 5] *= 40
+    weight_OK[0] *= 1e-3
+    weight_OK[-1, :64] = 0
+    return weight_OK.to(dtype)
+
+
+def later(weight_OK: torch.Tensor, bits: int, group: int) -> RoundedWeight:
+    return RoundedWeight(weight_OK, bits, group, "w", partial(rounded, bits=bits, group=group, name="w"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("outputs", [16, 77, 4112])
+def test_weights_are_tiled(library: ctypes.CDLL, dtype: torch.dtype, outputs: int) -> None:
+    for inputs in (32, 50, 576):
+        weight_OK = dense(outputs, inputs, dtype)
+        assert torch.equal(packed_of([weight_OK], dtype, library), tiled(weight_OK))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_two_weights_are_tiled_in_turn(library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    first, second = dense(64, 96, dtype, seed=1), dense(64, 96, dtype, seed=2)
+    found = packed_in_turn(first, second, dtype, library)
+    assert torch.equal(found[0::2], tiled(first))
+    assert torch.equal(found[1::2], tiled(second))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("bits", "group"), [(8, 32), (4, 32), (4, 64), (8, 576)])
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_rounding_has_the_bits_of_the_definition(
+    library: ctypes.CDLL, dtype: torch.dtype, bits: int, group: int, size: float
+) -> None:
+    """Of tiny weights the scales need float32."""
+    for outputs in (16, 77, 1040):
+        weight_OK = dense(outputs, 576, dtype) * size
+        found, expected = (
+            rounded_tiles(later(weight_OK, bits, group), library),
+            coded_tiles(rounded(weight_OK, bits, group)),
+        )
+        assert found.form == expected.form
+        assert torch.equal(found.data, expected.data)
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_refused(library: ctypes.CDLL, odd: float) -> None:
+    weight_OK = dense(32, 64, torch.float32)
+    weight_OK[17, 40] = odd
+    with pytest.raises(ModelError):
+        rounded_tiles(later(weight_OK, 8, 32), library)
