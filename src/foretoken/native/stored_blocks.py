@@ -16,7 +16,7 @@ from foretoken.native.quantised import CodedTiles
 from foretoken.native.tiles import by_all_threads, numbers_and_addresses, tile_memory
 
 _LINE = 64
-_CODES_FROM_0 = frozenset({"Q4_1"})  # kinds whose smallest code is packed as 0
+_CODES_FROM_0 = frozenset({"Q4_1"})  # kinds that have no negative codes
 
 
 def block_number(kind: str) -> int:
