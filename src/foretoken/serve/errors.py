@@ -101,7 +101,7 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
             return ApiError(400, _in_words(found, each), param=_place(each["loc"]))
     for each in found:  # a misspelt field explains a missing one
         if each["type"] in ("unknown_field", "conflict"):
-            name = _place((*each["loc"], each["ctx"]["name"]))
+            name = ".".join(filter(None, (_place(each["loc"]), each["ctx"]["name"])))
             if each["type"] == "conflict":
                 return ApiError(400, f"{name} {each['msg']}", param=name)
             return ApiError(400, f"unknown field '{name}'{each['msg']}", param=name, code="unknown_field")

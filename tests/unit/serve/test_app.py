@@ -439,6 +439,7 @@ def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(ser
     [
         (CHAT, {"top_pp": 1}, "top_pp", "did you mean 'top_p'?"),
         (CHAT, {"maxTokens": 1}, "maxTokens", "did you mean 'max_tokens'?"),
+        (CHAT, {"top-p": 1}, "top-p", "did you mean 'top_p'?"),
         (CHAT, {"mirostat": 2}, "mirostat", "set top_p or min_p"),
         (CHAT, {"max_tokens": 3, "n_predict": 4}, "n_predict", "they differ: keep one"),
         (CHAT, {"temperature": -1}, "temperature", "greater than or equal to 0"),
