@@ -49,6 +49,7 @@ _DENSE = "reads a text, or has one written, to count in it: keys and values in c
 LEFT_OUT = {  # command -> (missing option, reason)
     "calibrate sparse": ({"--kv-cache-dtype"}, _DENSE),
     "calibrate vocabulary": ({"--kv-cache-dtype"}, _DENSE),
+    "doctor": (OF_A_MODEL - {"--threads"}, "reads headers and configs alone"),
     "methods": (OF_A_MODEL, "reads the names of a model's files alone"),
     "datastore append": (OF_A_MODEL, _TOKENIZER),
     "datastore build": (OF_A_MODEL, _TOKENIZER),

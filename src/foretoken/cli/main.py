@@ -19,7 +19,7 @@ import typer
 
 from foretoken.cli import methods, zoo
 from foretoken.cli.learn import calibrate, datastore, train
-from foretoken.cli.prove import bench, certify
+from foretoken.cli.prove import bench, certify, doctor
 from foretoken.cli.run import batch, chat, generate, rag, serve
 from foretoken.cli.shared.console import OutputClosed, emit, note, prepare_output, silence_libraries
 from foretoken.cli.shared.extended import ExtendedGroup
@@ -43,6 +43,7 @@ app.command("chat")(chat.chat)
 app.command("methods")(methods.methods)
 app.add_typer(bench.app, name="bench")
 app.command("certify")(certify.certify)
+app.command("doctor")(doctor.doctor)
 app.add_typer(train.app, name="train")
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(datastore.app, name="datastore")

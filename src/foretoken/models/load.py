@@ -87,7 +87,7 @@ def load(
             "use device='cpu', or dtype='bfloat16'"
         )
     files = _files(name, trust_remote_code, revision)
-    _check_purpose(files.config, name)
+    check_purpose(files.config, name)
     kind = _dtype(dtype, files.config)
     if dtype == "auto" and kind == torch.float16 and place.type == "cpu":
         kind = torch.bfloat16
@@ -281,7 +281,7 @@ def _original(name: str) -> tuple[Any, Any]:
     return found.model, found.tokenizer
 
 
-def _check_purpose(config: Any, name: str | Path) -> None:
+def check_purpose(config: Any, name: str | Path) -> None:
     """Refuse any model but a causal language model, before any weight is read."""
     kind = config.model_type
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)

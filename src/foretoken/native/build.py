@@ -67,6 +67,23 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def is_ready() -> bool:
+    """Whether a library of these sources is there, so that :func:`library` compiles nothing.
+
+    Raises:
+        ConfigError: as :func:`library`.
+    """
+    able, compiler, folder = _variants(), variants.compiler_command(), own_cache_folder()
+    if any(each.library.is_file() for each in able):
+        return True
+    if compiler is None or folder is None:
+        return False
+    options = variants.NATIVE if variant_wanted() is None else able[0].options
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return (folder / f"decoder-{_key(compiler, options)}.so").is_file()
+    return False
+
+
 def origin() -> str | None:
     """Where the decoder of this machine is from, in a few words; None if there is none."""
     found = library()

@@ -37,6 +37,14 @@ _PROJECTED = ("project_in", "project_out")  # of OPT's smallest but one
 
 def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     """Why the native decoder cannot run this model; None if it can."""
+    reason = odd_anatomy(model, mixers)
+    if reason is None and build.library() is None:
+        return "there is no compiled decoder on this machine"
+    return reason
+
+
+def odd_anatomy(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
+    """The part of a model that no compiled decoder computes; None if there is none. Weights are not read."""
     config = model.config
     first = next(model.parameters())
     if first.device.type != "cpu":
@@ -59,11 +67,7 @@ def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
         return reason
     if config.hidden_size % 32 or any(width % 32 for width in _mlp_widths(parts)):
         return "its widths are not multiples of 32"
-    if mixers and (reason := states.misfit(mixers[0])) is not None:
-        return reason
-    if build.library() is None:
-        return "there is no compiled decoder on this machine"
-    return None
+    return states.misfit(mixers[0]) if mixers else None
 
 
 def _odd_heads(parts: Parts) -> str | None:
