@@ -3,7 +3,8 @@
     python scripts/tables.py
 
 A page holds ``<!-- table: NAME -->`` and, after the table, ``<!-- end of table -->``. On the card of a method NAME is
-``method`` (the catalogue's entry) or ``knobs`` (its Config); on other pages a set of options, as in ``SamplingParams``.
+``method`` (the catalogue's entry) or ``knobs`` (its Config); on other pages a set of options, as in ``SamplingParams``,
+or ``layouts`` (of published drafters).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foretoken import catalog
+from foretoken.drafting.published.layouts import LAYOUTS
 from foretoken.options.model import EngineOptions, ModelOptions
 from foretoken.options.recipe import RecipeOptions
 from foretoken.options.sampling import SamplingParams
@@ -60,6 +62,16 @@ def linked(paper: str) -> str:
     return re.sub(r"(?<!\()\bhttps?://[^\s,;]+", r"<\g<0>>", text)
 
 
+def layouts() -> list[str]:
+    """The layouts of published drafters, those that are run first."""
+    rows = {
+        (each.name, f"`{each.method}`" if each.method else "-", each.refused or "-")
+        for each in LAYOUTS
+        if each.method or each.refused
+    }
+    return markdown(("layout", "method", "why it is not run"), sorted(rows, key=lambda row: (row[1] == "-", row)))
+
+
 def rewritten(page: str, table: Callable[[str], list[str]]) -> str:
     """A page with its tables as they are declared now."""
     return PLACE.sub(lambda place: place[1] + "\n".join(["", *table(place[2]), ""]) + "\n" + place[3], page)
@@ -76,6 +88,8 @@ def pages() -> dict[Path, str]:
         entry = entries.get(path.stem) if path.parent.name == "methods" else None
 
         def table(name: str, entry: catalog.Entry | None = entry) -> list[str]:
+            if name == "layouts":
+                return layouts()
             if entry is None:
                 return parameters(SETS[name], over_http=SETS[name] is SamplingParams)
             return method(entry) if name == "method" else knobs(entry.load().Config)

@@ -183,7 +183,7 @@ _TABLE = (
         "4.1 and 4.2 (tree)",
         promise="lossless",
         needs="a target that is a plain stack of layers",
-        weights="a head for the target (foretoken train eagle, or a speculators folder); bundled for zoo:base",
+        weights="a head for the target (foretoken train eagle, or a published EAGLE-3 folder); bundled for zoo:base",
         training="foretoken.methods.eagle.command:COMMAND",
     ),
     Entry(

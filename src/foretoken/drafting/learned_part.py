@@ -27,12 +27,13 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.files import home_expanded, write_whole
+from foretoken.drafting.published.folder import tensors_of
 from foretoken.models.fingerprint import fingerprint, fingerprint_of
 from foretoken.models.grown import Origin, origin_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Option
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 Part = TypeVar("Part", bound="LearnedPart")
 
@@ -180,8 +181,15 @@ class LearnedPart(ABC):
         config_file, weights_file = cls._files(folder)
         try:
             settings = json.loads((folder / config_file).read_text(encoding="utf-8"))
-            config = cls.Config(**(cls._fields(settings) if config_file == CONFIG else cls._old_fields(settings)))
-            tensors = _weights(folder, weights_file)
+            tensors = tensors_of(folder, weights_file)
+            if config_file == CONFIG:
+                try:
+                    settings, tensors = cls._own_layout(settings, tensors)
+                except ModelError as error:
+                    raise ModelError(f"{folder}: {error}") from None
+                config = cls.Config(**cls._fields(settings))
+            else:
+                config = cls.Config(**cls._old_fields(settings))
             for name, values in tensors.items():
                 if values.is_floating_point() and not bool(values.isfinite().all()):
                     raise ValueError(f"'{name}' holds NaN or infinite values")
@@ -256,6 +264,15 @@ class LearnedPart(ABC):
         return found
 
     @classmethod
+    def _own_layout(cls, settings: Any, tensors: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        """Config and tensors as this part saves them; a part that other makers publish reads their layouts, too.
+
+        Raises:
+            ValueError, ModelError: the layout is unknown, or config and tensors contradict each other.
+        """
+        return settings, tensors
+
+    @classmethod
     def _old_fields(cls, settings: dict[str, Any]) -> dict[str, Any]:
         """The config's fields from a file of the layout before: they lie flat in it."""
         return {each.name: settings[each.name] for each in fields(cls.Config) if each.name in settings}
@@ -276,30 +293,6 @@ class LearnedPart(ABC):
             return False
         known = cls.model_types or (cls.algorithm,)
         return isinstance(settings, dict) and settings.get("speculators_model_type") in known
-
-
-def _weights(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a file, or of those that its index places them in.
-
-    Raises:
-        FileNotFoundError: there is neither.
-        ValueError: the index names no files next to it, or one that is missing.
-    """
-    from safetensors.torch import load_file
-
-    if (folder / name).is_file() or not (folder / INDEX).is_file():
-        return load_file(folder / name)
-    placed = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-    if not isinstance(placed, dict) or not all(
-        isinstance(each, str) and Path(each).name == each for each in placed.values()
-    ):
-        raise ValueError(f"{INDEX}: its weight_map names something else than files next to it")
-    found: dict[str, Tensor] = {}
-    for each in sorted(set(placed.values())):
-        if not (folder / each).is_file():
-            raise ValueError(f"its file {each} is missing")
-        found |= load_file(folder / each)
-    return found
 
 
 def find(kind: type[Part], given: str | Path | None, target: LanguageModel, draft: LanguageModel | None = None) -> Part:

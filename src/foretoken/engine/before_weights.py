@@ -15,6 +15,7 @@ from typing import Any, Literal
 from foretoken import catalog, zoo
 from foretoken.core.errors import MismatchError
 from foretoken.drafting import learned_part
+from foretoken.drafting.published.folder import method_for
 from foretoken.engine.intake.vllm_options import METHODS
 from foretoken.models.language_model import different_vocabulary
 from foretoken.models.load import load_config, load_tokenizer, source_of
@@ -40,7 +41,7 @@ def check(model: str, settings: Mapping[str, Any] | None, **origin: Any) -> None
         ConfigError, ModelError, MismatchError: as the loaded model would be refused.
     """
     settings = dict(settings or {}) if isinstance(settings, Mapping) else {}
-    method = settings.get("method", "draft_model" if "model" in settings else "none")
+    method = settings.get("method") or (method_for(settings["model"]) if settings.get("model") else "none")
     method = METHODS.get(method, method) if isinstance(method, str) else None
     drafter = _class_of(method, "drafter")
     verifier = _class_of(settings.get("verifier"), "verifier")

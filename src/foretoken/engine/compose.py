@@ -21,6 +21,7 @@ from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafting import gloo, learned_part
+from foretoken.drafting.published.folder import method_for
 from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.executors.worker_thread import split
 from foretoken.engine.intake.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION
@@ -60,7 +61,7 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         settings.pop(key, None)
     method, wanted, executor, lane = own.method, own.verifier, own.executor, own.lane
     if method is None:
-        method = "draft_model" if "model" in settings else "none"
+        method = method_for(settings["model"]) if "model" in settings else "none"
     if isinstance(method, str):
         method = METHODS.get(method, method)
     _check_lane(lane, executor, method)

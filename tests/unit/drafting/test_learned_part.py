@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError, ModelError
-from foretoken.drafting.learned_part import CONFIG, INDEX, WEIGHTS, LearnedPart, find, find_all
+from foretoken.drafting.learned_part import CONFIG, WEIGHTS, LearnedPart, find, find_all
+from foretoken.drafting.published.folder import INDEX
 from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.kangaroo.network import Adapter
 from foretoken.methods.sprinter.network import SprinterHead

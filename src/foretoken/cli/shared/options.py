@@ -41,7 +41,7 @@ Method = Annotated[
     typer.Option(
         "--method",
         help="Drafting method; 'foretoken methods' lists them.",
-        show_default="suffix; draft_model with --draft-model",
+        show_default="suffix; with --draft-model that of its folder",
         rich_help_panel=_METHOD,
     ),
 ]
@@ -50,7 +50,7 @@ DraftModel = Annotated[
     typer.Option(
         "--draft-model",
         metavar="MODEL",
-        help="Draft checkpoint with the model's vocabulary; the default for zoo:base is zoo:draft.",
+        help="Draft checkpoint, or the folder of a published draft head; the default for zoo:base is zoo:draft.",
         rich_help_panel=_METHOD,
     ),
 ]

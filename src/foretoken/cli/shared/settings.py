@@ -10,6 +10,7 @@ from typing import Any
 from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_name
+from foretoken.drafting.published.folder import method_for
 
 DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "suffix"
@@ -66,9 +67,10 @@ def speculative_config(
     config: dict[str, Any] = {"method": method, **settings}
     if "method" in settings:
         raise ConfigError("--set method=...: use --method")
-    wants_draft = entry.load().declared.draft_model
+    declared = entry.load().declared
+    wants_draft = declared.draft_model
     if draft_model is not None:
-        if not wants_draft:
+        if not wants_draft and declared.learned_part is None:
             raise ConfigError(f"--draft-model does not apply to method '{method}', which needs {entry.needs}")
         if config.setdefault("model", draft_model) != draft_model:
             raise ConfigError(f"--draft-model {draft_model} contradicts --set model={config['model']}: keep one")
@@ -87,11 +89,11 @@ def chosen_recipe(
 ) -> dict[str, Any]:
     """Return the ``speculative_config`` of a command with ``--method``, ``--set`` and ``--draft-model``.
 
-    The default method is draft_model with a draft model, else suffix.
+    The default method is that of the draft model's folder, see drafting/published/, and suffix without one.
     """
     if method is not None and not method.strip():
         raise ConfigError("--method is empty: use a name from 'foretoken methods', or leave it out")
-    name = method or (DEFAULT_METHOD if draft_model is None else "draft_model")
+    name = method or (DEFAULT_METHOD if draft_model is None else method_for(draft_model))
     return speculative_config(name, parse_settings(sets or []), target=target, draft_model=draft_model)
 
 

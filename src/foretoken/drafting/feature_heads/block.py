@@ -211,12 +211,15 @@ class Block(nn.Module):
     Args:
         paired: its attention reads a token and a feature side by side, each with a norm of its own (EAGLE-3).
         normed: it has a norm before attention, as every ordinary layer; without, and not paired: EAGLE-2's.
+        window: positions that a row sees, itself included; None: all.
 
     Attributes:
         scaling: of the scores of attention.
     """
 
-    def __init__(self, config: BlockConfig, *, paired: bool = False, normed: bool = True) -> None:
+    def __init__(
+        self, config: BlockConfig, *, paired: bool = False, normed: bool = True, window: int | None = None
+    ) -> None:
         super().__init__()
         self.self_attn, self.mlp = Attention(config, 2 * config.width if paired else config.width), Mlp(config)
         if normed:
@@ -224,7 +227,7 @@ class Block(nn.Module):
         if paired:
             self.hidden_norm = Norm(config.width, eps=config.norm_eps)
         self.post_attention_layernorm = Norm(config.width, eps=config.norm_eps)
-        self._head_dim, self.scaling = config.head_dim, config.head_dim**-0.5
+        self._head_dim, self.scaling, self.window = config.head_dim, config.head_dim**-0.5, window
 
     def forward(self, read: Tensor, residual_TW: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
         """The layer over one text, plainly: causal attention over ``read``, and the MLP, each added to the residual.
@@ -234,8 +237,10 @@ class Block(nn.Module):
         """
         q, k, v = self.project(read, cos_Td, sin_Td)
         k, v = (each.repeat_interleave(len(q) // len(k), 0) for each in (k, v))
-        later_TT = torch.ones(len(read), len(read), dtype=torch.bool, device=read.device).triu(1)
-        weights_HTT = (self.scaling * q @ k.mT).masked_fill(later_TT, -torch.inf).softmax(-1)
+        seen_TT = torch.ones(len(read), len(read), dtype=torch.bool, device=read.device).tril()
+        if self.window is not None:
+            seen_TT = seen_TT.triu(1 - self.window)
+        weights_HTT = (self.scaling * q @ k.mT).masked_fill(~seen_TT, -torch.inf).softmax(-1)
         return self.close(residual_TW, (weights_HTT @ v).transpose(0, 1).flatten(1))
 
     def project(self, read: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> tuple[Tensor, Tensor, Tensor]:

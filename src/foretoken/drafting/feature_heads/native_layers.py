@@ -36,6 +36,7 @@ def native_block(layer: DraftBlock, norm_W: Tensor | None, skipped: int = 0) -> 
         attention_norm_D=norm_W,
         q_norm_d=None if parts.q_norm is None else parts.q_norm.weight,
         k_norm_d=None if parts.k_norm is None else parts.k_norm.weight,
+        window=layer.window or 0,
         gate=Projection(mlp.gate_proj.weight),
         up=Projection(mlp.up_proj.weight),
         down=Projection(mlp.down_proj.weight),

@@ -137,7 +137,7 @@ class PairNetwork(nn.Module):
             q, k, v = block.project(read, cos_Td, sin_Td)
             if rows is not None and number == layers.count - 1:
                 q, x_TW = q[:, rows], x_TW[rows]
-            attended = plan.attend(number, q, k, v, scaling=block.scaling)
+            attended = plan.attend(number, q, k, v, scaling=block.scaling, window=block.window)
             x_TW = block.close(x_TW, attended.flatten(1))
         return x_TW
 

@@ -110,16 +110,16 @@ class StateNetwork(LearnedPart, TrainableNetwork):
         assert isinstance(found, Block)
         return found
 
-    def rates(self) -> Tensor:
-        """Rotary frequencies, float64 [d / 2], in radians a position."""
+    def rates(self) -> tuple[Tensor, float]:
+        """Rotary frequencies, float64 [d / 2], in radians a position, and the factor of cos and sin."""
         half = self.config.head_dim // 2
-        found: Tensor = float(self.config.rope_theta) ** (-torch.arange(half, dtype=torch.float64) / half)
-        return found
+        return float(self.config.rope_theta) ** (-torch.arange(half, dtype=torch.float64) / half), 1.0
 
     def rotary_at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of rotary positions, float32 [T, d / 2]."""
-        angles = positions_T.to(torch.float64)[:, None] * self.rates().to(positions_T.device)
-        return angles.cos().float(), angles.sin().float()
+        rates, gain = self.rates()
+        angles = positions_T.to(torch.float64)[:, None] * rates.to(positions_T.device)
+        return (gain * angles.cos()).float(), (gain * angles.sin()).float()
 
     # ------------------------------------------------------------------ tables that are shared with the target
 

@@ -20,12 +20,12 @@ from foretoken.drafting.feature_heads.draft_ids import spread_ids
 from foretoken.drafting.learned_part import check_fingerprint
 from foretoken.forward import anatomy
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, UNKNOWN, EagleConfig, from_settings, to_settings
+from foretoken.methods.eagle.makers import in_our_form
 from foretoken.methods.eagle.network import EagleNetwork
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
 
-_OLD_NAMES = (("midlayer.", "layers.0."), ("transformer.", "layers.0."), ("fusion_fc.", "fc."))
 _EAGLE2_NAMES = (("layers.0.", "transformer."), ("fc.", "fusion_fc."))
 _LM_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
@@ -58,7 +58,7 @@ class Eagle(EagleNetwork):
         Raises:
             ValueError: config and weights do not fit each other; the message names the tensor.
         """
-        found = {_renamed(name, _OLD_NAMES): value for name, value in tensors.items()}
+        found = dict(tensors)
         ids_K = _ids_of(config, found.pop("d2t", None), found.pop("t2d", None))
         network = cls(config, ids_K=ids_K, own_head=_LM_HEAD in found, own_embedding=_EMBEDDING in found)
         network.take(found)
@@ -169,6 +169,10 @@ class Eagle(EagleNetwork):
                 f"{model.num_layers} layers"
             )
 
+    @classmethod
+    def _own_layout(cls, settings: Any, tensors: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        return in_our_form(settings, tensors)
+
     def _settings(self) -> dict[str, Any]:
         return to_settings(self.config)
 
@@ -217,24 +221,28 @@ def _ids_of(config: EagleConfig, d2t_K: Tensor | None, t2d_V: Tensor | None) -> 
     """Return the tokens of the draft vocabulary, increasing; None: all.
 
     Raises:
-        ValueError: a map is missing or damaged, or the two contradict each other.
+        ValueError: both maps are missing, one is damaged, or they contradict each other.
     """
     size, whole = config.draft_vocab_size, config.vocab_size
     if d2t_K is None and t2d_V is None:
         if size != whole:
             raise ValueError(f"d2t and t2d are missing, but draft_vocab_size={size} of {whole} tokens")
         return None
-    if d2t_K is None or t2d_V is None:
-        raise ValueError(f"{'d2t' if d2t_K is None else 't2d'} is missing next to the other map")
+    if t2d_V is not None and (t2d_V.shape != (whole,) or t2d_V.is_floating_point()):
+        raise ValueError(f"t2d is {list(t2d_V.shape)} of {t2d_V.dtype}: bool, [{whole}]")
+    if d2t_K is None:
+        assert t2d_V is not None
+        ids_K = t2d_V.nonzero().flatten()
+        if len(ids_K) != size:
+            raise ValueError(f"t2d marks {len(ids_K)} tokens, but draft_vocab_size={size}")
+        return ids_K
     if d2t_K.shape != (size,) or d2t_K.is_floating_point() or d2t_K.dtype == torch.bool:
         raise ValueError(f"d2t is {list(d2t_K.shape)} of {d2t_K.dtype}: integers, [{size}]")
-    if t2d_V.shape != (whole,) or t2d_V.is_floating_point():
-        raise ValueError(f"t2d is {list(t2d_V.shape)} of {t2d_V.dtype}: bool, [{whole}]")
     ids_K = torch.arange(size) + d2t_K.long()
     if int(ids_K.min()) < 0 or int(ids_K.max()) >= whole:
         raise ValueError(f"d2t leads to tokens {int(ids_K.min())} to {int(ids_K.max())}, of {whole}")
     if any(a >= b for a, b in itertools.pairwise(ids_K.tolist())):
         raise ValueError("d2t leads to tokens that do not increase")
-    if not torch.equal(ids_K, t2d_V.nonzero().flatten()):
+    if t2d_V is not None and not torch.equal(ids_K, t2d_V.nonzero().flatten()):
         raise ValueError("t2d marks other tokens than those that d2t leads to")
     return ids_K

@@ -51,8 +51,8 @@ class EagleDrafter(FeatureDrafter):
         head: Annotated[
             str | Path | None,
             Option(
-                "A folder of `foretoken train eagle`, or one in the speculators format (eagle3, eagle); None: `eagle` "
-                "in the folder of the target's weights."
+                "A folder of `foretoken train eagle`, or a published one (SafeAILab, SpecForge, speculators, ModelOpt, "
+                "DeepSpec, NeMo); None: `eagle` in the folder of the target's weights."
             ),
         ] = None
 

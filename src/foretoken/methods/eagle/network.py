@@ -1,4 +1,4 @@
-"""EAGLE's draft network: one decoder layer over pairs of a feature of the target and the token after it.
+"""EAGLE's draft network: a decoder layer over pairs of a feature of the target and the token after it.
 
     pair i      feature g_i of row i  ─┐
                 token x_{i+1}         ─┴─ layer ── a_i ── LM head ── q of x_{i+2}
@@ -43,10 +43,11 @@ def describe(config: EagleConfig) -> NetworkDescription:
             recycle=Recycle(normed=config.norm_output),
             lm_head=LmHead(norm=None),
         )
-    layer = "layers.0"
+    layer, norms = "layers.0", ("input_norm" if config.norm_before_fc else None, "fc_norm" if config.fc_norm else None)
     return NetworkDescription(
         taps=config.taps,
-        fuse=Fuse("input_norm" if config.norm_before_fc else None, "fc_norm" if config.fc_norm else None, "fc"),
+        fuse=Fuse(*norms, "fc") if config.fused else Fuse(),
+        layers=Layers(config.layers),
         entry=Stacked(f"{layer}.input_layernorm", f"{layer}.hidden_norm", config.norm_before_residual),
         recycle=Recycle(normed=config.norm_output),
     )
@@ -67,7 +68,8 @@ class EagleNetwork(LayeredNetwork):
         self.description, eagle3 = describe(config), config.algorithm == EAGLE3
         fused = config.taps.count * config.target_width
         if eagle3:
-            self.fc = nn.Linear(fused, config.width, bias=False)
+            if config.fused:
+                self.fc = nn.Linear(fused, config.width, bias=False)
             self.norm = Norm(config.width, eps=config.norm_eps)
             if config.norm_before_fc:
                 self.input_norm = Norm(fused, eps=config.norm_eps)
@@ -76,7 +78,9 @@ class EagleNetwork(LayeredNetwork):
                 self.fc_norm = nn.ModuleList(norms)
         else:
             self.fc = nn.Linear(2 * config.width, config.width, bias=config.fusion_bias)
-        self.layers = nn.ModuleList([Block(config, paired=eagle3, normed=eagle3)])
+        first = Block(config, paired=eagle3, normed=eagle3, window=config.window(0))
+        others = (Block(config, window=config.window(number)) for number in range(1, config.layers))
+        self.layers = nn.ModuleList([first, *others])
 
     def forward(self, states_SF: Tensor, tokens_T: Tensor, embedding_VW: Tensor) -> Tensor:
         """Return the inputs of the LM head, [T, W]; see :class:`PairNetwork`.
@@ -97,6 +101,8 @@ class EagleNetwork(LayeredNetwork):
             else:  # EAGLE-1: fc([e; f]), then a layer without its first norm
                 x = self.fc(torch.cat([known, g], dim=-1))
                 a = layer(x, x, *places)
+            for number in range(1, config.layers):  # the paper has one layer; some checkpoints have more
+                a = self.layer(number)(self.layer(number).input_layernorm(a), a, *places)
             out = a if self.norm is None else self.norm(a)
             if len(g) == len(tokens_T):
                 return out
@@ -104,6 +110,8 @@ class EagleNetwork(LayeredNetwork):
 
     def _fused(self, states_SF: Tensor) -> Tensor:
         """g = FC([l; m; h]), section 3.1; some checkpoints have norms before it."""
+        if not self.config.fused:
+            return states_SF
         if self.config.norm_before_fc:
             states_SF = self.input_norm(states_SF)
         if self.config.fc_norm:
@@ -112,6 +120,6 @@ class EagleNetwork(LayeredNetwork):
         found: Tensor = self.fc(states_SF)
         return found
 
-    def rates(self) -> Tensor:
-        plain = super().rates()
-        return plain if self.config.rope_scaling is None else self.config.rope_scaling.of(plain)
+    def rates(self) -> tuple[Tensor, float]:
+        scaling = self.config.rope_scaling
+        return super().rates() if scaling is None else scaling.frequencies(self.config.rope_theta, self.config.head_dim)

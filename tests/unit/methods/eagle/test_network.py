@@ -21,7 +21,7 @@ from foretoken.engine import compose
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.methods.eagle.checkpoint import Eagle
-from foretoken.methods.eagle.config import Llama3Scaling
+from foretoken.methods.eagle.config import RopeScaling
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
@@ -53,7 +53,7 @@ LLAMA3 = {  # of Llama 3.1, but for a context in which a few positions show it
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-SCALING = Llama3Scaling(**{name: value for name, value in LLAMA3.items() if name != "rope_type"})
+SCALING = RopeScaling.of(LLAMA3)
 SHAPES: dict[str, dict[str, Any]] = {
     "eagle3": {"draft_vocab_size": 40},
     "all tokens": {},
@@ -297,15 +297,15 @@ def test_what_we_write_says_what_the_schema_wants(folder: Path) -> None:
 def test_llama_3_s_positions_are_those_of_the_library(place: str, tmp_path: Path) -> None:
     """In either place where a folder says them; and a folder of ours says them again."""
     folder = Path(Eagle.untrained(target(), tmp_path / "head"))
-    plain = Eagle.load(folder).rates()
+    plain = Eagle.load(folder).rates()[0]
     said = {place: {**LLAMA3, "rope_theta": 10000.0}}
     edit_block(**{"rope_parameters": ..., **said})(folder)
     found = Eagle.load(folder)
     config = LlamaConfig(head_dim=found.config.head_dim, rope_parameters={**LLAMA3, "rope_theta": 10000.0})
     wanted, factor = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    torch.testing.assert_close(found.rates().float(), wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found.rates()[0].float(), wanted, rtol=1e-5, atol=0)
     assert factor == 1
-    assert not torch.allclose(found.rates(), plain)
+    assert not torch.allclose(found.rates()[0], plain)
     found.save(tmp_path / "again")
     assert Eagle.load(tmp_path / "again").config == found.config
 
@@ -339,7 +339,7 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "another layout": (
         edit(speculators_model_type=...),
         ModelError,
-        "speculators_model_type is missing: convert a folder of EAGLE's own code to the speculators format",
+        "transformer_layer_config is there, but speculators_model_type is missing",
     ),
     "two algorithms": (
         edit(speculators_config={**owner(), "algorithm": "mtp"}),
@@ -352,10 +352,12 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "a vocabulary in words": (edit(draft_vocab_size="many"), ModelError, "draft_vocab_size='many'"),
     "a larger vocabulary": (edit(draft_vocab_size=9000), ModelError, "draft_vocab_size=9000 is above"),
     "another vocabulary size": (edit(draft_vocab_size=500), ModelError, "d2t is [512] of torch.int64: integers, [500]"),
-    "two layers": (edit_block(num_hidden_layers=2), ModelError, "transformer_layer_config.num_hidden_layers=2"),
+    "a layer more": (edit_block(num_hidden_layers=2), ModelError, "layers.1.input_layernorm.weight is missing"),
+    "layers in words": (edit_block(num_hidden_layers="two"), ModelError, "layers='two'"),
     "another block": (edit_block(model_type="mamba"), ModelError, "transformer_layer_config.model_type='mamba'"),
     "another activation": (edit_block(hidden_act="gelu"), ModelError, "hidden_act='gelu'"),
-    "other positions": (edit_block(rope_parameters={"rope_type": "yarn"}), ModelError, "rope_type='yarn'"),
+    "other positions": (edit_block(rope_parameters={"rope_type": "longrope"}), ModelError, "rope_type='longrope'"),
+    "no factor": (edit_block(rope_parameters={"rope_type": "yarn"}), ModelError, "rope_parameters.factor is missing"),
     "positions in parts": (
         edit_block(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
         ModelError,
@@ -384,15 +386,20 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
         ModelError,
         "transformer_layer_config.partial_rotary_factor=0.5",
     ),
-    "a window": (
-        edit_block(layer_types=["sliding_attention"], sliding_window=512),
+    "a window of no size": (
+        edit_block(layer_types=["sliding_attention"], sliding_window=None),
         ModelError,
-        "transformer_layer_config.layer_types=['sliding_attention']",
+        "transformer_layer_config.sliding_window=None",
     ),
-    "a window, as before": (
-        edit_block(use_sliding_window=True, sliding_window=512),
+    "windows of more layers": (
+        edit_block(layer_types=["sliding_attention"] * 2, sliding_window=512),
         ModelError,
-        "transformer_layer_config.use_sliding_window=true",
+        "transformer_layer_config.layer_types has 2 entries for num_hidden_layers=1",
+    ),
+    "a layer of another kind": (
+        edit_block(layer_types=["linear_attention"]),
+        ModelError,
+        "transformer_layer_config.layer_types=['linear_attention']",
     ),
     "no width": (edit_block(hidden_size=...), ModelError, "transformer_layer_config.hidden_size is missing"),
     "no heads": (edit_block(num_attention_heads=0), ModelError, "num_attention_heads=0"),
@@ -419,8 +426,12 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     ),
     "a missing tensor": (retensor(norm__weight=gone), ModelError, "the tensor norm.weight is missing"),
     "one tensor more": (retensor(extra=lambda each: torch.zeros(3)), ModelError, "the tensor extra is not of such"),
-    "one map only": (retensor(t2d=gone), ModelError, "t2d is missing next to the other map"),
     "no maps": (retensor(d2t=gone, t2d=gone), ModelError, "d2t and t2d are missing"),
+    "a mask of too few": (
+        retensor(d2t=gone, t2d=lambda each: each & (torch.arange(len(each)) > 99)),
+        ModelError,
+        "but draft_vocab_size=512",
+    ),
     "a map of floats": (retensor(d2t=lambda each: each.float()), ModelError, "d2t is [512] of torch.float32"),
     "a short map": (retensor(t2d=lambda each: each[:100]), ModelError, "t2d is [100]"),
     "a map that leads away": (retensor(d2t=lambda each: each + 9000), ModelError, "d2t leads to tokens 9000"),

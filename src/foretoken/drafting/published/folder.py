@@ -1,0 +1,112 @@
+"""The files of a published drafter: its config and its tensors, in safetensors or in a ``.bin`` of torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretoken.core.errors import ModelError
+from foretoken.core.files import home_expanded
+from foretoken.drafting.published.layouts import DRAFT_MODEL, recognise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG = "config.json"
+WEIGHTS, BIN = "model.safetensors", "pytorch_model.bin"
+INDEX = f"{WEIGHTS}.index.json"
+
+
+def method_for(model: Any) -> str:
+    """Return the method that drafts with a model that is named without one.
+
+    Args:
+        model: a folder; every other name is that of a language model.
+    Raises:
+        ModelError: the folder's layout is unknown, or refused.
+    """
+    if not isinstance(model, str | Path):  # for the method to refuse
+        return DRAFT_MODEL
+    folder = home_expanded(model)
+    if not (folder / CONFIG).is_file():
+        return DRAFT_MODEL
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        names = tensor_names(folder)
+    except (OSError, ValueError):  # what is wrong is said by the method that reads it
+        return DRAFT_MODEL
+    if not isinstance(config, dict) or not names:
+        return DRAFT_MODEL
+    try:
+        return recognise(config, names).method or str(config["speculators_model_type"])
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+
+
+def tensor_names(folder: Path) -> list[str]:
+    """Return the names of a folder's tensors; of safetensors without reading them.
+
+    Raises:
+        OSError, ValueError: a file is damaged.
+    """
+    if (folder / WEIGHTS).is_file():
+        with (folder / WEIGHTS).open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))
+            header = json.loads(file.read(min(size, 100 << 20)))
+        return [name for name in header if name != "__metadata__"]
+    for name in (WEIGHTS, BIN):
+        if (folder / f"{name}.index.json").is_file():
+            return sorted(_placed(folder / f"{name}.index.json"))
+    return sorted(_unpickled(folder / BIN)) if (folder / BIN).is_file() else []
+
+
+def tensors_of(folder: Path, name: str = WEIGHTS) -> dict[str, Tensor]:
+    """Return the tensors of a file, of those that its index places them in, or of torch's file in its place.
+
+    Raises:
+        FileNotFoundError: there is none of these.
+        ValueError: an index names no files next to it or one that is missing, or a file holds more than tensors.
+    """
+    from safetensors.torch import load_file
+
+    for file, read in ((name, load_file), (BIN, _unpickled)):
+        if (folder / file).is_file():
+            return read(folder / file)
+        index = folder / f"{file}.index.json"
+        if not index.is_file():
+            continue
+        found: dict[str, Tensor] = {}
+        for each in sorted(set(_placed(index).values())):
+            if not (folder / each).is_file():
+                raise ValueError(f"its file {each} is missing")
+            found |= read(folder / each)
+        return found
+    raise FileNotFoundError(folder / name)
+
+
+def _placed(index: Path) -> dict[str, str]:
+    """The file of each tensor."""
+    placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    if not isinstance(placed, dict) or not all(
+        isinstance(each, str) and Path(each).name == each for each in placed.values()
+    ):
+        raise ValueError(f"{index.name}: its weight_map names something else than files next to it")
+    return placed
+
+
+def _unpickled(file: Path) -> dict[str, Any]:
+    """The tensors of a file of torch; nothing else in it is made."""
+    import pickle
+
+    import torch
+
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except pickle.UnpicklingError:
+        raise ValueError(f"{file.name} holds more than tensors, and is not opened") from None
+    if not isinstance(found, dict) or not all(isinstance(each, torch.Tensor) for each in found.values()):
+        raise ValueError(f"{file.name} holds something else than tensors by name")
+    return found

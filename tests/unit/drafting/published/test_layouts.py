@@ -1,0 +1,84 @@
+"""Which layout a folder has, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from foretoken import catalog
+from foretoken.cli.shared.settings import chosen_recipe
+from foretoken.core.errors import ModelError
+from foretoken.drafting.published.folder import BIN, method_for, tensor_names, tensors_of
+from foretoken.drafting.published.layouts import LAYOUTS, recognise
+
+REFUSED = {
+    "Medusa": ({"medusa_num_heads": 3}, ["0.0.linear.weight"]),
+    "Medusa without its config": ({}, ["medusa_head.0.0.linear.weight"]),
+    "Hydra": ({"hydra_num_heads": 4}, ["hydra_head.0.weight"]),
+    "MLP speculator": ({"model_type": "mlp_speculator"}, ["speculator.emb.0.weight"]),
+    "P-EAGLE": ({"model_type": "llama"}, ["layers.0.hidden_norm.weight", "mask_hidden"]),
+    "Gemma 4 assistant": ({"model_type": "gemma4_assistant"}, ["pre_projection.weight"]),
+    "Domino": ({"model_type": "qwen3"}, ["prefix_gru.weight_ih_l0"]),
+    "DFlash2": ({"model_type": "qwen3"}, ["candidate_selector.predecessor_codebook"]),
+    "MTP of speculators": ({"speculators_model_type": "mtp"}, ["mtp_layers.0.input_proj.weight"]),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_drafter_that_is_not_run_is_refused_with_its_reason(kind: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        recognise(*REFUSED[kind])
+    name = kind.removesuffix(" without its config")
+    assert str(caught.value).startswith(f"{name}: ")
+    assert len(str(caught.value)) > len(name) + 20
+
+
+def test_tensors_of_nothing_known_are_named() -> None:
+    with pytest.raises(ModelError, match=r"its tensors are a\.weight, b\.weight"):
+        recognise({}, ["b.weight", "a.weight"])
+
+
+def test_every_layout_is_run_by_a_method_or_refused() -> None:
+    drafters = {entry.name for entry in catalog.entries("drafter")}
+    assert all(layout.refused or layout.method in {*drafters, ""} for layout in LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "method"),
+    [
+        (
+            {"model_type": "llama"},
+            ["model.embed_tokens.weight", "model.norm.weight"],
+            "draft_model",
+        ),
+        ({"model_type": "llama"}, ["midlayer.hidden_norm.weight", "fc.weight"], "eagle"),
+        ({"model_type": "llama"}, ["layers.0.self_attn.q_proj.weight", "fc.weight"], "eagle"),
+        ({"speculators_model_type": "scylla"}, ["fc.weight"], "scylla"),
+    ],
+)
+def test_a_folder_says_its_method(config: dict[str, Any], names: list[str], method: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({name: torch.zeros(2) for name in names}, tmp_path / "model.safetensors")
+    assert sorted(tensor_names(tmp_path)) == sorted(names)
+    assert method_for(tmp_path) == method
+    if method == "eagle":
+        chosen = chosen_recipe(None, None, target="zoo:base", draft_model=str(tmp_path))
+        assert chosen == {"method": "eagle", "model": str(tmp_path)}
+
+
+def test_a_name_that_is_no_folder_is_a_draft_model(tmp_path: Path) -> None:
+    assert method_for("someone/their-model") == method_for("zoo:draft") == method_for(tmp_path) == "draft_model"
+
+
+def test_files_of_torch_are_found_by_their_index(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "one.bin")
+    torch.save({"b": torch.ones(3)}, tmp_path / "two.bin")
+    placed = {"weight_map": {"a": "one.bin", "b": "two.bin"}}
+    (tmp_path / f"{BIN}.index.json").write_text(json.dumps(placed))
+    assert tensor_names(tmp_path) == ["a", "b"]
+    assert {name: len(value) for name, value in tensors_of(tmp_path).items()} == {"a": 2, "b": 3}

@@ -1,0 +1,229 @@
+"""EAGLE-3 folders of every maker against a reference that is written down apart (helpers/published_eagle.py)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from foretoken import LLM, SamplingParams
+from foretoken.core.errors import ModelError
+from foretoken.methods.eagle.checkpoint import Eagle
+from foretoken.models.load import load, load_as_is
+from helpers.feature_heads import COLUMNS, STEPS, difference, read_text, runner_of, served_laws
+from helpers.published_eagle import HEAD_DIM, Folder
+from helpers.tiny_models import save_model
+
+LAYERS = 7
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+_RATES, _GAIN = ROPE_INIT_FUNCTIONS["yarn"](
+    LlamaConfig(head_dim=HEAD_DIM, rope_parameters={**YARN, "rope_theta": 10000.0}), torch.device("cpu")
+)
+
+
+def speculators(**others: Any) -> dict[str, Any]:
+    owner = {"algorithm": "eagle3", "verifier": {"name_or_path": "someone/model", "architectures": []}}
+    return {"speculators_model_type": "eagle3", "speculators_config": owner, **others}
+
+
+def nested(ids: list[int], **others: Any) -> dict[str, Any]:
+    return {"eagle_config": {"eagle_aux_hidden_state_layer_ids": ids, **others}}
+
+
+SPECFORGE = {"architectures": ["LlamaForCausalLMEagle3"]}
+FOLDERS = {
+    "SafeAILab": Folder(config={"architectures": ["LlamaForCausalLM"]}, own_embedding=True),
+    "SafeAILab, pickled": Folder(config={"architectures": ["LlamaForCausalLM"]}, pickled=True),
+    "SafeAILab, all tokens": Folder(config={"architectures": ["LlamaForCausalLM"]}, scored=101, maps=("d2t",)),
+    "SpecForge": Folder(config=SPECFORGE | nested([1, 3, 5]) | {"norm_output": True}, taps=(2, 4, 6)),
+    "SpecForge, boundaries": Folder(config=SPECFORGE | nested([2, 3, 5]), taps=(2, 3, 5)),
+    "SpecForge, 3.1": Folder(
+        config=SPECFORGE | nested([1, 3, 5]) | {"norm_output": True, "fc_norm": True},
+        taps=(2, 4, 6),
+        norms="fc_norm",
+        normed_output=True,
+    ),
+    "speculators": Folder(
+        block="layers.0",
+        taps=(1, 3, 5),
+        config=speculators(eagle_aux_hidden_state_layer_ids=[1, 3, 5, 7], norm_before_residual=True),
+        nested="transformer_layer_config",
+        own_embedding=True,
+        normed_residual=True,
+        head_norms=True,
+    ),
+    "speculators, layers, windows, yarn": Folder(
+        block="layers.0",
+        layers=3,
+        windows=(0, 4, 4),
+        config=speculators(
+            rope_scaling=YARN, layer_types=["full_attention", *["sliding_attention"] * 2], sliding_window=4
+        ),
+        nested="transformer_layer_config",
+        rates=(_RATES.double(), _GAIN),
+    ),
+    "ModelOpt": Folder(block="layers.0", config={"eagle_config": {"use_last_layernorm": True}}, maps=("d2t",)),
+    "ModelOpt, named": Folder(
+        block="layers.0",
+        config=nested([1, 2, 3], norm_before_fc=True),
+        maps=("d2t",),
+        own_head=False,
+        norms="input_norm",
+    ),
+    "ModelOpt, final state": Folder(
+        block="layers.0", config={"eagle_config": {"use_aux_hidden_state": False}}, taps=("final",), maps=("d2t",)
+    ),
+    "DeepSpec": Folder(
+        block="layers.0",
+        taps=(2, 3, 4, 5, 6),
+        config={"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [1, 2, 3, 4, 5]},
+        scored=101,
+        maps=(),
+        own_embedding=True,
+        head_norms=True,
+    ),
+    "NeMo": Folder(prefix="model.", block="layers.0", config=nested([1, 2, 3]), own_embedding=True),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with two layers more than the highest default tap."""
+    sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128, "num_hidden_layers": LAYERS}
+    return save_model("llama", tmp_path_factory.mktemp("tiny"), **sizes)
+
+
+def by_reference(folder: Folder, tiny: Path, tokens: list[int]) -> dict[tuple[int, int], Tensor]:
+    model = load_as_is(str(tiny), device="cpu").model
+    with torch.inference_mode():
+        states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    streams: dict[Any, Tensor] = {depth: each[0] for depth, each in enumerate(states[:-1])}
+    streams["final"] = states[-1][0]
+    tables = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
+    return {
+        (column, step): folder.logits(streams, torch.tensor(tokens[: column + 2 + step]), column + 1, *tables)
+        for column in COLUMNS
+        for step in range(STEPS)
+    }
+
+
+@pytest.mark.parametrize("maker", FOLDERS)
+def test_a_folder_computes_what_its_maker_describes(maker: str, tiny: Path, tmp_path: Path) -> None:
+    network = Eagle.load(FOLDERS[maker].write(tmp_path / "head"))
+    network.check_target(load(str(tiny), device="cpu"))
+    text = read_text(network, tiny)
+    expected = by_reference(FOLDERS[maker], tiny, text.tokens)
+    for way in ("native", "torch"):
+        assert difference(served_laws(runner_of(network, tiny, way), text), expected) < 1e-5
+    assert difference(text.laws, expected) < 1e-5
+    if network.ids_K is not None:
+        assert network.ids_K.tolist() == list(FOLDERS[maker].ids)
+    network.save(tmp_path / "again")
+    assert Eagle.load(tmp_path / "again").config == network.config
+
+
+FAULTS = {
+    "a tap early": ("SpecForge", {"taps": (1, 3, 5)}),
+    "a tap late": ("speculators", {"taps": (2, 4, 6)}),
+    "taps swapped": ("SafeAILab", {"taps": (4, 3, 2)}),
+    "a normed residual": ("SafeAILab", {"normed_residual": True}),
+    "a residual that is not normed": ("speculators", {"normed_residual": False}),
+    "a normed output": ("SpecForge", {"normed_output": True}),
+    "an output that is not normed": ("SpecForge, 3.1", {"normed_output": False}),
+    "the target's embedding": ("NeMo", {"own_embedding": False}),
+    "no window": ("speculators, layers, windows, yarn", {"windows": ()}),
+    "plain positions": ("speculators, layers, windows, yarn", {"rates": None}),
+    "the stream for the final state": ("ModelOpt, final state", {"taps": (6,)}),
+    "the map ignored": ("ModelOpt, named", {"ids": tuple(range(40))}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(fault: str, tiny: Path, tmp_path: Path) -> None:
+    maker, wrong = FAULTS[fault]
+    right = FOLDERS[maker]
+    network = Eagle.load(right.write(tmp_path / "head"))
+    text, faulty = read_text(network, tiny), _with_tensors(replace(right, **wrong), right)
+    assert difference(text.laws, by_reference(faulty, tiny, text.tokens)) > 1e-3
+
+
+def _with_tensors(faulty: Folder, right: Folder) -> Folder:
+    """The arithmetic of one folder on the weights of another."""
+    tensors = right.tensors()
+    for name in ("embed_tokens.weight", "model.embed_tokens.weight"):
+        if not faulty.own_embedding:
+            tensors.pop(name, None)
+    if faulty.ids != right.ids:
+        tensors["d2t"] = torch.tensor(faulty.ids) - torch.arange(faulty.scored)
+    if faulty.taps == (6,):
+        tensors["fc.weight"] = torch.eye(64)
+
+    class Faulty(Folder):
+        def tensors(self, seed: int = 5) -> dict[str, Tensor]:
+            return tensors
+
+    return Faulty(**{name: getattr(faulty, name) for name in Folder.__dataclass_fields__})
+
+
+def change(folder: Path, **keys: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "an id in words": ("SpecForge", nested(["low", 3, 5]), "a list of layers"),
+    "five ids for three states": ("SpecForge", nested([1, 2, 3, 4, 5]), "fc.weight is [64, 192], but [64, 320]"),
+    "no ids for five states": ("DeepSpec", {"target_layer_ids": None}, "fc.weight reads 5 states"),
+    "two values": ("ModelOpt, named", {"norm_before_fc": False}, "norm_before_fc=False, but eagle_config"),
+    "another first block": (
+        "ModelOpt",
+        {"eagle_config": {"next_layer_regular": False}},
+        "eagle_config.next_layer_regular=False",
+    ),
+    "another activation": ("SafeAILab", {"hidden_act": "gelu"}, "(hidden_act='gelu'"),
+    "quantised": ("SafeAILab", {"quantization_config": {"quant_method": "fp8"}}, "its weights are quantised"),
+    "EAGLE-4": ("SafeAILab", {"efficient_lm_head_config": {"rank": 4}}, "EAGLE-4: its low-rank"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_contradiction_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    maker, keys, message = REFUSED[case]
+    folder = FOLDERS[maker].write(tmp_path / "head")
+    change(folder, **keys)
+    with pytest.raises(ModelError) as caught:
+        Eagle.load(folder)
+    assert message in str(caught.value)
+
+
+def test_a_pickle_that_would_run_something_is_not_opened(tmp_path: Path) -> None:
+    folder = FOLDERS["SafeAILab, pickled"].write(tmp_path / "head")
+    marker = tmp_path / "ran"
+
+    class Harmful:
+        def __reduce__(self) -> Any:
+            return Path.touch, (marker,)
+
+    torch.save({"fc.weight": Harmful()}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="holds more than tensors"):
+        Eagle.load(folder)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("maker", ["SafeAILab, pickled", "DeepSpec"])
+def test_a_folder_drafts_without_a_named_method(maker: str, tiny: Path, tmp_path: Path) -> None:
+    folder = FOLDERS[maker].write(tmp_path / "head")
+    params, prompts = SamplingParams(max_tokens=12, temperature=0), ["abc", "Tom has"]
+    plain = LLM(str(tiny), device="cpu").generate(prompts, params)
+    llm = LLM(str(tiny), device="cpu", speculative_config={"model": str(folder), "num_speculative_tokens": 3})
+    assert llm.recipe.method == "eagle"
+    found = llm.generate(prompts, params)
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+    assert sum(each.metrics.num_draft_tokens for each in found) > 3
