@@ -82,6 +82,14 @@ def test_plain_sampling_gives_a_distribution_of_many_texts() -> None:
         assert sum(chance > 1e-3 for chance in chances.values()) > 10
 
 
+@pytest.mark.parametrize("prediction", [[20, 57, 57], [57, 57, 20, 57]], ids=str)
+def test_a_predicted_output_leaves_the_distribution_as_it_is(prediction: list[int]) -> None:
+    case = DRAWING["draft_model-chain"]
+    predicted = law_of(recipe(case), filters={"prediction": prediction})
+    assert predicted.num_drafted != law_of(recipe(case)).num_drafted
+    assert predicted.distance(plain(trees=False)) < EXACT
+
+
 @pytest.mark.parametrize(
     "stopped",
     in_pairs(

@@ -178,8 +178,8 @@ class Draft:
             requested.
         sources: what proposed each node, in words that are counted as they are; empty where there is one source.
         moved_bytes: between target and drafter, for this draft and for what the drafter has read before it.
-        forced: its tokens follow for certain (core/constraint.py): the engine's own draft; the drafter does not learn
-            of it.
+        by_engine: the engine's own draft, of tokens that follow for certain (core/constraint.py) or that the request
+            predicts; the drafter does not learn of it.
     """
 
     tree: TokenTree
@@ -189,10 +189,19 @@ class Draft:
     evidence: Evidence | None = None
     sources: tuple[str, ...] = ()
     moved_bytes: int = 0
-    forced: bool = False
+    by_engine: bool = False
 
     def __len__(self) -> int:
         return len(self.tree)
+
+    @property
+    def promise(self) -> float:
+        """The expected number of accepted tokens of a chain, by its own confidences."""
+        reach = expected = 1.0
+        for confidence in self.confidence:
+            reach *= confidence
+            expected += reach
+        return expected - 1.0
 
     def part(self, begin: int, stop: int | None = None) -> Draft:
         """Nodes ``begin`` to ``stop - 1`` of a chain as a draft of their own, each with the row that it was drawn from.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from torch import Tensor
 
 from foretoken.core.distortion import Spent
-from foretoken.core.draft import Draft, Evidence, Law, PointMass
+from foretoken.core.draft import NO_DRAFT, Draft, Evidence, Law, PointMass
 from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.laws import LawMaker, Laws
 from foretoken.core.needs import Declared, Needs, Offers
@@ -116,6 +116,15 @@ class Features:
     draft: Draft
     hidden: Mapping[int, Tensor]
     best: Sequence[int]
+
+    def standing(self, path: Sequence[int]) -> Features:
+        """The states of the root and the accepted nodes of a draft, as those of undrafted rows.
+
+        For a drafter that has not proposed the draft.
+        """
+        rows = [0, *(1 + node for node in path)]
+        hidden = {depth: states[rows] for depth, states in self.hidden.items()}
+        return Features(self.context, self.begin, NO_DRAFT, hidden, [self.best[row] for row in rows])
 
 
 class Drafter(Protocol):

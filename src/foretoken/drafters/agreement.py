@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_PRIOR_WEIGHT = 8.0  # observations that the prior is worth
+_PRIOR_WEIGHT = 8.0
 _MEMORY = 2000.0  # weight is halved here, so that a rate keeps following the workload
 LONGEST_MATCH = 4096  # tokens of a context, for drafters that say how long one may be
 
@@ -12,6 +12,7 @@ class AgreementRates:
 
     Args:
         longest: agreements of more tokens share the rate of this length.
+        weight: observations that the prior is worth.
 
     Attributes:
         rates: probability in (0, 1) by agreement length, 0..longest; read-only for others.
@@ -19,10 +20,10 @@ class AgreementRates:
 
     __slots__ = ("_weights", "longest", "rates")
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int, weight: float = _PRIOR_WEIGHT) -> None:
         self.longest = longest
         self.rates = [(n + 0.5) / (n + 2.0) for n in range(longest + 1)]
-        self._weights = [_PRIOR_WEIGHT] * (longest + 1)
+        self._weights = [weight] * (longest + 1)
 
     def learn(self, agreement: int, went_on: bool) -> None:
         """Count one context of that length, and whether the text went on after it as before."""

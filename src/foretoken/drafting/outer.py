@@ -14,10 +14,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from foretoken.core.draft import NO_DRAFT, Coupled, Law, PointMass
+from foretoken.core.draft import Coupled, Law, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Needs
-from foretoken.core.protocols import Drafter, Features
+from foretoken.core.protocols import Drafter
 from foretoken.options.option import Checked, Option
 
 _GIVEN = ("model", "head", "draft_vocab")
@@ -133,10 +133,3 @@ def _settings(options: OuterOptions, inner: type[Drafter], kinds: Sequence[type[
         return inner.Config(**shape, **{key: value for key, value in given.items() if key in known})
     except TypeError as error:
         raise ConfigError(f"drafter '{name}': {str(error).split('__init__() ')[-1]}") from None
-
-
-def standing(features: Features, path: Sequence[int]) -> Features:
-    """The target's states of the root and the accepted nodes of another drafter's draft, as undrafted rows."""
-    rows = [0, *(1 + node for node in path)]
-    hidden = {depth: states[rows] for depth, states in features.hidden.items()}
-    return Features(features.context, features.begin, NO_DRAFT, hidden, [features.best[row] for row in rows])

@@ -25,7 +25,7 @@ from foretoken.drafting.published.folder import method_for
 from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.executors.worker_thread import split
 from foretoken.engine.intake.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION
-from foretoken.engine.recipe import Recipe, verifier_named
+from foretoken.engine.recipe import MAX_NODES, Recipe, verifier_named
 from foretoken.forward.dense import DensePlans
 from foretoken.options.option import declared
 from foretoken.options.recipe import LANES, RecipeOptions
@@ -33,7 +33,6 @@ from foretoken.options.recipe import LANES, RecipeOptions
 OWN_KEYS = tuple(each.name for each in declared(RecipeOptions))
 _HELPED = LANES[1:]  # by another process
 _DENSE = "dense"
-MAX_ADAPTIVE_NODES = 16
 
 
 def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
@@ -140,7 +139,7 @@ def _why_serial(recipe: Recipe) -> str:
 def _length(count: Any, method: Any) -> tuple[int, bool]:
     """Draft nodes per step at most, and whether the controller decides how many."""
     if count in (None, "auto"):
-        return (0, False) if method == "none" else (MAX_ADAPTIVE_NODES, True)
+        return (0, False) if method == "none" else (MAX_NODES, True)
     if method == "none" and count:
         raise ConfigError(
             f"num_speculative_tokens={count} with method 'none', which drafts nothing: name a method, for example "

@@ -16,7 +16,7 @@ from foretoken.engine.draft_length.history_only import ROW_COST, OwnPastRule
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError, OverlapRule
 from foretoken.engine.faults import Faults
 from foretoken.engine.features.feature_backlog import FeatureBacklog
-from foretoken.engine.recipe import Recipe
+from foretoken.engine.recipe import MAX_NODES, Recipe
 from foretoken.engine.request import Request
 
 
@@ -79,11 +79,20 @@ class Proposer:
     def propose(
         self, decoding: Sequence[Request], spare_rows: int, failed: list[Request], *, queued: bool = False
     ) -> list[Draft]:
-        """The drafter's drafts; for a request without one, the tokens that its constraint forces.
+        """The drafter's drafts, or copies of predicted outputs; without either, the tokens that a constraint forces.
 
-        Arguments and result are those of :meth:`_drafts`.
+        A copy that promises a token or more goes first, since it costs no drafting, any other where the drafter has
+        nothing. Arguments and result are those of :meth:`_drafts`.
         """
-        drafts = self._drafts(decoding, spare_rows, failed, queued)
+        copies = self._copies(decoding, spare_rows)
+        first = {place for place, copy in copies.items() if copy.promise >= 1.0}
+        others = [request for place, request in enumerate(decoding) if place not in first]
+        taken = sum(self._own_rows if decoding[place].history_only else len(copies[place]) for place in first)
+        found = iter(self._drafts(others, spare_rows - taken, failed, queued))
+        drafts = [copies[place] if place in first else next(found) for place in range(len(decoding))]
+        for place in copies.keys() - first:
+            if not len(drafts[place]) and sum(map(len, drafts)) + len(copies[place]) <= spare_rows:
+                drafts[place] = copies[place]
         spare = spare_rows - sum(map(len, drafts))
         for place, request in enumerate(decoding):
             constraint = request.laws.constraint
@@ -92,9 +101,27 @@ class Proposer:
             limit = min(request.tokens_left - 1, spare, self._max_length - len(request.tokens))
             forced = constraint.forced(limit)
             if forced:
-                drafts[place] = Draft(TokenTree(forced), PointMass(), sources=("grammar",) * len(forced), forced=True)
+                drafts[place] = Draft(
+                    TokenTree(forced), PointMass(), sources=("grammar",) * len(forced), by_engine=True
+                )
                 spare -= len(forced)
         return drafts
+
+    def _copies(self, decoding: Sequence[Request], spare_rows: int) -> dict[int, Draft]:
+        """Copies of the predictions of requests, by place; empty ones are left out."""
+        found = {}
+        spare = spare_rows - sum(map(self.kept, decoding))
+        for place, request in enumerate(decoding):
+            if request.prediction is None or request.finished:
+                continue
+            limit = self._own_nodes if request.history_only else min(self._recipe.num_nodes or MAX_NODES, spare)
+            limit = min(limit, request.tokens_left - 1, self._max_length - len(request.tokens))
+            limit = limit if request.max_draft is None else min(limit, request.max_draft)
+            copy = _within(request.prediction.draft(request.tokens, request.num_prompt, limit), request)
+            if len(copy):
+                found[place] = copy
+                spare -= 0 if request.history_only else len(copy)
+        return found
 
     def _may_force(self, request: Request) -> bool:
         """Whether a draft of forced tokens may be verified: the rule accepts point masses, and the drafter, which gets

@@ -13,6 +13,9 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.options.sampling import SamplingParams
 
+MAX_NODES = 16
+"""Draft nodes per step at most where no number of them is given."""
+
 BEST_OF_TREES: dict[type[Law], str] = {
     Sampled: "kseq",
     WithoutReplacement: "recursive",
@@ -106,6 +109,15 @@ class Recipe:
         """The evidence that drafts of a request must carry for the verifier."""
         kind = None if self.verifier is None else self.verifier.needs.evidence
         return None if kind is None or (kind.greedy_only and not params.greedy) else kind
+
+    def takes_predictions(self, params: SamplingParams) -> bool:
+        """Whether a request's predicted output may be drafted: tokens that the drafter has not proposed.
+
+        Not under a rule that would accept a text because it was proposed, or needs more of a draft than its tokens.
+        """
+        fits = self.verifier is None or PointMass in self.verifier.laws
+        waits = self.executor == "serial" and not self.drafter.offers.resumes
+        return fits and waits and self.promise != "approximate" and self.evidence_for(params) is None
 
     def check(self, params: SamplingParams) -> None:
         """Refuse a request that the verifier cannot honour.

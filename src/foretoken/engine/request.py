@@ -14,6 +14,7 @@ from foretoken.core.metrics import Metrics
 from foretoken.core.randomness import Streams
 from foretoken.engine.draft_length.draft_ledger import DraftLedger
 from foretoken.engine.draft_length.history_only import OwnPastRule
+from foretoken.engine.prediction import PredictionReader
 from foretoken.engine.text.detokenise import TextStream
 from foretoken.options.sampling import SamplingParams
 
@@ -72,6 +73,7 @@ class Request:
         borders: lengths of its prompt, increasing, at which a chunk ends, so that others can go on from there.
         max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
         ahead_rule: decides the length of drafts ahead; None if there are none.
+        prediction: its place in its predicted output; None: there is none.
         ledger: its drafting so far, if the controller selects the requests that get drafts.
         started, admitted: when it was queued, and when it got its slot, by ``time.perf_counter``.
         prompt_logprobs: of the prompt's tokens but the first, as far as it was read; None: not requested.
@@ -107,6 +109,7 @@ class Request:
     borders: tuple[int, ...] = ()
     max_draft: int | None = None
     ahead_rule: OwnPastRule | None = None
+    prediction: PredictionReader | None = None
     ledger: DraftLedger = field(default_factory=DraftLedger)
     started: float = 0.0
     admitted: float = 0.0

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from foretoken.core.draft import Draft
 from foretoken.core.laws import Laws
+from foretoken.core.protocols import Features
 from foretoken.core.verdict import Verdict
 from foretoken.engine.request import Request
 from foretoken.forward.batch import PackedBatch
@@ -26,6 +27,7 @@ class Job:
         laws, logits_MV: the target's distributions and logits at the decided rows without probes, after the forward.
         damaged: nodes of the draft, and probes after them, that have NaN or infinite logits.
         guess: the token that a drafter expects after the draft, as a draft of one node; None: it did not draft ahead.
+        features: the target's states of a draft that the drafter has not made, which gets them after the verdict.
         verdict: None until its rule has decided; it stays so where the request has ended.
     """
 
@@ -39,6 +41,7 @@ class Job:
     logits_MV: Tensor | None = None
     damaged: frozenset[int] = frozenset()
     guess: Draft | None = None
+    features: Features | None = None
     verdict: Verdict | None = None
 
     @property

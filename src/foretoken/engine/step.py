@@ -33,6 +33,7 @@ from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
 from foretoken.engine.faults import Faults
 from foretoken.engine.features.feature_backlog import FeatureBacklog
 from foretoken.engine.features.resumed_forward import resumed_forward
+from foretoken.engine.prediction import SOURCE
 from foretoken.engine.prefixes import Prefixes
 from foretoken.engine.propose import Proposer
 from foretoken.engine.recipe import Recipe
@@ -258,8 +259,12 @@ class Engine:
                 for job, piece in zip(jobs, pieces, strict=True):
                     if job.prompt and job.request.shown:
                         self.prefixes.shown.add(job.request.slot, piece.begin, piece.hidden)
-            if features:
-                self._faults.tell([job.request for job in jobs if job.request.shown], features, drafter.on_forward)
+            for job, each in zip([job for job in jobs if job.request.shown], features, strict=True):
+                job.features = each if job.draft.by_engine else None
+            told = [each for each in features if not each.draft.by_engine]
+            if told:
+                requests = [job.request for job in jobs if job.request.shown and not job.draft.by_engine]
+                self._faults.tell(requests, told, drafter.on_forward)
         self._count_what_was_read(current, plan)
 
     def verify(self, current: Round) -> None:
@@ -290,8 +295,13 @@ class Engine:
             accepted = min(len(verdict.path) + job.guessed, taken)
             job.request.metrics.emitted.append(Emitted(perf_counter() - job.request.started, taken, accepted))
             job.request.metrics.num_moved_bytes += draft.moved_bytes
+            if job.features is not None and not job.request.finished:
+                features = job.features.standing(verdict.path)
+                self._faults.tell([job.request], [features], self.recipe.drafter.on_forward)
+            if job.request.prediction is not None and (not len(draft) or SOURCE in draft.sources):
+                job.request.prediction.learn(draft, verdict)
             for rule in (job.request.own_rule, job.request.ahead_rule):
-                if rule is not None and not draft.forced:
+                if rule is not None and not draft.by_engine:
                     rule.learn(draft, verdict)
             if len(draft) or job.guess is not None:
                 current.num_nodes += len(draft)
@@ -300,9 +310,9 @@ class Engine:
                 depths = draft.tree.depths if job.guess is None else tuple(range(1, len(draft) + 2))
                 job.request.metrics.count_draft(depths, accepted)
                 job.request.metrics.count_sources(draft.sources, verdict.path[:taken])
-                if self.recipe.adaptive and job.request.own_rule is None and len(draft) and not draft.forced:
+                if self.recipe.adaptive and job.request.own_rule is None and len(draft) and not draft.by_engine:
                     self.controller.learn(draft, verdict)
-            if (len(draft) and not draft.forced) or self.recipe.takes_turns:
+            if (len(draft) and not draft.by_engine) or self.recipe.takes_turns:
                 tested.append(job)
                 outcomes.append(Outcome(job.request.request_id, draft, verdict, tuple(tokens)))
         if outcomes:
@@ -328,6 +338,7 @@ class Engine:
             metrics.other_seconds += other
         decoding = [job.request for job in current.jobs if not job.prompt]
         may_skip_drafting = self.recipe.may_skip_drafting and not self.controller.resting and not current.ahead
+        may_skip_drafting = may_skip_drafting and not any(job.draft.by_engine for job in current.jobs)
         if may_skip_drafting and decoding and not any(each.history_only for each in decoding):
             self.controller.measure(
                 num_requests=len(decoding),

@@ -14,7 +14,7 @@ from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.plain import reject_unknown_keywords, without_idle
 from foretoken.options.option import Option, check_known, declared, documented
 from foretoken.options.structured import StructuredOutputs, structure
-from foretoken.options.tokens import allowed_ids, texts, token_ids, token_values
+from foretoken.options.tokens import allowed_ids, text_or_ids, texts, token_ids, token_values
 
 MAX_COMPLETIONS = 16_384
 """Of a prompt: each has a distribution and a history of its own from the beginning."""
@@ -237,6 +237,18 @@ class SamplingParams:
         ),
     ] = None
 
+    prediction: Annotated[
+        str | Sequence[int] | None,
+        Option(
+            "What the answer is expected to repeat, such as a file to edit: its tokens are drafts.",
+            convert=text_or_ids,
+            on_command_line=False,
+            more="A text or its token ids. Tokens that differ, or are inserted or left out, cost a few steps without "
+            "drafts. The text stays the same. It has no effect with a method that resumes the target's own layers, "
+            "with a lossy rule, or where drafts are made ahead.",
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         for each in declared(SamplingParams):
             super().__setattr__(each.name, each.check(getattr(self, each.name)))
@@ -289,6 +301,8 @@ class SamplingParams:
         given = {
             each.name: getattr(self, each.name) for each in declared(SamplingParams) if each.option.convert in _IDS
         }
+        if isinstance(self.prediction, tuple):
+            given["prediction"] = self.prediction
         return {name: ids for name, ids in given.items() if ids}
 
     @classmethod

@@ -42,6 +42,13 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     return ids
 
 
+def text_or_ids(name: str, value: Any) -> str | tuple[int, ...] | None:
+    """A text or its token ids; an empty one is None."""
+    if isinstance(value, str):
+        return texts(name, value)[0] if value else None
+    return token_ids(name, value) or None
+
+
 def allowed_ids(name: str, value: Any) -> tuple[int, ...] | None:
     """Token ids, of which there must be one; None: every token."""
     ids = None if value is None else token_ids(name, value)

@@ -43,6 +43,7 @@ _AsItIs = "A vLLM field; only the value that turns it off is accepted."
 _One = Annotated[float | None, Field(ge=1, le=1, description=_AsItIs)]
 _Zero = Annotated[Literal[0] | None, BeforeValidator(_an_integer), Field(description=_AsItIs)]
 _No = Annotated[Literal[False] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
+_Cached = Annotated[Any, Field(description="Accepted: prompt prefixes are always cached.")]
 _Limit = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_a_limit)]
 _Yes = Annotated[Literal[True] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
 LOGPROBS = "message.output_text.logprobs"  # the fields that request them in /v1/responses
@@ -84,7 +85,6 @@ class Ignored(Fields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    prediction: dict[str, Any] | None = None
     _unknown: list[str] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="before")
@@ -207,29 +207,6 @@ class Structured(Fields):
     grammar: str | None = None
 
 
-class Sampling(request_of(SamplingParams, Ignored)):  # type: ignore[misc]  # its fields are declared there
-    """Fields that all endpoints share. Null or absent: the checkpoint's default, else OpenAI's."""
-
-    model: Annotated[str | None, Field(description="May be absent where one model is served.")] = None
-    seed: Annotated[int | None, Field(description="Seed of all random choices; taken modulo 2**63.")] = None
-    n: Annotated[int | None, Field(ge=1, le=128)] = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    structured_outputs: Structured | None = None
-    speculation: Speculation | None = None
-    cache_salt: Annotated[
-        str | None, Field(min_length=1, description="Only requests with the same salt share a cached prompt prefix.")
-    ] = None
-    use_beam_search: _No = None
-    length_penalty: _One = None
-    early_stopping: _No = None
-    spaces_between_special_tokens: _Yes = None
-    priority: _Zero = None
-
-
-_Cached = Annotated[Any, Field(description="Accepted: prompt prefixes are always cached.")]
-
-
 class TextPart(Fields):
     """A content part of a message."""
 
@@ -245,6 +222,41 @@ class TextPart(Fields):
         if isinstance(given, dict) and given.get("type") in ("input_text", "output_text"):
             return {**given, "type": "text"}
         return given
+
+
+class Prediction(Fields):
+    """What the answer is expected to repeat, such as a file to edit."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The predicted text; parts follow each other directly."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class Sampling(request_of(SamplingParams, Ignored)):  # type: ignore[misc]  # its fields are declared there
+    """Fields that all endpoints share. Null or absent: the checkpoint's default, else OpenAI's."""
+
+    model: Annotated[str | None, Field(description="May be absent where one model is served.")] = None
+    seed: Annotated[int | None, Field(description="Seed of all random choices; taken modulo 2**63.")] = None
+    n: Annotated[int | None, Field(ge=1, le=128)] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    structured_outputs: Structured | None = None
+    prediction: Annotated[
+        Prediction | None, Field(description="What the answer is expected to repeat: its tokens are drafts.")
+    ] = None
+    speculation: Speculation | None = None
+    cache_salt: Annotated[
+        str | None, Field(min_length=1, description="Only requests with the same salt share a cached prompt prefix.")
+    ] = None
+    use_beam_search: _No = None
+    length_penalty: _One = None
+    early_stopping: _No = None
+    spaces_between_special_tokens: _Yes = None
+    priority: _Zero = None
 
 
 def _refusal_as_text(given: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.core.metrics import Metrics
 from foretoken.engine.llm import LLM, Prompt
+from foretoken.engine.prediction import SOURCE
 from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.text.reasoning import knows_reasoning
 from foretoken.engine.updates import Update
@@ -112,6 +113,7 @@ class Service:
                 )
                 raise ApiError(400, message, param="structured_outputs")
             given["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+        given["prediction"] = None if body.prediction is None else body.prediction.text
         given["seed"] = None if body.seed is None else body.seed % 2**63
         try:
             return replace(self._defaults, **{name: value for name, value in given.items() if value is not None})
@@ -150,6 +152,8 @@ class Service:
                 if str(error).startswith("structured_outputs"):
                     raise api_error(error, form) from None
                 raise api_error(error, param if "prompt 0" in str(error) else None) from None
+        if params.prediction is not None and (max_draft == 0 or found[0].prediction is None):
+            body.ignore("prediction")
         return found
 
     @contextmanager
@@ -204,6 +208,8 @@ class Service:
         cached = sum(request.num_cached for request in firsts)
         tokens = sum(request.num_output for request in requests) if delivered is None else delivered
         speculation = self._speculation(requests) if delivered is None else {}
+        if delivered is None and requests[0].prediction is not None:
+            speculation |= _of_prediction(requests)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": tokens,
@@ -261,6 +267,13 @@ class Service:
     def top(self, entry: TokenLogprob) -> list[tuple[str, bytes, float]]:
         """Return the most probable tokens of a position: text, bytes, log-probability."""
         return [(*self.token_text(token), value) for token, value in entry.top]
+
+
+def _of_prediction(requests: Sequence[Request]) -> dict[str, int]:
+    """Return how many tokens of the prediction were drafted and accepted, and drafted and rejected."""
+    drafted = sum(request.metrics.drafted_by_source.get(SOURCE, 0) for request in requests)
+    accepted = sum(request.metrics.accepted_by_source.get(SOURCE, 0) for request in requests)
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
 
 
 def _in_vllms_form(metrics: Metrics, limit: int | None, detailed: bool) -> dict[str, Any]:

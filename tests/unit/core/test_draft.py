@@ -75,6 +75,11 @@ def test_only_a_chain_of_tokens_has_parts(draft: Draft) -> None:
         draft.part(0, 1)
 
 
+def test_a_promise_is_the_number_of_tokens_that_are_expected_to_stand() -> None:
+    assert Draft(TokenTree([1, 2, 3]), confidence=(0.5, 0.8, 0.1)).promise == pytest.approx(0.5 + 0.4 + 0.04)
+    assert NO_DRAFT.promise == 0
+
+
 @pytest.mark.parametrize("kept", [(3,), (7, 1, 4), tuple(range(9))], ids=str)
 def test_the_residual_equals_that_of_the_whole_row(kept: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(1)

@@ -290,7 +290,7 @@ def test_what_a_constraint_forces_is_drafted_where_the_rule_takes_it(
     drafts = proposer.propose(requests, 15, [])
     # limited by the text, then by the cache, then by the step
     assert [len(draft) for draft in drafts] == ([5, 8, 0, 0, 2] if forced else [0] * 5)
-    assert all(draft.forced and set(draft.tree.tokens) == {7} for draft in drafts if len(draft))
+    assert all(draft.by_engine and set(draft.tree.tokens) == {7} for draft in drafts if len(draft))
     assert all(draft.sources == ("grammar",) * len(draft) for draft in drafts)
 
 
@@ -322,7 +322,7 @@ def test_what_the_constraint_forbids_is_not_read_but_where_it_was_drawn(draft: D
     request.laws.constraint = Certain()
     (found,) = proposer_of(recipe, cast(Faults, None)).propose([request], 4, [])
     if not len(cut):
-        assert found.forced  # and the forced tokens instead
+        assert found.by_engine  # and the forced tokens instead
         return
     assert (found.tree, found.law, found.confidence) == (cut.tree, cut.law, cut.confidence)
     assert (found.sources, found.moved_bytes) == (cut.sources, cut.moved_bytes)

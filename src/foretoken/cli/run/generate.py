@@ -25,6 +25,7 @@ from foretoken.cli.shared.options import (
 )
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
+from foretoken.core.files import check_readable
 from foretoken.data.prompts import Prompt, check_text, read_prompts
 from foretoken.options.model import ModelOptions
 from foretoken.options.sampling import SamplingParams
@@ -45,6 +46,15 @@ def generate(
     sets: Settings = None,
     draft_model: DraftModel = None,
     params: Annotated[SamplingParams, Flags("Sampling")],
+    prediction: Annotated[
+        Path | None,
+        typer.Option(
+            "--prediction",
+            metavar="FILE",
+            help="A text that the answers are expected to repeat, such as a file to edit: its tokens are drafts.",
+            rich_help_panel="Sampling",
+        ),
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -99,6 +109,8 @@ def generate(
         raise ConfigError("--logprobs appear only in the JSON objects: add --json")
     if system is not None and raw:
         raise ConfigError("--system needs the chat template that --raw leaves out: keep one")
+    if prediction is not None:
+        params = dataclasses.replace(params, prediction=_read_prediction(prediction))
     # check the whole input before loading the model
     records = _gather_prompts(prompt, prompts)
     for record in () if json else records:
@@ -167,6 +179,14 @@ def _gather_prompts(argument: str | None, path: Path | None) -> list[Prompt]:
     # remove the line end that echo and editors add
     place = "the prompt on standard input"
     return [Prompt("0", check_text(text.removesuffix("\n").removesuffix("\r"), place), place=place)]
+
+
+def _read_prediction(path: Path) -> str:
+    check_readable(path, "--prediction")
+    try:
+        return check_text(path.read_bytes().decode("utf-8"), f"--prediction {path}")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--prediction {path} is not UTF-8 text (byte {error.start + 1})") from None
 
 
 def _params_of(record: Prompt, params: SamplingParams) -> SamplingParams:

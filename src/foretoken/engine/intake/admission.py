@@ -14,6 +14,7 @@ from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams, mix64
 from foretoken.core.words import Both
 from foretoken.engine.intake.prompts import Prompt, PromptReader
+from foretoken.engine.prediction import PredictedText, PredictionReader
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
 from foretoken.engine.text.banned_words import words_of
@@ -103,6 +104,7 @@ class Admission:
         if not params.ignore_eos:
             stop_ids |= target.end_ids
         words = words_of(params, target)
+        predicted = self._predicted(params)
         requests = []
         for number, request_id in enumerate(request_ids):
             # mixed twice: a sum would be the seed of a neighbour's completion, too
@@ -125,10 +127,21 @@ class Admission:
                     max_total=min(len(ids) + params.max_tokens, target.max_length),
                     text=text,
                     logprobs=None if params.logprobs is None else [],
+                    prediction=None if predicted is None else PredictionReader(predicted),
                     prompt_logprobs=None if params.prompt_logprobs is None or number else [],
                 )
             )
         return requests
+
+    def _predicted(self, params: SamplingParams) -> PredictedText | None:
+        """The predicted output of a request in tokens, as much of it as the context holds; None: nothing is drafted."""
+        given = params.prediction
+        if given is None or not self._recipe.takes_predictions(params):
+            return None
+        tokens = (
+            self._target.tokenizer(given, add_special_tokens=False)["input_ids"] if isinstance(given, str) else given
+        )
+        return PredictedText(tokens[: self._target.max_length])
 
 
 def _prompt_limit(params: SamplingParams, context: int) -> int | None:

@@ -21,7 +21,7 @@ from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.draft_runner import DraftRunner
-from foretoken.drafting.outer import Outer, OuterOptions, standing
+from foretoken.drafting.outer import Outer, OuterOptions
 from foretoken.methods.rasd.estimate import Estimates
 from foretoken.methods.rasd.fuse import DATASTORE, DRAFT, PROMPT, Selection, Union
 from foretoken.options.option import Option
@@ -176,7 +176,7 @@ class RasdDrafter(Outer):
             if request is None or request.selection is None or request.union is None:
                 continue
             if request.features is not None:
-                stood.append(standing(request.features, outcome.verdict.path))
+                stood.append(request.features.standing(outcome.verdict.path))
                 request.features = None
                 continue
             path = [request.selection.nodes[node] for node in outcome.verdict.path]

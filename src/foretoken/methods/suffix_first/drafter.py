@@ -15,7 +15,7 @@ from foretoken.core.draft import Coupled, Draft, Law, PointMass, Sampled
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Budget, Context, Features, Outcome, Verifier
 from foretoken.drafters.suffix import SuffixDrafter
-from foretoken.drafting.outer import Outer, OuterOptions, standing
+from foretoken.drafting.outer import Outer, OuterOptions
 from foretoken.options.option import Option
 
 _NOTHING = Budget(0, 0)
@@ -81,7 +81,7 @@ class SuffixFirstDrafter(Outer):
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Look up all requests; use the inner drafter for those with too low a score."""
         copies = self._suffix.propose(contexts, budgets)
-        taken = [len(copy) > 0 and promise(copy) >= self.config.threshold for copy in copies]
+        taken = [len(copy) > 0 and copy.promise >= self.config.threshold for copy in copies]
         left = [_NOTHING if copied else budget for copied, budget in zip(taken, budgets, strict=True)]
         drafts = copies if all(taken) else self._inner.propose(contexts, left)
         found = []
@@ -113,7 +113,7 @@ class SuffixFirstDrafter(Outer):
             if outcome.request_id not in self._copied:
                 theirs.append(outcome)
             elif (features := self._copied.pop(outcome.request_id)) is not None:
-                stood.append(standing(features, outcome.verdict.path))
+                stood.append(features.standing(outcome.verdict.path))
         if stood:
             self._inner.on_forward(stood)
         if theirs:
@@ -123,12 +123,3 @@ class SuffixFirstDrafter(Outer):
         self._copied.pop(request_id, None)
         self._suffix.release(request_id)
         self._inner.release(request_id)
-
-
-def promise(copy: Draft) -> float:
-    """Return the expected number of accepted tokens of a chain, by its own confidences."""
-    reach = expected = 1.0
-    for confidence in copy.confidence:
-        reach *= confidence
-        expected += reach
-    return expected - 1.0

@@ -9,12 +9,11 @@ import torch
 
 from foretoken.bench.fields import metrics_fields
 from foretoken.certify.recipe_law import text_law
-from foretoken.core.draft import NO_DRAFT, Coupled, Draft, PointMass, Sampled
+from foretoken.core.draft import NO_DRAFT, Coupled, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget
-from foretoken.core.tree import TokenTree
 from foretoken.methods.eagle.checkpoint import Eagle
-from foretoken.methods.suffix_first.drafter import SuffixFirstDrafter, promise
+from foretoken.methods.suffix_first.drafter import SuffixFirstDrafter
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
 from helpers.adapters import shelf
@@ -46,13 +45,6 @@ def drafter_of(llm) -> SuffixFirstDrafter:
 
 
 # ---------------------------------------------------------------- the drafter in use
-
-
-def test_a_promise_is_the_number_of_tokens_that_are_expected_to_stand():
-    assert promise(Draft(TokenTree([1, 2, 3], [-1, 0, 1]), confidence=(0.5, 0.8, 0.1))) == pytest.approx(
-        0.5 + 0.4 + 0.04
-    )
-    assert promise(NO_DRAFT) == 0
 
 
 def test_repeated_text_is_copied_and_the_draft_model_reads_the_rest_alone(pair):
