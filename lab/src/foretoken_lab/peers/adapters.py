@@ -54,6 +54,12 @@ def folder_of(model: str) -> str:
     return source_of(model)
 
 
+def gguf_file_of(model: str) -> Path | None:
+    """The GGUF file that a model's name stands for; None: it is a folder."""
+    source = Path(source_of(model))
+    return source if source.is_file() else None
+
+
 # ---------------------------------------------------------------------------------------------------------- ours
 
 
@@ -141,11 +147,15 @@ class Transformers:
 
 
 def load_transformers(model: str, dtype: str) -> Any:
-    """The library's own model, untouched by us."""
+    """The library's own model, untouched by us; of a GGUF file, which it makes dense."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", module="transformers")
-    loaded = AutoModelForCausalLM.from_pretrained(folder_of(model), dtype=getattr(torch, dtype)).eval()
+    file = gguf_file_of(model)
+    where = {"pretrained_model_name_or_path": folder_of(model)}
+    if file is not None:
+        where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype)).eval()
     # sampling fields that a checkpoint may bring mean nothing to greedy decoding, and would only be warned about
     loaded.generation_config.update(temperature=None, top_p=None, top_k=None, do_sample=False)
     return loaded
@@ -198,9 +208,12 @@ def import_llama_cpp() -> Any | None:
 QUANTISED = {"int8": "Q8_0", "int4": "Q4_0"}  # of llama.cpp: its files of about as many bits
 
 
+FILE = "file"  # a GGUF file's own weights
+
+
 def dense(dtype: str) -> str:
     """What engines compute in that have no weights of this kind."""
-    return "bfloat16" if dtype in QUANTISED else dtype
+    return "bfloat16" if dtype in (*QUANTISED, FILE) else dtype
 
 
 def export_gguf(model: str, dtype: str, path: Path) -> Path:
@@ -226,7 +239,13 @@ def export_gguf(model: str, dtype: str, path: Path) -> Path:
 
 
 def kept_gguf(model: str, dtype: str) -> Path:
-    """The same, made once and kept in the user's cache folder until model, exporter or llama.cpp change."""
+    """The same, made once and kept in the user's cache folder until model, exporter or llama.cpp change.
+
+    Of a model that is a GGUF file, that file.
+    """
+    file = gguf_file_of(model)
+    if file is not None:
+        return file
     import llama_cpp
 
     from foretoken_lab.peers import gguf

@@ -2,6 +2,7 @@
 
     python -m foretoken_lab.peers.peers --limit 2 --repeats 1
     python -m foretoken_lab.peers.peers --suite spec_bench.jsonl.gz --limit 10 --json peers.json
+    python -m foretoken_lab.peers.peers --model zoo:smollm2-135m --draft none
     python -m foretoken_lab.peers.peers --model grown:base:100m --dtype int8 --minutes 4 \\
         --engines none,draft_model,llama.cpp*
 
@@ -9,7 +10,8 @@ Greedy, one prompt at a time, until the model ends its turn. For every prompt an
 other, and the order rotates, so that a slow minute of the machine slows all of them alike. The prompt is the same
 token ids for all (chat template applied once); tokens are counted from the ids that come back, by the same code.
 Where a peer has settings, several are measured and its best one counts, which favours the peer. ``--dtype int8`` and
-``int4`` are ours, Q8_0 and Q4_0 of llama.cpp, and bfloat16 of transformers; drafts are bfloat16 in all of them.
+``int4`` are ours, Q8_0 and Q4_0 of llama.cpp, and bfloat16 of transformers; drafts are bfloat16 in all of them. A model
+that is a GGUF file is read by all engines from that file; transformers computes its weights in bfloat16.
 
 After each round of all engines a line says how fast each was so far. ``--minutes`` ends a run after a whole round; the
 order of the prompts is shuffled, so that every category has been measured by then. Files of llama.cpp are made once and
@@ -57,7 +59,12 @@ def main() -> int:
         check_writable(options.json, "--json")
     prompts = limit_per_category(read_prompts(options.suite), options.limit)
     draft = None if options.draft in ("", "none") else options.draft
-    target = LLM(options.model, dtype=options.dtype, threads=options.threads, max_num_seqs=1)
+    file = adapters.gguf_file_of(options.model)
+    if file is not None and options.dtype is not None:
+        raise ConfigError(f"--dtype {options.dtype}: '{options.model}' is a GGUF file, which has its own; leave it out")
+    options.dtype = adapters.FILE if file is not None else options.dtype or "bfloat16"
+    given = {} if file is not None else {"dtype": options.dtype}
+    target = LLM(options.model, threads=options.threads, max_num_seqs=1, **given)
     ids_of = [_prompt_ids(target, prompt) for prompt in prompts]
     context = max(map(len, ids_of)) + options.max_tokens + 64  # a draft may follow the last token
     engines = _engines(options, target, draft, context)
@@ -74,7 +81,8 @@ def main() -> int:
         result["group"] = groups[result["engine"]]
     headlines = _headlines(results, calls)
     # weights that each engine has rounded in its own way are other models: their differences are not of rounding sums
-    margins = {} if options.dtype in adapters.QUANTISED else _margins(options, calls, ids_of)
+    rounded = options.dtype in (*adapters.QUANTISED, adapters.FILE)
+    margins = {} if rounded else _margins(options, calls, ids_of)
     title = f"{options.model}, {options.dtype}, {options.threads} threads, {len(prompts)} prompts x {options.repeats}"
     Console(width=None if sys.stdout.isatty() else 160).print(comparison.tables(results, headlines, title))
     for name, margin in margins.items():
@@ -111,13 +119,14 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="zoo:base", help="zoo:NAME or a folder; Llama layout for llama.cpp")
+    parser.add_argument("--model", default="zoo:base", help="zoo:NAME, a GGUF file, or a folder of the Llama layout")
     parser.add_argument("--draft", default="zoo:draft", help="draft model for all engines, or 'none'")
     parser.add_argument("--suite", default=str(BUNDLED_SUITE), help="prompts as JSON Lines, .gz too")
     parser.add_argument("--limit", type=int, help="prompts of every category at most")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32", *adapters.QUANTISED])
+    dtypes = ["bfloat16", "float16", "float32", *adapters.QUANTISED]
+    parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16, of a GGUF file its own")
     parser.add_argument("--threads", type=int, default=2, help="of torch and of llama.cpp")
     parser.add_argument("--engines", default="*", help="by name, commas, * allowed: none,suffix,llama.cpp*")
     parser.add_argument("--minutes", type=float, help="of the whole run, loading included")
