@@ -97,6 +97,16 @@ _TABLE = (
         weights="any causal LM",
     ),
     Entry(
+        name="pard",
+        kind="drafter",
+        import_path="foretoken.drafters.pard:PardDrafter",
+        summary="a draft model trained on mask tokens fills a whole chain in one forward",
+        paper="PARD, arXiv:2504.18583",
+        promise="lossless",
+        needs="a PARD checkpoint with the target's vocabulary (key 'model')",
+        weights="a PARD checkpoint",
+    ),
+    Entry(
         name="ngram",
         kind="drafter",
         import_path="foretoken.drafters.ngram:NgramDrafter",
@@ -509,9 +519,7 @@ _OF_THE_FIELD = {  # methods under their names elsewhere
     **dict.fromkeys(("assisted", "speculative", "speculative_sampling", "sps", "draft"), "it is called 'draft_model'"),
     **dict.fromkeys(("sequoia", "specinfer", "opt_tree", "specexec"), f"{_DRAFT}, as trees with tree=topk"),
     "ngram_gpu": "it is called 'ngram'",
-    **dict.fromkeys(
-        ("dflash", "dspark", "pard"), "not available; 'diffuspec' is the nearest: it fills a draft in one pass"
-    ),
+    **dict.fromkeys(("dflash", "dspark"), "not available; 'diffuspec' is the nearest: it fills a draft in one pass"),
     "custom_class": "pass your own instance instead of a name, see docs/extend.md",
     "extract_hidden_states": "'foretoken train features' stores hidden states",
     **dict.fromkeys(("pearl",), "it is an executor, combined with a method: executor='pearl'"),

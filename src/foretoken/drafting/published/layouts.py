@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from foretoken.core.errors import ModelError
 
-EAGLE, DRAFT_MODEL = "eagle", "draft_model"  # methods
+EAGLE, PARD, DRAFT_MODEL = "eagle", "pard", "draft_model"  # methods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +165,7 @@ LAYOUTS = (
         tensors=(r"^fc\.weight$", r"^layers\.0\.self_attn\.q_proj\.weight$"),
     ),
     Layout(name="part of 'foretoken train'", keys={"speculators_model_type": ()}),
+    Layout(name="PARD", method=PARD, keys={"model_type": (), "pard_token": ()}),
     Layout(name="causal language model", method=DRAFT_MODEL, keys={"model_type": ()}),
 )
 """Most special first."""
