@@ -6,6 +6,7 @@ modules are taken, and after packing the whole model is compared with the librar
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ from foretoken.native.tiled_experts import TiledExperts
 _PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn", "longrope"})
 
 _PROJECTED = ("project_in", "project_out")  # of OPT's smallest but one
+_SILENCE = 1.0  # seconds of packing before a line says how far it is
 
 
 def misfit(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
@@ -186,6 +188,7 @@ class Adoption:
 
     def __init__(self, model: Any, max_length: int, mixers: Sequence[Mixer] = ()) -> None:
         self._replaced: list[tuple[Any, str]] = []
+        self._told = time.monotonic()
         self._parts = parts_of(model)
         tied = model.lm_head._parameters.get("weight")
         self._tied = tied is not None and tied is self._parts.embedding._parameters.get("weight")
@@ -206,9 +209,9 @@ class Adoption:
             self._model.lm_head.weight = self._parts.embedding.weight
 
     def _take(self, index: int, packed: PackedBlock) -> None:
-        count = len(self._parts.layers)
-        if 4 * (index + 1) // count > 4 * index // count:
-            PHASES.info("packing weights: layer %d of %d", index + 1, count)
+        if time.monotonic() > self._told + _SILENCE:
+            self._told = time.monotonic()
+            PHASES.info("packing weights: layer %d of %d", index + 1, len(self._parts.layers))
         layer = self._parts.layers[index]
         mlp = layer.mlp
         if packed.qkv is not None and packed.out is not None:
