@@ -2,28 +2,57 @@
 
 ``shape:mamba-100m`` is a Mamba-2, ``shape:hybrid-100m`` Mamba-2 and attention layers in the layout of Bamba;
 ``shape:gemma3-100m`` and its neighbours are of the families that they are named after, ``shape:moe-100m`` is a Mixtral
-of which a row goes through as much as through ``shape:100m``.
+of which a row goes through as much as through ``shape:100m``. ``shape:1b`` and ``shape:3b`` are Llama 3.2's,
+``shape:7b`` is Qwen 2.5's: they take 2.5, 6.4 and 15 GB of the user's cache, and are written piece by piece.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.files import folder_made_once
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 PREFIX = "shape:"
-# width, layers, MLP width, query heads, key/value heads, vocabulary; heads are 64 wide, embeddings tied
+
+
+class Shape(NamedTuple):
+    """Sizes of a Llama.
+
+    Attributes:
+        tied: whether the head is the embedding.
+    """
+
+    width: int
+    layers: int
+    mlp: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    head_dim: int = 64
+    tied: bool = True
+
+
 SHAPES = {
-    "16m": (384, 8, 1024, 6, 2, 8192),
-    "100m": (768, 12, 2048, 12, 4, 32000),
-    "500m": (1280, 24, 3840, 20, 4, 32000),
+    "16m": Shape(384, 8, 1024, 6, 2, 8192),
+    "100m": Shape(768, 12, 2048, 12, 4, 32000),
+    "500m": Shape(1280, 24, 3840, 20, 4, 32000),
+    "1b": Shape(2048, 16, 8192, 32, 8, 128256),
+    "3b": Shape(3072, 28, 8192, 24, 8, 128256, head_dim=128),
+    "7b": Shape(3584, 28, 18944, 28, 4, 152064, head_dim=128, tied=False),
     # draft models with large vocabularies: the head is most of the memory read for a draft token
-    "draft32k": (768, 4, 2048, 12, 4, 32000),
-    "draft152k": (1024, 4, 2816, 16, 4, 151936),
+    "draft32k": Shape(768, 4, 2048, 12, 4, 32000),
+    "draft152k": Shape(1024, 4, 2816, 16, 4, 151936),
 }
+_SHARD = 2 << 30  # bytes
 
 # options of a family's config next to those that all of them have
 FAMILY_SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -103,39 +132,96 @@ def write_random_model(name: str, folder: Path, dtype: str, *, positions: int = 
         positions: longest sequence.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    torch.manual_seed(0)
+    config = config_of(name, dtype, positions=positions)
+    tensors = random_tensors(config, getattr(torch, dtype))
+    config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(zoo.path("base")).save_pretrained(folder)
+    return _save(tensors, folder)
+
+
+def config_of(name: str, dtype: str, *, positions: int = 4096) -> Any:
+    """The config, of transformers; arguments as for :func:`write_random_model`."""
+    import torch
+    from transformers import AutoConfig
 
     if name in SHAPES:
-        width, layers, mlp, heads, kv_heads, vocabulary = SHAPES[name]
-        kind, options = (
-            "llama",
-            {
-                "hidden_size": width,
-                "intermediate_size": mlp,
-                "num_hidden_layers": layers,
-                "num_attention_heads": heads,
-                "num_key_value_heads": kv_heads,
-                "head_dim": 64,
-            },
-        )
+        shape = SHAPES[name]
+        kind, vocabulary, tied = "llama", shape.vocabulary, shape.tied
+        options = {
+            "hidden_size": shape.width,
+            "intermediate_size": shape.mlp,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+        }
     else:
-        (kind, options), vocabulary = FAMILY_SHAPES[name], _FAMILY_VOCABULARY
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
+        (kind, options), vocabulary, tied = FAMILY_SHAPES[name], _FAMILY_VOCABULARY, True
+    return AutoConfig.for_model(
         kind,
         vocab_size=vocabulary,
         max_position_embeddings=positions,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
         dtype=getattr(torch, dtype),
         **options,
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(getattr(torch, dtype))
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(zoo.path("base")).save_pretrained(folder)
-    return sum(weight.numel() for weight in model.parameters())
+
+
+def random_tensors(config: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that the library draws for a config, module by module, so that one module's are in memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with torch.device("meta"), no_init_weights():
+        model = AutoModelForCausalLM.from_config(config)
+    tied = model.lm_head if config.tie_word_embeddings else None
+    for path, module in model.named_modules():
+        if module is tied or not any(True for _ in module.parameters(recurse=False)):
+            continue
+        module.to_empty(device="cpu", recurse=False)
+        with torch.no_grad():
+            model._init_weights(module)
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            yield f"{path}.{name}", parameter.detach().to(dtype)
+        module.to("meta")
+
+
+def _save(tensors: Iterable[tuple[str, Tensor]], folder: Path) -> int:
+    """Write tensors in files of about 2 GiB, with an index if there are several; returns the number of elements."""
+    from safetensors.torch import save_file
+
+    shards: list[list[str]] = []
+    held: dict[str, Tensor] = {}
+    count = size = 0
+
+    def write() -> None:
+        save_file(held, folder / f"{len(shards)}.safetensors", metadata={"format": "pt"})
+        shards.append(list(held))
+        held.clear()
+
+    for name, tensor in tensors:
+        if sum(each.nbytes for each in held.values()) + tensor.nbytes > _SHARD and held:
+            write()
+        held[name] = tensor
+        count, size = count + tensor.numel(), size + tensor.nbytes
+    write()
+    names = [f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors" for index in range(len(shards))]
+    if len(names) == 1:
+        names = ["model.safetensors"]
+    for index, name in enumerate(names):
+        (folder / f"{index}.safetensors").rename(folder / name)
+    if len(names) > 1:
+        places = {tensor: file for file, shard in zip(names, shards, strict=True) for tensor in shard}
+        index_text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=1)
+        (folder / "model.safetensors.index.json").write_text(index_text + "\n", encoding="utf-8")
+    return count
 
 
 def write_random_states(name: str, folder: Path, dtype: str) -> int:

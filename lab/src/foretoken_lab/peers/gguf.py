@@ -70,7 +70,24 @@ def export(model: Any, tokenizer: Any, path: str | Path) -> Path:
         torch.float32: gguf.LlamaFileType.ALL_F32,
     }[model.dtype]
     writer.add_file_type(kind)
-    writer.add_name(path.stem)
+    add_metadata(writer, config, tokenizer, gguf, model.generation_config)
+    for name, tensor in _tensors(model):
+        _add_tensor(writer, name, tensor, gguf)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_metadata(writer: Any, config: Any, tokenizer: Any, gguf: Any, generation_config: Any = None) -> None:
+    """Give a writer all that a file says of a Llama and its tokenizer.
+
+    Args:
+        writer, gguf: the package's.
+        generation_config: with the end tokens; None: the config has them.
+    """
+    writer.add_name(writer.path.stem)
     writer.add_vocab_size(config.vocab_size)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -87,14 +104,7 @@ def export(model: Any, tokenizer: Any, path: str | Path) -> Path:
         writer.add_rope_scaling_factor(float(config.rope_parameters["factor"]))
         writer.add_rope_scaling_orig_ctx_len(int(config.rope_parameters["original_max_position_embeddings"]))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    _add_tokenizer(writer, tokenizer, config, model.generation_config, gguf)
-    for name, tensor in _tensors(model):
-        _add_tensor(writer, name, tensor, gguf)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    _add_tokenizer(writer, tokenizer, config, generation_config or config, gguf)
 
 
 def _check(config: Any) -> None:
