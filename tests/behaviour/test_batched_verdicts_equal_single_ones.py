@@ -67,6 +67,7 @@ def target_for(draft: Draft, size: int, seed: int, greedy: bool) -> Laws:
     return Laws(p_MV.log(), greedy=greedy, positions=[5, *(5 + depth for depth in draft.tree.depths)])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("size", [40, 5000])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_abreast_equals_alone(rule: Verifier, size: int) -> None:

@@ -51,6 +51,7 @@ def drafted(model: Any, method: str, **options: Any) -> list[Any]:
     return [(each.token_ids, each.metrics.num_draft_tokens, each.metrics.num_accepted_tokens) for each in outputs]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # tied, and with a head of its own
 @pytest.mark.parametrize("method", PARTS)
 def test_the_drafts_are_those_of_the_original(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from itertools import combinations, product
+from types import SimpleNamespace
 
-from helpers.pairwise import in_pairs, pairwise
+import pytest
+
+from helpers.pairwise import beyond_covering, in_pairs, pairwise
 
 ROWS = [row for row in product("abcde", "xyz", range(4), (True, False)) if row[:2] != ("a", "x")]
 
@@ -47,3 +50,19 @@ def test_the_other_rows_are_marked():
 
 def test_no_rows_are_no_choice():
     assert pairwise([], factors, none) == []
+
+
+@pytest.mark.parametrize(("strength", "count"), [(1, 5), (2, 20)])
+def test_a_marked_test_keeps_every_value_or_every_pair(strength, count):
+    def item(name, row, *marks):
+        given = SimpleNamespace(params=dict(zip("dcba", row, strict=True)))
+        return SimpleNamespace(nodeid=f"{name}[{row}]", callspec=given, get_closest_marker=dict(marks).get)
+
+    mark = ("covering", SimpleNamespace(args=(strength,)))
+    marked, others = [[item(name, row, *marks) for row in ROWS] for name, marks in (("x", [mark]), ("y", []))]
+    left_out = beyond_covering([*others, *marked])
+    kept = [row for row, each in zip(ROWS, marked, strict=True) if each not in left_out]
+    assert not any(each in left_out for each in others)
+    assert count <= len(kept) < len(ROWS) // (4 - strength)
+    assert {value for row in kept for value in enumerate(row)} == {value for row in ROWS for value in enumerate(row)}
+    assert (pairs_of(kept) == pairs_of(ROWS)) is (strength == 2)

@@ -88,6 +88,7 @@ def drafter(kind: str) -> stubs.Stub:
     return made[kind]()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("max_rows", [7, 40, 512])
 @pytest.mark.parametrize("kind", ["chain", "tree", "random tree"])
 def test_probes_change_no_token_and_never_exceed_the_budget_of_rows(kind: str, max_rows: int) -> None:

@@ -54,6 +54,7 @@ def noted(llm, monkeypatch):
     return found
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     ("rule", "forced"), [("recursive", False), ("recursive", True), ("match", True), ("typical", True)]
@@ -165,6 +166,7 @@ class Fickle(ReflectiveVerifier):
         return Verdict(tuple(path), self.random.randrange(20, 8000))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("tree", ["chain", "topk"])
 def test_committed_keys_and_values_are_those_of_a_fresh_read_whatever_stands_fails_or_is_cancelled(seed, tree):
@@ -310,6 +312,7 @@ def test_the_prompt_is_the_targets_tokens():
     assert target().tokenizer.decode(found) == BACK
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}], ids=lambda each: next(iter(each)))
 @pytest.mark.parametrize("rule", ["recursive", "match", "typical"])
 def test_no_token_that_the_request_s_filters_exclude_is_emitted(filters, rule, monkeypatch):

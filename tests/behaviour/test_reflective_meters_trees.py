@@ -83,6 +83,7 @@ def by_place(rule, draft, target):
     return {place: mass_V / mass_V.sum() for place, mass_V in mass.items()}, charges
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TREE_RULES)
 @pytest.mark.parametrize("bonus", [False, True])

@@ -71,6 +71,7 @@ def _sizes(values: Any) -> Iterator[int]:
             yield from _sizes(each)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("method", "temperature"), [("draft_model", 0.8), ("eagle", 0.0), ("diffuspec", 0.8), ("sprinter", 0.8)]
 )

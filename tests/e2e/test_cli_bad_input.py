@@ -348,6 +348,7 @@ PLACES = [
 IMPOSSIBLE = {"no-user": "~nouser/x", "zero": "a\0b", "surrogate": "\ud800", "lines": "a\nb"}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", IMPOSSIBLE)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_path_or_a_model_that_there_cannot_be_is_the_users_mistake(place, kind, files, monkeypatch, capsys):

@@ -52,12 +52,14 @@ def fused_pair(request: pytest.FixtureRequest) -> Pair:
     return build(request.param)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("scenario", golden.SCENARIOS)
 def test_logits_equal_the_library(pair: Pair, scenario: str) -> None:
     model, reference = pair
     assert golden.worst(Session(model), reference, scenario, VOCAB_SIZE) < TOLERANCE
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("scenario", golden.SCENARIOS)
 def test_logits_through_the_layers_equal_the_library(fused_pair: Pair, scenario: str) -> None:
     model, reference = fused_pair

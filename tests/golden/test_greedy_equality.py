@@ -191,6 +191,7 @@ def plain_logprobs(prompt):
     return output.logprobs
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("max_rows", [3, 5, 17])
 @pytest.mark.parametrize(
     "make",

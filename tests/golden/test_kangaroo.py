@@ -62,6 +62,7 @@ def watch() -> Any:
 Start = Callable[..., Watch]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("spoil", [None, sometimes, lambda position: True], ids=["right", "sometimes", "wrong"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_every_cache_is_that_of_a_fresh_forward_after_every_step(tree: bool, spoil: Any, watch: Start) -> None:
@@ -220,6 +221,7 @@ WISHES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("wish", WISHES)
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_wishes_change_the_text_as_in_plain_decoding(tree: bool, wish: str, watch: Start) -> None:
@@ -237,6 +239,7 @@ def test_wishes_change_the_text_as_in_plain_decoding(tree: bool, wish: str, watc
 # ------------------------------------------------------------------ other targets
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "deepseek_v3", "qwen3_moe"])
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 def test_any_stack_of_layers_can_draft(name: str, tree: bool, tmp_path: Any) -> None:

@@ -164,6 +164,7 @@ def altered(family: str, kind: str, place: str) -> tuple[Any, Any]:
     return pair[0], pair[1]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "exaone4"], ids=["fused", "layers"])

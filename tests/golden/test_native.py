@@ -71,6 +71,7 @@ def test_bfloat16_is_as_close_to_exact_as_the_library_is(family: str) -> None:
     assert error(ours, exact) <= 1.1 * error(theirs, exact)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen3", "olmo2", "gemma2", "glm4", PARALLEL])
 def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: torch.dtype | str) -> None:

@@ -61,6 +61,7 @@ def test_a_level_may_begin_with_its_deepest_row(monkeypatch: pytest.MonkeyPatch)
     assert error(shallow, plain(reference, [*before, tokens[3]])[-1]) < 1e-4
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
 @pytest.mark.parametrize("family", ["llama", "mistral, window", "llama, no groups", "gemma2"])
 def test_a_damaged_row_does_not_reach_the_rows_before_it(family: str, dtype: torch.dtype | str) -> None:
@@ -93,6 +94,7 @@ def test_a_damaged_row_does_not_reach_the_rows_before_it(family: str, dtype: tor
                 assert damaged[node + 1].isnan().all() if hit else torch.equal(damaged[node + 1], healthy[node + 1])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
 @pytest.mark.parametrize(
     "family", ["llama", "gemma2", "stablelm, parallel, heads normed", "mixtral", "llama, no groups"]
@@ -141,6 +143,7 @@ def test_unread_rows_change_nothing(family: str, dtype: torch.dtype | str) -> No
 TILE = 256  # columns that attention takes at a time (native/types.h)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("kind", "options"),

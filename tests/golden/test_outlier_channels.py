@@ -89,6 +89,7 @@ def divergence(found_TV: Tensor, expected_TV: Tensor) -> float:
     return float((expected_TV.exp() * (expected_TV - found_TV)).sum(-1).median())
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_rounded_model_is_adopted_and_stays_near_its_own(family: str, dtype: str) -> None:

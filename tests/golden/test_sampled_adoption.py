@@ -74,6 +74,7 @@ def test_forwards_of_one_code_differ_by_enclosed_values() -> None:
     assert [each for each in range(DEEP) if found[each] != found[0]] == [6]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, "int8"], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_taken(family: str, dtype: torch.dtype | str, caplog: pytest.LogCaptureFixture) -> None:

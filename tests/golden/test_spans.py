@@ -181,6 +181,7 @@ def threads(request: pytest.FixtureRequest, one_thread: None) -> Iterator[int]: 
     torch.set_num_threads(1)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.skipif(build_fused.library() is None, reason="no C compiler on this machine: the native path is off")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3_window"])

@@ -82,6 +82,7 @@ def called(plan: DensePlan) -> DensePlan:
     return plan
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     "family", ["llama", "llama, one group", "llama, no groups", "qwen2, mixed windows", "mistral, window", "qwen3"]
@@ -103,6 +104,7 @@ def test_the_decoder_and_the_plan_agree_in_float32(family: str, rule: str) -> No
         assert error(native, dense) > 0.1  # the control: the other rows are not dense
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("anchors", [[0, 1], [0, 2], [2]], ids=str)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_anchors_blocks_are_reused(rule: str, anchors: Sequence[int]) -> None:
@@ -116,6 +118,7 @@ def test_the_anchors_blocks_are_reused(rule: str, anchors: Sequence[int]) -> Non
     assert error(native, everywhere) > 0.1
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen2, mixed windows"])
 @pytest.mark.parametrize("rule", RULES)
@@ -141,6 +144,7 @@ def test_where_nothing_is_left_out_the_bits_are_dense(limits: dict[str, Any]) ->
     assert torch.equal(logits(model, batch, plan), logits(model, batch, DensePlan(cache, batch)))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_sparse_row_depends_on_its_own_past_and_root_only(dtype: torch.dtype, rule: str) -> None:

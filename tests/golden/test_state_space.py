@@ -213,6 +213,7 @@ def test_every_drafter_gives_the_plain_tokens(case: Case) -> None:
     assert ids(llm.generate(PROMPTS, SamplingParams(max_tokens=LENGTH, ignore_eos=True))) == plain("hybrid")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kernel", ["walk", "scan"])
 @pytest.mark.parametrize("name", ["mamba", "hybrid"])
 def test_good_and_bad_trees_give_the_plain_tokens(name: str, kernel: str) -> None:

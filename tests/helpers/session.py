@@ -16,6 +16,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from helpers.pairwise import beyond_covering
+
 gc.disable()  # until the tests are collected: modules and tests stay, so walks over them find nothing
 
 
@@ -64,9 +66,10 @@ def _what_a_file_caches_goes_with_it(request: pytest.FixtureRequest) -> Iterator
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("all_variants", default=False):
-        left_out = [item for item in items if item.get_closest_marker("full_product")]
-        items[:] = [item for item in items if not item.get_closest_marker("full_product")]
-        config.hook.pytest_deselected(items=left_out)
+        full = [item for item in items if item.get_closest_marker("full_product")]
+        left_out = {*full, *beyond_covering(items)}
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device")

@@ -108,6 +108,7 @@ def test_a_seeded_request_drafts_the_same_alone_and_in_a_batch(method: dict[str,
     assert ids(llm.generate(list(SOME), params)) == alone
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @every_method
 def test_where_no_kept_token_may_be_emitted_the_draft_is_empty(

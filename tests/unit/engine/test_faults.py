@@ -141,6 +141,7 @@ def resuming(depth: object, *, width: int = 384, dtype: torch.dtype = torch.floa
     return lambda draft: replace(draft, resume=ResumePoint(depth, torch.zeros(1 + len(draft), width, dtype=dtype)))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -201,6 +202,7 @@ class WrongRule(NaiveVerifier):
         return [self._of(*each) for each in zip(drafts, verdicts, rngs, strict=True)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -346,6 +346,7 @@ def test_arguments_that_do_not_fit_are_refused_in_words(call, message):
         call()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("config", [None, {"method": "suffix"}, DRAFT], ids=["none", "suffix", "draft"])
 @pytest.mark.parametrize("prompt", PROMPTS, ids=range(len(PROMPTS)))
 def test_a_stream_adds_up_to_the_output(config, prompt):
@@ -609,6 +610,7 @@ def test_logprobs_have_one_entry_per_token(asked, width):
         assert [each.token_id for each in output.logprobs] == output.token_ids
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "config", [None, {"method": "ngram", "num_speculative_tokens": 5}, DRAFT], ids=["none", "ngram", "draft"]
 )
@@ -686,6 +688,7 @@ def test_stop_token_ids_and_min_tokens():
 # ---------------------------------------------------------------- one failing request does not disturb others
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("after", [0, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -705,6 +708,7 @@ def test_logits_that_are_no_numbers_end_one_request_only(value, after, temperatu
         assert_idle(llm)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("when", ["propose", "observe"])
 @pytest.mark.parametrize("inner", ["oracle", "draft_model"])
 def test_a_crashing_drafter_ends_one_request_only(when, inner, caplog):
@@ -775,6 +779,7 @@ def test_a_drafter_that_breaks_its_budget_is_caught(fault):
 # ---------------------------------------------------------------- continuous batching
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("config", [None, DRAFT, {"method": "suffix"}], ids=["none", "draft", "suffix"])
 @pytest.mark.parametrize(("slots", "rows"), [(1, 1), (2, 3), (3, 2), (4, 7), (8, 512)])
 def test_any_number_of_slots_and_rows_gives_the_same_tokens(config, slots, rows):

@@ -356,6 +356,7 @@ def test_a_kept_slot_has_the_rows_of_its_tokens_and_no_others() -> None:
     assert within > 0
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kept", [17, 40, 41])
 @pytest.mark.parametrize("shared", [16, 17, 39, 41])
 def test_a_drafter_is_shown_every_row_of_a_reused_prompt(kept: int, shared: int) -> None:

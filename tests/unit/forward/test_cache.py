@@ -214,6 +214,7 @@ def same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.covering(1)
 @modelled
 @given(data=draws)
 def test_reject_then_continue_is_never_drafted(session: Callable[[], Session], data: st.DataObject) -> None:
@@ -265,6 +266,7 @@ def test_reject_then_continue_is_never_drafted(session: Callable[[], Session], d
         assert drafted.cache.lengths[slot] == len(texts[slot])
 
 
+@pytest.mark.covering(1)
 @modelled
 @given(data=draws)
 def test_a_committed_path_is_the_chain_of_its_tokens(session: Callable[[], Session], data: st.DataObject) -> None:
@@ -296,6 +298,7 @@ def test_a_committed_path_is_the_chain_of_its_tokens(session: Callable[[], Sessi
     assert (a - b).abs().max() / b.std() < 3e-5
 
 
+@pytest.mark.covering(1)
 @modelled
 @given(data=draws)
 def test_forks_are_independent(session: Callable[[], Session], data: st.DataObject) -> None:

@@ -170,6 +170,7 @@ TREE = random_tree(0, 10)
 REQUESTS: list[tuple[int, int | TokenTree]] = [(6, 4), (0, 3), (9, TREE), (5, 0 + 1), (0, TREE)]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
 @pytest.mark.parametrize(
     ("softcap", "sinks"),
@@ -187,6 +188,7 @@ def test_ragged_batch_equals_the_definition(
     assert compare(shape, REQUESTS, window, softcap, sinks) < 2e-6
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("rows", [63, 64, 65, 80])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("sinks", [False, True], ids=["fused", "plain"])

@@ -83,6 +83,7 @@ def compare(rule: Looking, drafter: Recorder, read: Callable[[list[int]], dict[b
     return rows
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
 def test_a_row_shows_the_state_of_its_own_token(folder: Path, tree: bool, normed: bool) -> None:
@@ -98,6 +99,7 @@ def test_a_row_shows_the_state_of_its_own_token(folder: Path, tree: bool, normed
     assert compare(rule, drafter, reference(folder)) > 20
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("method", "normed"), [("kangaroo", True), ("del", True), ("del", False)])
 def test_a_drafter_inside_the_target_and_a_verifier_see_of_one_forward(folder: Path, method: str, normed: bool) -> None:
     """Of drafts, `del` is shown depths of its own next to what the verifier is shown; `kangaroo` has seen its own."""

@@ -55,6 +55,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("bits", "group", "signed", "minimum", "short"), FORMS)
 def test_a_product_has_the_bits_of_its_definition(
     library: ctypes.CDLL, bits: int, group: int, signed: bool, minimum: bool, short: bool

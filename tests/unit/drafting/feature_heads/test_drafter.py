@@ -97,6 +97,7 @@ def read_anew(model: LanguageModel, shape: str, tokens: list[int]) -> tuple[Tens
     return first[1][:, : length - 1], first[2][:, : length - 1]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_cache_is_what_reading_the_text_anew_makes_of_it(

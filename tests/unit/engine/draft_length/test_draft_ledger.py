@@ -157,6 +157,7 @@ class Batches:
         return total
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("machine", [DEAR_ROWS, CHEAP_ROWS], ids=["expensive rows", "cheap rows"])
 @pytest.mark.parametrize(
     "drafts", [BAD_MODEL, DULL_LOOKUP, EARLY_EXIT, MODEL], ids=["bad model", "dull lookup", "early exit", "model"]

@@ -75,6 +75,7 @@ def plain() -> LLM:
     return with_config({"method": "none"})
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("wanted", WANTED, ids=lambda each: next(iter(each)))
 def test_constrained_texts_are_valid_and_equal_plain_decoding(llm: LLM, plain: LLM, wanted: dict[str, Any]) -> None:
     params = SamplingParams(max_tokens=60, structured_outputs=wanted)
@@ -226,6 +227,7 @@ def test_unsupported_grammars_are_refused_before_anything_runs(plain: LLM, wante
     assert not plain.engine.busy
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("ending", ["<[5]>", "<|end|>", "<[5]>?", "<[2-5]>", '"!" <[2,5]>'])
 def test_a_grammar_may_end_in_the_models_own_end(llm: LLM, plain: LLM, ending: str) -> None:
     assert 5 in target().end_ids

@@ -103,6 +103,7 @@ def tree_of(seed: int, count: int) -> TokenTree:
     return TokenTree([rng.randrange(VOCAB) for _ in range(count)], [rng.randrange(-1, row) for row in range(count)])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("scanned", [False, True], ids=["walk", "scan"])
 @pytest.mark.parametrize("delta", [False, True], ids=["mamba2", "delta"])
 @pytest.mark.parametrize("seed", range(2))

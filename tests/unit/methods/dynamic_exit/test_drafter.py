@@ -334,6 +334,7 @@ def test_any_schedule_of_exits_gives_the_greedy_tokens_and_plain_caches() -> Non
     assert_idle(llm)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -195,6 +195,7 @@ def test_the_committed_rows_are_exact_with_calibration_only(calibrate: bool) -> 
     assert (method.differing == 0) is calibrate
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("executor", ["serial", "pearl"])
 @pytest.mark.parametrize("tree", ["chain", "coupled", "topk"])
 def test_the_text_is_that_of_plain_decoding(tree: str, executor: str) -> None:

@@ -118,6 +118,7 @@ def rows(model, tokens):
     return model.forward(batch, DensePlan(cache, batch)).logits_MV
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
 @pytest.mark.parametrize("redo", [True, False])
 def test_text_turns_and_meter_are_those_of_the_plain_algorithm(name, redo):
@@ -169,6 +170,7 @@ class Settled:
         return Settled(self.writers, self.position + 1)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("gap", [1, 63, 600])
 @pytest.mark.parametrize("large_first", [True, False])
 def test_a_model_that_was_silent_goes_on_as_if_it_had_read_along(gap, large_first, monkeypatch):

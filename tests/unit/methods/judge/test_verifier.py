@@ -133,6 +133,7 @@ def one_token(pair: TablePair, says: Says, q: list[float]) -> list[float]:
 # ---------------------------------------------------------------------- planted judges
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("style", STYLES)
 def test_a_judge_that_always_refuses_is_the_exact_rule_decision_by_decision(style: str, kind: str) -> None:

@@ -195,6 +195,7 @@ def test_a_head_next_to_the_weights_is_found_and_a_folder_is_accepted(model: Lan
     assert LongSpecDrafter(LongSpecDrafter.Config(), model)._depth == 5
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("family", ["llama", "qwen2"])  # tied, and with a head of its own
 @pytest.mark.parametrize("native", [True, False])
 def test_a_head_drafts_for_a_model_grown_from_its_target(

@@ -155,6 +155,7 @@ def trained_difference(model: LanguageModel, head: Path, gap: int, error: int = 
 every_implementation = pytest.mark.parametrize("implementation", ["native", "torch"])
 
 
+@pytest.mark.covering(1)
 @every_implementation
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_row_of_a_draft_is_the_paper_s_forward(

@@ -38,6 +38,7 @@ def run(config: dict[str, Any], model: Any, temperature: float = 0.0) -> list[An
     return outputs
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_text_is_that_of_plain_decoding(shape: str, model: Any) -> None:
     """In a batch, at temperature 0; seeded at temperature 1 under the rule that keeps the stream."""

@@ -113,6 +113,7 @@ def test_it_computes_what_the_library_s_layer_does(folder: Path) -> None:
     assert float((expected[3] - expected[7]).abs().max()) > 0.1  # not the same distribution everywhere
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("norm_output", [True, False])
 def test_serving_and_training_compute_the_plain_forward(norm_output: bool, folder: Path) -> None:
     """And no wrong field of the description goes unseen."""

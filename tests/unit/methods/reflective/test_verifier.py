@@ -131,6 +131,7 @@ def test_the_distribution_given_a_draft_sums_over_its_verdicts(name):
             assert torch.allclose(law_given(plain, draft, pair.p(()).log()), expected_V, atol=1e-9)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("style", ["flat", "peaked", "zeros", "equal"])
 @pytest.mark.parametrize("name", ["recursive", "ratio", "typical"])
 def test_the_meter_is_the_distance_given_the_draft_and_never_flatters(style, name):

@@ -109,6 +109,7 @@ def worst(case: Case, rule: BlockRule) -> float:
 RAGGED: list[tuple[int, int | TokenTree]] = [(70, TREE), (9, CHAIN), (64, 5), (83, CHAIN), (100, EMPTY), (0, TREE)]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("sets", SETS)
 @pytest.mark.parametrize("budget", [0.05, 0.6])

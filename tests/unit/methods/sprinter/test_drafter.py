@@ -209,6 +209,7 @@ def reference(prompt: str, feature: str, judge: SprinterHead, cap: int, length: 
     return tokens[begin : begin + length]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("feature", ["pre", "drawn", "post", "confidence"])
 def test_text_is_that_of_the_specification_s_loop_from_scratch(feature: str) -> None:
     """Caches, rollback and hidden states: nothing of a round may leak into the next."""
@@ -226,6 +227,7 @@ def test_text_is_that_of_the_specification_s_loop_from_scratch(feature: str) -> 
     assert any(len(path) < len(draft) for draft, path in found)  # and was refused
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("feature", ["pre", "drawn", "post"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_requests_of_a_batch_stop_one_by_one(feature: str, temperature: float) -> None:

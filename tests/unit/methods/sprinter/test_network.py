@@ -86,6 +86,7 @@ def trained_difference(folder: Path, trained: SprinterHead, stated: SprinterHead
     return float((found - paper(folder, stated, text)[-len(examples) :]).abs().max())
 
 
+@pytest.mark.covering(1)
 @every_feature
 def test_a_draft_is_judged_by_the_paper_s_forward(feature: str, folder: Path, tmp_path: Path) -> None:
     sprinter = head_of(folder, feature)

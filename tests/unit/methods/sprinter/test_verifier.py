@@ -114,6 +114,7 @@ def joint_law(pair: TablePair, head: Head, cap: int, length: int = 2, **options:
 # ---------------------------------------------------------------------- oracles
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("size", "cap"), [(6, 1), (6, 2), (4, 3), (3, 4)])
 def test_an_oracle_gives_exactly_the_target_distribution(style: str, size: int, cap: int) -> None:
@@ -171,6 +172,7 @@ def test_under_an_exact_rule_a_learnt_stop_biases_nothing(rule: Verifier, head: 
 # ---------------------------------------------------------------------- the identity and the meter
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("style", ["flat", "peaked"])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 def test_the_distance_is_eta_fp_times_that_of_p_and_q(rate: float, style: str) -> None:
@@ -366,6 +368,7 @@ def laws_in_a_step(pair: TablePair, head: Head, cap: int, rule: Verifier) -> dic
     return found
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("head", [always, coin_of_token, certain])
 def test_a_judge_with_known_answers_is_charged_exactly(head: Head, style: str) -> None:

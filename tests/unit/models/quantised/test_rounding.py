@@ -76,6 +76,7 @@ def test_routers_stay_as_they_are() -> None:
         round_weights(layer, "int8", "m")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
