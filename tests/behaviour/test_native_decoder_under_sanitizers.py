@@ -16,7 +16,7 @@ DRIVER = Path(__file__).parents[1] / "helpers" / "native_driver.c"
 SANITIZERS = {
     # a trap in the place of a report: the compiler takes half the time; -fno-sanitize-recover=all says where it was.
     # Calls in the place of inlined checks, and no check of every pointer and sum of pointers besides that of its access
-    # to memory: half of what is left
+    # to memory: half of the rest
     "address and undefined behaviour": (
         "address,undefined",
         [

@@ -115,7 +115,7 @@ def test_a_prediction_is_a_text_or_token_ids() -> None:
         generated({"method": "none"}, [90000])
 
 
-def test_usage_counts_what_was_copied() -> None:
+def test_usage_counts_copied_tokens() -> None:
     with served(with_config({"method": "none"})) as server:
         body = {"model": NAME, "prompt": PROMPTS[0], "max_tokens": 60, "temperature": 0, "ignore_eos": True}
         plain = server.send("/v1/completions", body)[1]

@@ -3,7 +3,7 @@
     rows      … b  c  m  m  m      c is the root, m the mask token; causal, at consecutive positions
     draft           1  2  3  4     row k gives the distribution of draft token k, given the text alone
 
-The rows of mask tokens are dropped, and accepted tokens are read again as what they are.
+The rows of mask tokens are dropped, and accepted tokens are read again, as tokens.
 """
 
 from __future__ import annotations

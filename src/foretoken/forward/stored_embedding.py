@@ -1,4 +1,4 @@
-"""A token embedding whose rows stay in the blocks of a GGUF file, and are decoded when they are looked up.
+"""A token embedding that stays in the blocks of a GGUF file; rows are decoded when they are looked up.
 
 Dense, the table of a vocabulary of 128k takes more memory than all other weights of a model of 1 B parameters.
 """

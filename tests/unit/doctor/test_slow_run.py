@@ -58,7 +58,7 @@ def test_each_cause_is_named(changes: dict[str, Any], cause: str, tmp_path: Path
     assert causes(tmp_path / "run.json", row(**changes)) == [cause]
 
 
-def test_the_dearest_cause_comes_first_and_rows_are_compared_with_plain_decoding(tmp_path: Path) -> None:
+def test_the_most_expensive_cause_comes_first_and_rows_are_compared_with_plain_decoding(tmp_path: Path) -> None:
     plain = row(method="none", drafter="none", num_draft_tokens=0, num_steps=300, time={**GOOD, "verify": 3.0})
     slow = row(acceptance_by_position=[0.3], num_accepted_tokens=10, time={**GOOD, "verify": 9.5, "draft": 0.0})
     found = causes(tmp_path / "run.json", plain, slow)

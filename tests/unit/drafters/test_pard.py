@@ -1,4 +1,4 @@
-"""PARD: one forward over the text and mask tokens fills a draft, and leaves no mask row behind."""
+"""PARD: one forward over the text and mask tokens fills a draft, and keeps no mask row."""
 
 from __future__ import annotations
 

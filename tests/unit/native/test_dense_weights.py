@@ -72,7 +72,7 @@ def test_rounding_has_the_bits_of_the_definition(
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_refused(library: ctypes.CDLL, odd: float) -> None:
+def test_weights_that_are_not_finite_are_refused(library: ctypes.CDLL, odd: float) -> None:
     weight_OK = dense(32, 64, torch.float32)
     weight_OK[17, 40] = odd
     with pytest.raises(ModelError):

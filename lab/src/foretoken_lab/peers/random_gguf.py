@@ -1,4 +1,4 @@
-"""A GGUF file of a shape, its weights random blocks: for loading and speed at sizes that nobody wants to download.
+"""A GGUF file of a shape, its weights random blocks: to measure loading and speed at sizes that take long to download.
 
     python -m foretoken_lab.peers.random_gguf 7b Q4_K_M random-7b.gguf
 

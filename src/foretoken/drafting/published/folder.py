@@ -36,7 +36,7 @@ def method_for(model: Any) -> str:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         names = tensor_names(folder)
-    except (OSError, ValueError):  # what is wrong is said by the method that reads it
+    except (OSError, ValueError):  # the method that reads the folder reports the error
         return DRAFT_MODEL
     if not isinstance(config, dict) or not names:
         return DRAFT_MODEL

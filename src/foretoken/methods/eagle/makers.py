@@ -1,7 +1,7 @@
 """EAGLE heads of other makers in the form of the speculators format, which config.py and checkpoint.py read.
 
-The rows of drafting/published/layouts.py say which names and keys a maker has; here they are applied. What a config
-states is kept, what it leaves out has the maker's default; two places that contradict each other are an error.
+The rows of drafting/published/layouts.py say which names and keys a maker has; here they are applied. A
+config's values are kept; a missing one has the maker's default; two places that contradict each other are an error.
 """
 
 from __future__ import annotations

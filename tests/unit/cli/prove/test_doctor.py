@@ -1,4 +1,4 @@
-"""``foretoken doctor``: what it prints, and its exit codes."""
+"""``foretoken doctor``: its output and its exit codes."""
 
 from __future__ import annotations
 

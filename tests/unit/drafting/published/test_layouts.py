@@ -1,4 +1,4 @@
-"""Which layout a folder has, and what is refused by name."""
+"""The layout of a folder, and the layouts that are refused by name."""
 
 from __future__ import annotations
 
