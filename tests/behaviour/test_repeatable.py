@@ -28,7 +28,7 @@ RECIPES = {
     "ngram": {"method": "ngram", "verifier": "block"},
     "suffix": {"method": "suffix", "verifier": "recursive"},
 }
-LENGTH = 32
+LENGTH = 24
 
 
 def seeded(seed: int = 11, **params: object) -> SamplingParams:

@@ -154,7 +154,7 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones() -> None:
     process, address = start("--served-model-name", "tiny", "--drain-seconds", "60")
     with openai.OpenAI(base_url=f"{address}/v1", api_key="-", max_retries=0, timeout=60) as client:
         stream = client.completions.create(
-            model="tiny", prompt="Once", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+            model="tiny", prompt="Once", max_tokens=600, stream=True, extra_body={"ignore_eos": True}
         )
         next(iter(stream))
         process.send_signal(signal.SIGTERM)

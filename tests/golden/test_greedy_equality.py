@@ -35,7 +35,7 @@ from helpers.zoo_llms import (
     with_drafter,
 )
 
-LENGTH = 24
+LENGTH = 16
 _COUNTS: tuple[int | str, ...] = (5, "auto")
 
 
@@ -131,7 +131,7 @@ def test_recipes_that_do_not_fit_are_refused(method):
 def test_every_lossless_recipe_gives_the_plain_greedy_tokens(combination):
     """Ragged lengths, fewer slots than requests, so that requests join and leave; then one alone."""
     llm = llm_of(str(combination))
-    lengths = (LENGTH, 7, 15, 1, LENGTH - 5)
+    lengths = (LENGTH, 7, 11, 1, LENGTH - 4)
     params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
     expected = [greedy(prompt, LENGTH)[:length] for prompt, length in zip(PROMPTS, lengths, strict=True)]
     assert ids(llm.generate(PROMPTS, params)) == expected
@@ -175,9 +175,9 @@ def test_plain_greedy_is_the_library_s(prompt):
 
 @pytest.mark.parametrize("combination", in_pairs_of(OF_DEFAULT_RULE), ids=str)
 def test_logprobs_do_not_depend_on_the_method(combination):
-    params = SamplingParams(max_tokens=16, ignore_eos=True, logprobs=3)
-    plain = [plain_logprobs(prompt) for prompt in PROMPTS]
-    for ours, reference in zip(llm_of(str(combination)).generate(PROMPTS, params), plain, strict=True):
+    params = SamplingParams(max_tokens=10, ignore_eos=True, logprobs=3)
+    plain = [plain_logprobs(prompt) for prompt in PROMPTS[:3]]
+    for ours, reference in zip(llm_of(str(combination)).generate(PROMPTS[:3], params), plain, strict=True):
         assert ours.logprobs is not None
         assert [each.token_id for each in ours.logprobs] == [each.token_id for each in reference]
         for mine, theirs in zip(ours.logprobs, reference, strict=True):
@@ -187,7 +187,7 @@ def test_logprobs_do_not_depend_on_the_method(combination):
 
 @cache
 def plain_logprobs(prompt):
-    (output,) = base().generate(prompt, SamplingParams(max_tokens=16, ignore_eos=True, logprobs=3))
+    (output,) = base().generate(prompt, SamplingParams(max_tokens=10, ignore_eos=True, logprobs=3))
     return output.logprobs
 
 

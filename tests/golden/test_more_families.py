@@ -15,6 +15,7 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from foretoken import LLM, SamplingParams
+from foretoken.models.load import load
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, VOCAB_SIZE, Family, load_eager, save_model
@@ -58,7 +59,7 @@ PLAIN = (
     "vaultgemma",
 )
 LATENT_TYPES = ("glm4_moe_lite", "minicpm3", "youtu", "longcat_flash")
-PROMPT, LENGTH = 6, 24
+PROMPT, LENGTH = 6, 16
 
 
 def family_of(model_type: str) -> Family:
@@ -88,7 +89,8 @@ def test_greedy_tokens_are_the_library_s(model_type: str, tmp_path: Path) -> Non
             eos_token_id=None,
         )[0, PROMPT:]
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+    target = load(tmp_path, device="cpu")
     for config in (None, {"method": "ngram", "num_speculative_tokens": 4}):
-        (output,) = LLM(tmp_path, speculative_config=config, device="cpu").generate([prompt], params)
+        (output,) = LLM.from_target(target, speculative_config=config).generate([prompt], params)
         assert output.error is None
         assert output.token_ids == expected.tolist()

@@ -2,8 +2,8 @@
 
 So is one with keys and values in codes.
 
-Collected from the catalogue, as in test_greedy_equality.py: every variant, every method with every dtype, and with
-``--all-variants`` every variant with every dtype.
+Collected from the catalogue, as in test_greedy_equality.py: every variant, every kind of draft with every dtype, and
+with ``--all-variants`` every variant with every dtype.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler o
 
 KEYS = "keys in int8"
 DTYPES = ("int8", "int4", KEYS)
-PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
 
 
 def reads_keys(case: Case) -> bool:
@@ -53,7 +53,7 @@ def plain(dtype: str) -> list[list[int]]:
     "combination",
     in_pairs(
         [(case, dtype) for case, dtype in product(cases(), DTYPES) if dtype != KEYS or not reads_keys(case)],
-        lambda row: (row[0].entry.name, row[0].kind, row[1]),
+        lambda row: (row[0].kind, row[1]),
         lambda row: (row[0].label,),
     ),
     ids=lambda row: f"{row[0].label}-{row[1]}",

@@ -58,7 +58,7 @@ def test_plain_sampling_does_not_depend_on_the_batch(law):
     "recipe",
     in_pairs(
         list(product(CASES, COUNTS, LAWS)),
-        lambda row: (CASES[row[0]].entry.name, CASES[row[0]].kind, *row[1:]),
+        lambda row: (CASES[row[0]].kind, *row[1:]),  # the rule sees kinds of drafts, not methods
         lambda row: row[:1],
     ),
     ids=lambda row: "-".join(map(str, row)),

@@ -30,6 +30,7 @@ from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
 from helpers import golden
 from helpers.golden import Session
+from helpers.pairwise import in_pairs
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import STATE_SPACE, VOCAB_SIZE, load_eager, save_model
 from helpers.variants import Case, cases
@@ -134,10 +135,10 @@ def test_rows_and_texts_are_the_library_s(layout: tuple[str, LanguageModel, Path
             assert golden.worst(Session(model), reference, scenario, VOCAB_SIZE) < close, scenario
         for scenario in ("prefill_of_many_rows", "after_commit"):
             assert golden.worst(Session(model, plan=TreeScan), reference, scenario, VOCAB_SIZE) < close, scenario
-        assert max(worst_of_any_history(model, reference, seed) for seed in range(3)) < close
+        assert max(worst_of_any_history(model, reference, seed) for seed in range(2)) < close
     prompts = [golden.tokens_of(70 + count, count, VOCAB_SIZE) for count in (1, 3, 5, 21)]
-    expected = [generated(reference, prompt, 16) for prompt in prompts]
-    params = SamplingParams(max_tokens=16)
+    expected = [generated(reference, prompt, 10) for prompt in prompts]
+    params = SamplingParams(max_tokens=10)
     for config in (
         None,
         {"method": stubs.Random(VOCAB_SIZE, tree=True), "num_speculative_tokens": 6},
@@ -188,8 +189,8 @@ def hybrid(name: str) -> LLM:
 @pytest.mark.parametrize("name", ["mamba", "hybrid"])
 def test_the_zoo_is_the_library_s(name: str) -> None:
     reference = AutoModelForCausalLM.from_pretrained(zoo.path(name), dtype=torch.float32)
-    expected = [generated(reference, prompt_ids(prompt), 40) for prompt in PROMPTS]
-    assert ids(hybrid(name).generate(PROMPTS, SamplingParams(max_tokens=40))) == expected
+    expected = [generated(reference, prompt_ids(prompt), 24) for prompt in PROMPTS]
+    assert ids(hybrid(name).generate(PROMPTS, SamplingParams(max_tokens=24))) == expected
 
 
 @cache
@@ -197,7 +198,11 @@ def plain(name: str) -> list[list[int]]:
     return ids(hybrid(name).generate(PROMPTS, SamplingParams(max_tokens=LENGTH, ignore_eos=True)))
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.label)
+@pytest.mark.parametrize(
+    "case",
+    in_pairs(cases(), lambda case: (case.entry.name, case.kind), lambda case: ()),
+    ids=lambda case: case.label,
+)
 def test_every_drafter_gives_the_plain_tokens(case: Case) -> None:
     """Collected from the catalogue. Without the native decoder a forward of the library's cannot be cut everywhere."""
     target = hybrid("hybrid").target

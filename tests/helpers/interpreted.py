@@ -22,10 +22,10 @@ _TESTS = Path(__file__).parents[1]
 PATHS = os.pathsep.join([str(_TESTS), str(_TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
 
 
-def found_by(helper: str) -> dict[str, Any]:
+def found_by(helper: str, *arguments: str) -> dict[str, Any]:
     """What ``python -m helpers.NAME`` prints under the interpreter."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "FORETOKEN_NATIVE": "1", "PYTHONPATH": PATHS}
-    command = [sys.executable, "-m", f"helpers.{helper}"]
+    command = [sys.executable, "-m", f"helpers.{helper}", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

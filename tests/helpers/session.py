@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the library is imported; tests of the hub unset it
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start would compile the package again and again
 
 import pytest
 import torch
@@ -60,6 +61,7 @@ def _what_a_file_caches_goes_with_it(request: pytest.FixtureRequest) -> Iterator
         if isinstance(thing, _CACHED) and thing.__module__ == request.module.__name__:
             thing.cache_clear()
     gc.collect()
+    gc.freeze()  # what is left stays to the end: the next walk, at each file's end, leaves it out
     if _give_back is not None:
         _give_back(0)
 

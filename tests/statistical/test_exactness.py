@@ -66,7 +66,7 @@ def kinds_of(verifier: Verifier) -> list[Kind]:
 CASES = [(verifier, kind) for verifier in ENUMERABLE for kind in kinds_of(verifier)]
 
 
-def shapes_of(verifier: Verifier, count: int = 3) -> tuple[Shape, ...]:
+def shapes_of(verifier: Verifier, count: int = 1) -> tuple[Shape, ...]:
     """Chains for everybody; for rules that take them the usual trees, and random ones."""
     if not verifier.trees:
         return CHAINS

@@ -178,10 +178,10 @@ def test_dropping_the_unsure_token_is_seen(method: Any, options: dict[str, Any])
         ("eagle", {}),
         ("eagle", {"tree": True, "width": 2, "max_depth": 3}),
         ("scylla", {"width": 2, "max_depth": 3}),
-        ("scylla", {"tree": False}),
+        pytest.param("scylla", {"tree": False}, marks=pytest.mark.full_product),
         ("dovetail", {"width": 2, "max_depth": 3, "budget": "fixed", "place": "thread", "dtype": "bfloat16"}),
-        ("dovetail", {"tree": False, "budget": "fixed"}),
-        ("longspec", {}),
+        pytest.param("dovetail", {"tree": False, "budget": "fixed"}, marks=pytest.mark.full_product),
+        pytest.param("longspec", {}, marks=pytest.mark.full_product),
         ("longspec", {"tree": True, "width": 8, "max_depth": 3}),
     ],
     ids=str,
@@ -261,7 +261,7 @@ def kept(place: Path, *tokens: int) -> str:
         ("del", {"exit_layer": 2, "draft_length": 3}, (20, 33)),  # one of the two
         ("eagle", {"max_depth": 3}, (20, 33)),
         ("eagle", {"tree": True, "width": 2, "max_depth": 3, "num_speculative_tokens": 4}, (20, 57)),
-        ("scylla", {"tree": False, "max_depth": 3}, (33, 57)),
+        pytest.param("scylla", {"tree": False, "max_depth": 3}, (33, 57), marks=pytest.mark.full_product),
     ],
     ids=str,
 )

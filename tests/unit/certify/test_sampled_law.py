@@ -50,6 +50,7 @@ def test_equal_distributions_pass_over_growing_looks_and_a_gross_bias_ends_at_th
 
 
 def test_each_look_has_its_share_of_alpha(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part, "LOOKS", (10, 20, 30, 40))
     shares = []
     for p_value in (ALPHA / 4 * 0.99, ALPHA / 4 * 1.01):
         found = {"statistic": 1.0, "df": 3, "where": "token 2", "p_value": p_value}

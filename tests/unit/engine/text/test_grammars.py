@@ -135,7 +135,11 @@ def logprob_of(llm: LLM, tokens: list[int], token: int) -> float:
     return output.prompt_logprobs[-1].logprob
 
 
-@pytest.mark.parametrize("config", METHODS[2:5], ids=lambda config: f"{config['method']}{config.get('tree', '')}")
+@pytest.mark.parametrize(
+    "config",
+    [METHODS[3], *(pytest.param(each, marks=pytest.mark.full_product) for each in (METHODS[2], METHODS[4]))],
+    ids=lambda config: f"{config['method']}{config.get('tree', '')}",
+)
 def test_the_distribution_is_the_target_s_under_the_constraint(plain: LLM, config: dict[str, Any]) -> None:
     prompt, count = "My pet is a ", 600  # its distribution is far from even
     law = enumerated(plain, prompt)

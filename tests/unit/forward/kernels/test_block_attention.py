@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,30 @@ pytestmark = pytest.mark.skipif(
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
 
 
-@lru_cache(maxsize=1)
-def differences() -> dict[str, Any]:
-    return found_by("interpreted_kernel")
+MORE = [name for name in CASES if name.startswith("drawn") and int(name.split()[1]) > 2]  # the first have all rules
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_kernel_equals_the_gather_path_and_the_definition(name: str) -> None:
-    found, case = differences()["sound"][name], CASES[name]
+@pytest.fixture(scope="module")
+def differences(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return found_by(
+        "interpreted_kernel", *(name for name in CASES if name not in MORE or request.config.getoption("all_variants"))
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full_product if name in MORE else ()) for name in CASES]
+)
+def test_the_kernel_equals_the_gather_path_and_the_definition(name: str, differences: dict[str, Any]) -> None:
+    found, case = differences["sound"][name], CASES[name]
     assert found["launches"] == len(case.requests)
     assert found["gather"] < TOLERANCE[case.dtype]
     assert found["definition"] < TOLERANCE[case.dtype]
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_noticed(bug: str) -> None:
-    found = differences()
-    assert found["without a bug"]["definition"] < TOLERANCE["float32"]
-    assert found["bugs"][bug]["definition"] > 100 * TOLERANCE["float32"]
+def test_a_planted_bug_is_noticed(bug: str, differences: dict[str, Any]) -> None:
+    assert differences["without a bug"]["definition"] < TOLERANCE["float32"]
+    assert differences["bugs"][bug]["definition"] > 100 * TOLERANCE["float32"]
 
 
 COMPILED = """

@@ -247,6 +247,7 @@ def test_a_layer_in_shards_is_replaced(folder: Path, tmp_path: Path) -> None:
     assert others[0] == others[1]
 
 
+@pytest.mark.full_product
 def test_training_says_what_serving_then_measures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains: at temperature 0 step for step the same, above it within the error of the mean."""
     monkeypatch.setattr(acceptance, "MAX_TOKENS", 40)

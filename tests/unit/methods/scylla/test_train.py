@@ -105,6 +105,7 @@ def test_stored_features_teach(folder):
     assert record["mixture"][0]["name"] == "features"
 
 
+@pytest.mark.full_product
 def test_training_says_what_serving_then_measures(folder, monkeypatch):
     """Chains: at temperature 0 step for step the same, above it within the error of the mean."""
     monkeypatch.setattr(acceptance, "MAX_TOKENS", 40)

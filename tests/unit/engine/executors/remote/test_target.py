@@ -75,6 +75,7 @@ def test_the_text_is_that_of_plain_decoding(helped: LLM) -> None:
     assert sum(each.metrics.num_accepted_tokens for each in outputs) > 40  # the helper's drafts stand
 
 
+@pytest.mark.full_product
 @needs_gloo
 def test_the_text_is_the_same_over_gloo_and_after_a_loss(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
