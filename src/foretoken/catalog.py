@@ -91,9 +91,10 @@ _TABLE = (
         import_path="foretoken.drafters.draft_model:ModelDrafter",
         summary="a second, smaller checkpoint proposes a chain or a tree",
         paper="Leviathan et al. 2023, arXiv:2211.17192, section 2; trees of the most probable continuations as "
-        "EAGLE-2, arXiv:2406.16858, section 4; sampled trees as SpecInfer, arXiv:2305.09781",
+        "EAGLE-2, arXiv:2406.16858, section 4; sampled trees as SpecInfer, arXiv:2305.09781; other vocabularies: "
+        "arXiv:2502.05202",
         promise="lossless",
-        needs="a checkpoint with the target's vocabulary (key 'model')",
+        needs="a checkpoint to draft with (key 'model')",
         weights="any causal LM",
     ),
     Entry(

@@ -30,7 +30,7 @@ from foretoken.verifiers.ratio import RatioVerifier
 from helpers.adapters import shelf
 from helpers.pairwise import in_pairs
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.tiny_models import save_model
+from helpers.tiny_models import save_model, save_tokenizer
 from helpers.variants import Case, cases
 from helpers.zoo_llms import with_config
 
@@ -104,6 +104,38 @@ def test_texts_follow_the_target_s_distribution_wherever_drafts_stop(stopped: tu
     llm = recipe(DRAWING[name])
     found = law_of(llm, stops=stops)
     assert sum(found.chances.values()) == pytest.approx(1.0, abs=1e-12)
+    assert found.num_drafted
+    assert found.distance(plain(llm.recipe.drafter.branches)) <= EXACT
+
+
+@cache
+def foreign() -> str:
+    """The draft with another tokenizer: characters have other ids, and some tokens are two characters."""
+    folder = save_model("llama", shelf() / "pair-foreign", seed=1, num_hidden_layers=4)
+
+    def edit(vocab: dict[str, int]) -> None:
+        first = 6  # after special tokens and those of layout
+        for name, token in list(vocab.items()):
+            if token >= first:
+                vocab[name] = first + (token - first + 40) % (len(vocab) - first)
+        for name in ("X", "Y", "Z"):
+            vocab[f"{name}{name}"] = vocab.pop(name)
+
+    save_tokenizer(folder, edit)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tree": tree} for tree in ("chain", "sampled", "sampled_without_replacement", "top_then_sampled", "hub")]
+    + [{"vocabulary": "text"}],
+    ids=str,
+)
+def test_a_draft_of_another_vocabulary_keeps_the_distribution(options: dict[str, str]) -> None:
+    config = {"method": "draft_model", "model": foreign(), "num_speculative_tokens": "auto", **options}
+    llm = with_config(config, target=model(0))
+    assert "has another vocabulary" in llm.recipe.drafter.explanation
+    found = law_of(llm)
     assert found.num_drafted
     assert found.distance(plain(llm.recipe.drafter.branches)) <= EXACT
 

@@ -1,4 +1,4 @@
-"""Drafting with a second, smaller checkpoint of the same vocabulary: a chain or a tree, batched over requests.
+"""Drafting with a second, smaller checkpoint: a chain or a tree, batched over requests.
 
 How the checkpoint is run is in drafting/draft_runner.py; here is which children a node gets, and by which distribution.
 
@@ -28,12 +28,12 @@ from foretoken.core.draft import (
 )
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
-from foretoken.core.protocols import Verifier
+from foretoken.core.protocols import Context, Verifier
 from foretoken.core.randomness import gumbel
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
-from foretoken.drafting.draft_builder import check_numbers
+from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
 from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DraftRunner, Rows, RunnerBuilder
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import DTYPES
@@ -105,6 +105,15 @@ class ModelDrafter(DraftRunner):
                 most=64,
             ),
         ] = None
+        vocabulary: Annotated[
+            str | None,
+            Option(
+                "Drafts of a model with another tokenizer; None: as text at temperature 0, else of the shared tokens.",
+                choices=("same", "shared", "text"),
+                more="`same`: refuse such a model; `shared`: its distribution on the tokens that both have, normalised "
+                "again; `text`: its most probable tokens, spelled in the target's (chains only).",
+            ),
+        ] = None
         draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
         dtype: Annotated[
             str | None,
@@ -170,11 +179,21 @@ class ModelDrafter(DraftRunner):
             top=self._count if self._tree in _RANKED else 1,
             draft_vocab=config.draft_vocab,
             dtype=config.dtype,
+            any_vocabulary=config.vocabulary != "same",
         )
         self.branches = self._tree not in _CHAINS
         # context rows of a draft vocabulary are chosen by tokens that it was shown, also where these did not stand
-        self.offers = replace(self.offers, ahead=config.draft_vocab is None)
+        self.offers = replace(self.offers, ahead=config.draft_vocab is None and self.other is None)
         self.laws: tuple[type[Law], ...] = (_LAW_OF[self._tree],)
+        if self.other is not None:
+            if config.vocabulary == "text":
+                if self.branches:
+                    raise ConfigError(f"vocabulary='text' with tree='{self._tree}': a text is a chain; leave one out")
+                self.laws = (PointMass,)
+            self.explanation = (
+                f"'{self.model.name}' has another vocabulary than '{target.name}'; {self.other.share:.0%} of its "
+                "tokens are shared"
+            )
 
     def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:
         """Give the frontier of each draft its children; returns the drafts that go on."""
@@ -184,6 +203,8 @@ class ModelDrafter(DraftRunner):
                 self._expand_topk(draft, its)
             elif self._tree == "reranked":
                 self._expand_reranked(draft, its)
+            elif draft.spells:
+                self._expand_spelled(draft, its)
             elif draft.context.params.greedy:
                 self._expand_greedy(draft, its)
             elif self._tree == "coupled":
@@ -193,6 +214,23 @@ class ModelDrafter(DraftRunner):
             if draft.frontier:
                 going_on.append(draft)
         return going_on
+
+    def _spells(self, context: Context) -> bool:
+        if self.other is None or self.branches or self.config.vocabulary == "shared":
+            return False
+        return self.config.vocabulary == "text" or context.params.greedy
+
+    def _expand_spelled(self, draft: RunnerBuilder, rows: Rows) -> None:
+        """One child, the draft's own best token, whatever the request allows the target to emit."""
+        output, row, parent = rows.output, rows.start, draft.frontier[0]
+        token, confidence = output.best[row], output.top_shares[row]
+        if confidence != confidence:
+            check_numbers(rows.logits_MV, self.config.model)
+        if not self._pays(draft, draft.reach_of(parent), confidence):
+            draft.frontier = []
+            return
+        node = draft.add(token, parent, confidence, 0)
+        draft.frontier = [node] if draft.has_room(node) else []
 
     def _law(self, draft: RunnerBuilder, rows: Rows) -> Tensor:
         """Processed logits of the frontier."""
@@ -285,7 +323,21 @@ class ModelDrafter(DraftRunner):
     def _finish(self, draft: RunnerBuilder) -> Draft:
         if self._tree == "reranked":
             draft.rerank_what_pays()
+        if draft.spells:
+            return self._spelled(draft).finish(PointMass)
         return draft.finish(_LAW_OF[self._tree])
+
+    def _spelled(self, draft: RunnerBuilder) -> DraftBuilder:
+        """The draft in the target's tokens."""
+        assert self.other is not None
+        found, reach = DraftBuilder(draft.context, draft.budget), 1.0
+        for token, count in self.other.spelled(draft.context.tokens, draft.tokens)[: draft.budget.max_nodes]:
+            now = draft.reach[count - 1]
+            found.add(
+                token, len(found.tokens) - 1 if found.tokens else ROOT, min(1.0, now / reach) if reach else 0.0, 0
+            )
+            reach = now
+        return found
 
 
 def _shares(kind: type[Tabulated], q_V: Tensor, count: int) -> list[float]:

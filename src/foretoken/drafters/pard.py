@@ -81,13 +81,13 @@ class PardDrafter(DraftRunner):
         batch, counts = PackedBatch(), []
         for draft in drafts:
             begin, budget = self.cache.lengths[draft.state.slot], draft.budget
-            rest, count = draft.context.tokens[begin:], min(self.config.slots, budget.max_nodes, budget.max_depth)
+            rest, count = draft.text[begin:], min(self.config.slots, budget.max_nodes, budget.max_depth)
             self.cache.reserve(draft.state.slot, len(rest) + count - 1)
             batch.add_chunk(draft.state.slot, begin, [*rest, *[self._mask] * (count - 1)], wanted=count)
             counts.append(count)
         output, start, found = self._forward(batch), 0, []
         for draft, count in zip(drafts, counts, strict=True):
-            state, tokens = draft.state, draft.context.tokens
+            state, tokens = draft.state, draft.text
             begin = self.cache.lengths[state.slot]
             self.cache.commit(state.slot, range(len(tokens) - begin))
             state.tokens += tokens[begin:]

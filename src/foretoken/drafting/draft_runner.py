@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws
-from foretoken.core.errors import MismatchError
+from foretoken.core.errors import ConfigError, MismatchError
 from foretoken.core.needs import Declared, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome, Plan
 from foretoken.core.threads import threads_for
 from foretoken.core.tree import ROOT, TokenTree
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_columns import DraftColumns
+from foretoken.drafting.other_vocabulary import OtherVocabulary
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
@@ -101,9 +102,16 @@ class State:
 
 @dataclass(slots=True)
 class RunnerBuilder(RerankedBuilder):
-    """A draft while it grows, and where its request stands in the draft's cache."""
+    """A draft while it grows, and where its request stands in the draft's cache.
+
+    Attributes:
+        text: the committed tokens, in the draft's vocabulary.
+        spells: its nodes are tokens of a draft with another vocabulary, which become the target's at the end.
+    """
 
     state: State = field(kw_only=True)
+    text: Sequence[int] = field(kw_only=True)
+    spells: bool = False
 
 
 class DraftRunner(Drafter, ABC):
@@ -115,6 +123,7 @@ class DraftRunner(Drafter, ABC):
         top: how many tokens of each row are ranked.
         draft_vocab: a folder with the tokens that are drafted; None: all.
         dtype: of the draft checkpoint, as for ``load``; None: the target's.
+        any_vocabulary: the draft may have another vocabulary; it is translated.
     Raises:
         ConfigError: there is no such dtype, or not on this device.
         MismatchError: the draft has another vocabulary, or ``draft_vocab`` is another tokenizer's.
@@ -134,6 +143,7 @@ class DraftRunner(Drafter, ABC):
         top: int = 1,
         draft_vocab: str | Path | None = None,
         dtype: str | None = None,
+        any_vocabulary: bool = False,
     ) -> None:
         dtype = dtype or str(target.dtype).removeprefix("torch.")
         self.model = (
@@ -142,15 +152,22 @@ class DraftRunner(Drafter, ABC):
             else model
         )
         reason = check_same_vocabulary(target, self.model)
-        if reason is not None:
+        self.other = OtherVocabulary(target, self.model) if reason is not None and any_vocabulary else None
+        if reason is not None and not any_vocabulary:
             raise MismatchError(
                 f"draft model '{self.model.name}' has another vocabulary than '{target.name}' ({reason}): "
                 "use a draft with the target's tokenizer"
             )
         self.vocab_size = target.vocab_size
         self.cache = self.model.new_cache(_SLOTS)
-        self.columns = DraftColumns(self.model, draft_vocabulary.find(draft_vocab, self.model), self.vocab_size)
-        self._top = min(top, len(self.columns))
+        if self.other is not None and draft_vocab is not None:
+            raise ConfigError(
+                f"draft_vocab={draft_vocab!r} with draft model '{self.model.name}', which has another vocabulary than "
+                f"'{target.name}': leave draft_vocab out"
+            )
+        scored = self.vocab_size if self.other is None else self.model.vocab_size
+        self.columns = DraftColumns(self.model, draft_vocabulary.find(draft_vocab, self.model), scored)
+        self._top = min(top, len(self.columns if self.other is None else self.other.columns))
         self._states: dict[int, State] = {}
 
     @property
@@ -168,13 +185,18 @@ class DraftRunner(Drafter, ABC):
         for context, budget in zip(contexts, budgets, strict=True):
             # The draft may have fewer positions than the target, or fewer rows in its table: then the request goes on
             # without drafts.
-            room = self.model.max_length - len(context.tokens)
-            if self.model.vocab_size < self.vocab_size and max(context.tokens) >= self.model.vocab_size:
+            text = context.tokens if self.other is None else self.other.text_of(context.request_id, context.tokens)
+            room = self.model.max_length - len(text) if text else 0
+            if self.model.vocab_size < self.vocab_size and max(text, default=0) >= self.model.vocab_size:
                 room = 0
             nodes, depth = min(budget.max_nodes, room), min(budget.max_depth, room)
             if nodes > 0 and depth > 0 and self._has_place(context):
                 bounded = replace(budget, max_nodes=nodes, max_depth=depth)
-                growing.append(RunnerBuilder(context, bounded, state=self._state(context)))
+                growing.append(
+                    RunnerBuilder(
+                        context, bounded, state=self._state(context, text), text=text, spells=self._spells(context)
+                    )
+                )
         active = [draft for draft in growing if self._wants_first(draft)]
         if active:
             with torch.inference_mode():
@@ -210,6 +232,8 @@ class DraftRunner(Drafter, ABC):
             a probability for each node of a tree; None if the model was not run for the request, or its cache is full.
         """
         found: list[list[float] | None] = []
+        if self.other is not None:  # other drafters' tokens may have no partner
+            return [None] * len(trees)
         with torch.inference_mode():
             self._read_inner(contexts, budgets, trees)
             for context, tree in zip(contexts, trees, strict=True):
@@ -254,6 +278,8 @@ class DraftRunner(Drafter, ABC):
 
     def release(self, request_id: int) -> None:
         self.columns.release(request_id)
+        if self.other is not None:
+            self.other.release(request_id)
         state = self._states.pop(request_id, None)
         if state is not None:
             self.cache.release(state.slot)
@@ -263,11 +289,15 @@ class DraftRunner(Drafter, ABC):
     def _has_place(self, context: Context) -> bool:
         return context.request_id in self._states or self.cache.free_slots > 0
 
-    def _state(self, context: Context) -> State:
+    def _spells(self, context: Context) -> bool:
+        """Whether a request's draft is made of the draft's own tokens; see :class:`RunnerBuilder`."""
+        return False
+
+    def _state(self, context: Context, text: Sequence[int]) -> State:
         state = self._states.get(context.request_id)
         if state is None:
             state = self._states[context.request_id] = State(self.cache.acquire())
-        self._keep(state, context.tokens)
+        self._keep(state, text)
         state.tail.clear()
         state.row_of.clear()
         state.laws.clear()
@@ -297,7 +327,7 @@ class DraftRunner(Drafter, ABC):
     def _read(self, drafts: Sequence[RunnerBuilder]) -> None:
         """Read committed tokens, all but the last, in chunks; after the first draft there is at most one."""
         for draft in drafts:
-            tokens, slot = draft.context.tokens, draft.state.slot
+            tokens, slot = draft.text, draft.state.slot
             begin = self.cache.lengths[slot]
             whole = max(0, len(tokens) - begin - 1) // CHUNK_ROWS * CHUNK_ROWS  # the rest is read with the root
             prefill(self.model, self.cache, slot, tokens[begin : begin + whole])
@@ -309,12 +339,12 @@ class DraftRunner(Drafter, ABC):
         for draft in drafts:
             slot = draft.state.slot
             begin = self.cache.lengths[slot]
-            rest = draft.context.tokens[begin:]
+            rest = draft.text[begin:]
             self.cache.reserve(slot, len(rest) + draft.budget.max_nodes)
             batch.add_chunk(slot, begin, rest, wanted=1)
         output = self._forward(batch)
         for draft in drafts:
-            slot, tokens = draft.state.slot, draft.context.tokens
+            slot, tokens = draft.state.slot, draft.text
             begin = self.cache.lengths[slot]
             self.cache.commit(slot, range(len(tokens) - begin))
             draft.state.tokens += tokens[begin:]
@@ -327,7 +357,7 @@ class DraftRunner(Drafter, ABC):
         for draft in drafts:
             slot = draft.state.slot
             read = draft.state.row_of
-            tokens = [draft.tokens[node] for node in draft.frontier]
+            tokens = [self._own_token(draft, node) for node in draft.frontier]
             self.cache.reserve(slot, len(read) + len(tokens))  # more may be read than is going to be proposed
             rows.append((len(batch.wanted), len(batch.wanted) + len(tokens)))
             if draft.chain and len(tokens) == 1:
@@ -343,7 +373,7 @@ class DraftRunner(Drafter, ABC):
                     ancestors=[self._seen(draft, node) for node in draft.frontier],
                 )
             for node in draft.frontier:
-                draft.state.read(node, draft.tokens[node], draft.parents[node])
+                draft.state.read(node, self._own_token(draft, node), draft.parents[node])
         output = self._forward_drafted(batch)
         return [self._rows(draft, output, *its) for draft, its in zip(drafts, rows, strict=True)]
 
@@ -352,9 +382,17 @@ class DraftRunner(Drafter, ABC):
         view, first = self.columns.view(
             output, start, stop, draft.context, top=self._top, own=draft.budget.history_only
         )
+        if self.other is not None and not draft.spells:
+            logits_MC = output.logits_MV[start:stop][:, self.other.draft_C]
+            view, first = Output.of(logits_MC, top=self._top, columns=self.other.columns), 0
         if self.keeps_laws:
             draft.state.laws.update({node: (view, row) for row, node in enumerate(draft.frontier, first)})
         return Rows(view, first, first + stop - start)
+
+    def _own_token(self, draft: RunnerBuilder, node: int) -> int:
+        """A node's token in the draft's vocabulary."""
+        token = draft.tokens[node]
+        return token if self.other is None or draft.spells else self.other.draft_token(token)
 
     def _seen(self, draft: RunnerBuilder, node: int) -> list[int]:
         """Tail rows that a node about to be read may attend to: its ancestors'."""
@@ -373,7 +411,7 @@ class DraftRunner(Drafter, ABC):
         if rows is not None:
             return output
         width = output.logits_MV.shape[-1]
-        if width == self.vocab_size:
+        if width == self.vocab_size or self.other is not None:
             return output
         if width > self.vocab_size:
             return Output.of(output.logits_MV[:, : self.vocab_size], top=self._top, hidden=output.hidden)

@@ -51,7 +51,8 @@ def check(model: str, settings: Mapping[str, Any] | None, **origin: Any) -> None
             drafter.Config(**{name: value for name, value in settings.items() if name in own})
     if drafter is not None and drafter.declared.draft_model:
         draft = settings.get("model") or (zoo.DRAFT if zoo.drafts_for(zoo.DRAFT, model) else None)
-        if isinstance(draft, str):
+        translated = "vocabulary" in own and settings.get("vocabulary") != "same"
+        if isinstance(draft, str) and not translated:
             check_vocabulary(model, draft, **origin)
     alone = drafter is not None and not drafter.declared.draft_model and drafter.declared.brought is None
     config = partial(load_config, model, **origin)

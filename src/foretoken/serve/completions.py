@@ -13,7 +13,7 @@ from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import CompletionRequest
 from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure
 from foretoken.serve.stream import DONE, Chunks, event
-from foretoken.serve.token_text import Places
+from foretoken.serve.token_places import Places
 
 _LENGTH = 16  # OpenAI's default
 

@@ -18,13 +18,13 @@ from foretoken.engine.prediction import SOURCE
 from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.text.reasoning import knows_reasoning
 from foretoken.engine.updates import Update
+from foretoken.models.token_text import TokenText
 from foretoken.options.option import declared
 from foretoken.options.sampling import SamplingParams
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import EngineLoop, Ticket
 from foretoken.serve.metrics import Timings
 from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, Sampling, SchemaFormat
-from foretoken.serve.token_text import TokenText
 
 _DECLARED = tuple(each.name for each in declared(SamplingParams) if each.option.over_http)
 _COMPLETIONS = 128  # the largest n, which one request may always use

@@ -43,8 +43,10 @@ def other(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("method", ["draft_model", "suffix_first", "easyspec", "rasd", "entropy_adaptive"])
 def test_a_draft_with_other_tokens(method: str, other: str) -> None:
+    """Refused where it is not translated, or where the user says so."""
+    given = {"vocabulary": "same"} if method in ("draft_model", "easyspec") else {}
     with pytest.raises(MismatchError, match=r"has another vocabulary than 'zoo:base'.*target's tokenizer"):
-        LLM("zoo:base", speculative_config={"method": method, "model": other})
+        LLM("zoo:base", speculative_config={"method": method, "model": other, **given})
 
 
 @pytest.mark.parametrize("method", ["eagle", "kangaroo", "scylla", "dovetail"])
@@ -92,7 +94,7 @@ def test_a_record_of_a_corpus_that_cannot_be_used(tmp_path: Path, capsys: pytest
 
 
 def test_methods_of_a_benchmark(tmp_path: Path, other: str, capsys: pytest.CaptureFixture[str]) -> None:
-    typed = ["bench", "--model", "zoo:base", "--methods", "ngram,draft_model", "--draft-model", other]
+    typed = ["bench", "--model", "zoo:base", "--methods", "ngram,pard", "--draft-model", other]
     assert main(typed) == 1
     assert "has another vocabulary" in capsys.readouterr().err
 

@@ -179,7 +179,8 @@ def test_a_draft_with_another_vocabulary_is_refused(tmp_path):
     vocab[one], vocab[two] = vocab[two], vocab[one]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     with pytest.raises(MismatchError, match=r"has another vocabulary than .*zoo:base"):
-        build(method="draft_model", model=str(folder))
+        build(method="draft_model", model=str(folder), vocabulary="same")
+    assert "shared" in build(method="draft_model", model=str(folder)).drafter.explanation
 
 
 # ---------------------------------------------------------------- what a recipe says of a request, without a model

@@ -404,10 +404,10 @@ def test_a_classifier(folder: Path) -> None:
 # ------------------------------------------------------------------ pairs
 
 
-def pair_of(target: Path, draft: Path) -> LLM:
+def pair_of(target: Path, draft: Path, **options: Any) -> LLM:
     return LLM(
         target,
-        speculative_config={"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2},
+        speculative_config={"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2, **options},
         device="cpu",
     )
 
@@ -420,7 +420,7 @@ def test_a_draft_with_another_vocabulary(saved: Path, tmp_path: Path) -> None:
 
     save_tokenizer(draft, swap)
     with pytest.raises(MismatchError, match="another vocabulary") as caught:
-        pair_of(saved, draft)
+        pair_of(saved, draft, vocabulary="same")
     assert "(101 and 101 entries; 'a' is 71 and 72)" in str(caught.value)
     assert caught.value.exit_code == 1
 

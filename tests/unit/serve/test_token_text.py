@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.serve.token_text import Places, TokenText
+from foretoken.models.token_text import TokenText
+from foretoken.serve.token_places import Places
 from helpers.zoo_llms import PROMPTS, base
 
 

@@ -188,7 +188,7 @@ SPECULATION = {  # keys of vLLM's speculative_config, and what to say of them
     "enforce_eager": "there are no graphs to switch off: leave it out",
     "model": "it drafts without a second model: leave it out",
     "draft_sample_method": "how drafts are drawn follows the verifier, for example verifier='ratio' or 'match'",
-    "use_heterogeneous_vocab": "a draft model has the target's vocabulary: leave it out",
+    "use_heterogeneous_vocab": "a draft model of another vocabulary is recognised; vocabulary='shared' is vLLM's way",
     "parallel_drafting": "method 'diffuspec' fills a draft in one pass: leave it out",
     "disable_padded_drafter_batch": "drafts of different lengths lie packed, without padding: leave it out",
     "disable_eagle_block_drop": "prefixes are kept to the token: leave it out",
