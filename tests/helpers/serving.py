@@ -78,11 +78,12 @@ def served(
     origins: Sequence[str] = (),
     http: str = "auto",
     names: Sequence[str] = (NAME,),
+    tool_parser: str = "auto",
     **options: Any,
 ) -> Iterator[Served]:
     """Serve an LLM on a free port until the block ends."""
     loop = EngineLoop(llm, **options).start()
-    service = Service(loop, names, limits)
+    service = Service(loop, names, limits, tool_parser=tool_parser)
     listening = bind("127.0.0.1", 0)
     config = bounded_config(
         create_app(service, api_key=api_key, origins=origins),

@@ -45,7 +45,7 @@ class Chat:
         named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
         tools = [tool for tool in offered(body) if isinstance(tool, Tool)]
-        choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls)
+        choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls, writes=service.tool_grammar)
         talk = Conversation(service, body.messages, choice, body)
         params = service.params(
             body,

@@ -41,7 +41,8 @@ class Replicas:
         least, most: numbers of replicas; Ray scales between them by the number of running requests.
         threads: cores per replica.
         model, config, options: as for ``LLM``.
-        names, api_key, max_queue, max_seconds, max_body, strict_fields, metrics, reasoning, origins: as for the server.
+        names, api_key, max_queue, max_seconds, max_body, strict_fields, metrics, reasoning, tool_parser,
+            origins: as for the server.
         drain_seconds: time for running requests when a replica ends.
     """
 
@@ -60,6 +61,7 @@ class Replicas:
     metrics: str = "none"
     drain_seconds: float = 60.0
     reasoning: bool | None = None
+    tool_parser: str = "auto"
     origins: tuple[str, ...] = ()
 
 
@@ -84,7 +86,7 @@ class Replica:
 
         own = self._settings
         limits = Limits(body=own.max_body, strict=own.strict_fields, metrics=own.metrics)
-        service = Service(self._loop, own.names, limits, reasoning=own.reasoning)
+        service = Service(self._loop, own.names, limits, reasoning=own.reasoning, tool_parser=own.tool_parser)
         return create_app(service, api_key=own.api_key, origins=own.origins)
 
     def check_health(self) -> None:

@@ -31,7 +31,8 @@ from foretoken.serve.schema import (
 )
 from foretoken.serve.service import Service
 from foretoken.serve.tool_choice import ToolChoice
-from foretoken.serve.tools import CLOSE, OPEN, CallReader
+from foretoken.serve.tool_reader import Reader, reader_of
+from foretoken.serve.tools import CLOSE, OPEN
 
 _TOOLS = """\
 You may call functions. These are their names, purposes and parameters, one a line:
@@ -60,11 +61,17 @@ class AnswerReader:
     Args:
         thinking: separates the reasoning; None: there is none.
         calls: parses calls; None: there are none.
+        close: the end of a call; "": none is written.
+        dropped: special tokens in the text that mark no call.
     """
 
-    def __init__(self, thinking: Thinking | None, calls: CallReader | None) -> None:
+    def __init__(
+        self, thinking: Thinking | None, calls: Reader | None, close: str = CLOSE, dropped: Sequence[str] = ()
+    ) -> None:
         self._thinking = thinking
         self._calls = calls
+        self._close = close
+        self._dropped = re.compile("|".join(map(re.escape, dropped))) if dropped else None
 
     @property
     def num_calls(self) -> int:
@@ -79,6 +86,8 @@ class AnswerReader:
     def read(self, delta: Update) -> Piece:
         """Parse a delta."""
         final, reasoning, content, calls = delta.finish_reason is not None, "", delta.text, list[dict[str, Any]]()
+        if self._dropped is not None:  # the text of a token comes whole
+            content = self._dropped.sub("", content)
         if self._thinking is not None:
             reasoning, content = self._thinking.read(content, delta.token_ids, final=final)
         if self._calls is not None:
@@ -87,10 +96,11 @@ class AnswerReader:
 
     def pieces(self, delta: Update) -> Iterator[Piece]:
         """Parse up to the end of each call, so that text and calls keep their order."""
-        *calls, rest = delta.text.split(CLOSE) if self._calls is not None else [delta.text]
+        close = self._close
+        *calls, rest = delta.text.split(close) if self._calls is not None and close else [delta.text]
         tokens = delta.token_ids
         for text in calls:
-            yield self.read(replace(delta, text=text + CLOSE, token_ids=tokens, finish_reason=None))
+            yield self.read(replace(delta, text=text + close, token_ids=tokens, finish_reason=None))
             tokens = []
         yield self.read(replace(delta, text=rest, token_ids=tokens))
 
@@ -122,6 +132,7 @@ class Conversation:
     ) -> None:
         self._service = service
         self._choice = choice
+        self._dropped: tuple[str, ...] = ()
         template = str(service.llm.tokenizer.chat_template)
         tools = [tool.model_dump(exclude_none=True) for tool in choice.tools]
         plain = [_plain(message, place, template, body) for place, message in enumerate(messages)]
@@ -157,6 +168,11 @@ class Conversation:
             params = replace(params, structured_outputs=replace(wanted, reasoning=self._reasons))
         if self._choice.stop is not None:
             params = replace(params, stop=[*params.stop_strings, self._choice.stop])
+        self._dropped = ()
+        if self._choice.marks and params.skip_special_tokens:
+            tokenizer = self._service.llm.tokenizer
+            self._dropped = tuple(each for each in tokenizer.all_special_tokens if each not in self._choice.marks)
+            params = replace(params, skip_special_tokens=False)
         return params
 
     def reader(self, request: Request) -> AnswerReader:
@@ -164,7 +180,16 @@ class Conversation:
         thinking = None
         if self._service.reasoning:
             thinking = Thinking(self._service.llm.tokenizer, request.tokens[: request.num_prompt])
-        return AnswerReader(thinking, CallReader(only=self._choice.forced) if self._choice.tools else None)
+        choice = self._choice
+        if not choice.tools:
+            return AnswerReader(thinking, None)
+        properties = {
+            tool.function.name: found if isinstance(found, Mapping) else {}
+            for tool in choice.tools
+            for found in ((tool.function.parameters or {}).get("properties", {}),)
+        }
+        calls = reader_of(choice.form, properties, only=choice.forced)
+        return AnswerReader(thinking, calls, choice.form.close, self._dropped)
 
 
 def offered(body: ChatRequest | ResponsesRequest) -> list[Tool | ResponseTool]:

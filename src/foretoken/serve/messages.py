@@ -14,6 +14,7 @@ from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.service import Service, new_id, refuse_failure
 from foretoken.serve.stream import event
 from foretoken.serve.tool_choice import ToolChoice
+from foretoken.serve.tool_formats import ToolGrammar
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 _PING_SECONDS = 10.0
@@ -42,7 +43,7 @@ def count_tokens(service: Service, body: CountRequest) -> dict[str, int]:
         ApiError: the request is not valid.
     """
     service.check_model(body.model)
-    talk = Conversation(service, body.conversation(), _choice(body), body)
+    talk = Conversation(service, body.conversation(), _choice(body, service.tool_grammar), body)
     return {"input_tokens": len(talk.prompt["prompt_token_ids"])}
 
 
@@ -60,7 +61,7 @@ class Messages:
         self.model = service.check_model(body.model)
         self.service = service
         self.id = new_id("msg_")
-        choice = _choice(body)
+        choice = _choice(body, service.tool_grammar)
         if body.output_config is not None and body.output_config.effort is not None:
             body.ignore("output_config.effort")
         talk = Conversation(service, body.conversation(), choice, body)
@@ -180,7 +181,9 @@ class _Blocks:
         for call in begun:
             yield from self.close()
             name = call["function"]["name"]
-            yield from self._begin({"type": "tool_use", "id": f"toolu_{call['id'][5:]}", "name": name, "input": {}})
+            yield from self._begin(
+                {"type": "tool_use", "id": call["id"].replace("call_", "toolu_", 1), "name": name, "input": {}}
+            )
             yield from self._argue(call["function"]["arguments"])
 
     def close(self) -> Iterator[bytes]:
@@ -218,14 +221,16 @@ class _Blocks:
         return _event("content_block_delta", index=len(self.found), delta={"type": kind, field: text})
 
 
-def _choice(body: CountRequest) -> ToolChoice:
+def _choice(body: CountRequest, writes: ToolGrammar) -> ToolChoice:
     wanted = body.tool_choice
     kind = None if wanted is None else wanted.type
     if kind == "tool" and (wanted is None or not wanted.name):
         raise ApiError(400, "tool_choice of type 'tool' needs a name", param="tool_choice.name")
     parallel = not (wanted is not None and wanted.disable_parallel_tool_use)
     function = wanted.name if wanted is not None and kind == "tool" else None
-    return ToolChoice(body.offered(), None if kind is None else _CHOICES[kind], function, parallel=parallel)
+    return ToolChoice(
+        body.offered(), None if kind is None else _CHOICES[kind], function, parallel=parallel, writes=writes
+    )
 
 
 async def _with_pings(updates: AsyncIterator[list[Update]]) -> AsyncGenerator[list[Update] | None, None]:

@@ -60,7 +60,7 @@ class Response:
         named = body.tool_choice.name if isinstance(body.tool_choice, NamedResponseTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
         tools = [_tool(each) for each in offered(body) if isinstance(each, ResponseTool)]
-        choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls)
+        choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls, writes=service.tool_grammar)
         talk = Conversation(service, _messages(body), choice, body)
         form = None if body.text is None else body.text.format
         scored = bool(body.top_logprobs) or LOGPROBS in (body.include or ())

@@ -25,6 +25,7 @@ from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import EngineLoop, Ticket
 from foretoken.serve.metrics import Timings
 from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, Sampling, SchemaFormat
+from foretoken.serve.tool_formats import ToolGrammar, format_of
 
 _DECLARED = tuple(each.name for each in declared(SamplingParams) if each.option.over_http)
 _COMPLETIONS = 128  # the largest n, which one request may always use
@@ -58,6 +59,7 @@ class Service:
         limits: limits of the requests.
         reasoning: whether to separate "<think>…</think>" from the answer in a conversation; None: if the chat template
             uses it.
+        tool_parser: the form of the model's tool calls (tool_formats.py); "auto": by the chat template.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Service:
         limits: Limits | None = None,
         *,
         reasoning: bool | None = None,
+        tool_parser: str = "auto",
     ) -> None:
         self.loop = loop
         self.names = [names] if isinstance(names, str) else list(names)
@@ -76,6 +79,9 @@ class Service:
         self.timings = Timings(name)
         self.token_text = TokenText(self.llm.tokenizer)
         self.reasoning = knows_reasoning(self.llm.tokenizer) if reasoning is None else reasoning
+        tokenizer = self.llm.tokenizer
+        special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        self.tool_grammar = ToolGrammar(format_of(tokenizer, tool_parser), special)
         asked = self.llm.default_params
         # without a checkpoint's default, OpenAI's default applies: sample
         self._defaults = replace(asked, temperature=1.0) if asked.greedy else asked

@@ -112,7 +112,8 @@ def _of_text(tokenizer: Any, text: str, *, special: bool, parse: bool = True) ->
 def _of_messages(service: Service, fields: dict[str, Any]) -> list[int]:
     """Return the token ids that a chat request with these fields has."""
     body = ChatRequest.model_construct(**{"model": None, **fields})
-    choice = ToolChoice([tool for tool in offered(body) if isinstance(tool, Tool)], None, None, parallel=None)
+    tools = [tool for tool in offered(body) if isinstance(tool, Tool)]
+    choice = ToolChoice(tools, None, None, parallel=None, writes=service.tool_grammar)
     return list(Conversation(service, body.messages, choice, body).prompt["prompt_token_ids"])
 
 

@@ -17,9 +17,11 @@ from foretoken.engine.text.grammars import refuse_contradictions
 from foretoken.engine.text.json_schemas import LAYOUT, compilable
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import Tool
-from foretoken.serve.tools import CLOSE, OPEN
+from foretoken.serve.tool_formats import HERMES, ToolFormat, ToolGrammar
 
 _OPEN_ENDED = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
+
+HERMES_GRAMMAR = ToolGrammar(HERMES, {})
 
 
 class ToolChoice:
@@ -30,6 +32,7 @@ class ToolChoice:
         choice: "none", "auto" or "required"; None: "auto".
         function: the function to call, in place of a choice.
         parallel: whether an answer may have several calls.
+        writes: the form of the model's calls.
     Raises:
         ApiError: 400: two tools have the same name, or the chosen function is not among the tools.
     Attributes:
@@ -39,7 +42,13 @@ class ToolChoice:
     """
 
     def __init__(
-        self, tools: Sequence[Tool] | None, choice: str | None, function: str | None, *, parallel: bool | None
+        self,
+        tools: Sequence[Tool] | None,
+        choice: str | None,
+        function: str | None,
+        *,
+        parallel: bool | None,
+        writes: ToolGrammar = HERMES_GRAMMAR,
     ) -> None:
         offered = list(tools or ())
         names = [tool.function.name for tool in offered]
@@ -57,7 +66,18 @@ class ToolChoice:
         self.tools = [] if choice == "none" else offered
         self._single = parallel is False or function is not None
         self._callable = [each for each in self.tools if function in (None, each.function.name)]
-        self.stop = CLOSE if self.tools and self._single and not self.forced else None
+        self._writes = writes
+        self.stop = (writes.form.close or None) if self.tools and self._single and not self.forced else None
+
+    @property
+    def form(self) -> ToolFormat:
+        """The form of the calls."""
+        return self._writes.form
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """Special tokens that the text of the answer must keep, since calls are written with them."""
+        return self._writes.marks if self.tools else frozenset()
 
     def structure(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the constraint on the whole answer as ``structured_outputs``; None: any text.
@@ -65,25 +85,37 @@ class ToolChoice:
         Args:
             form: the constraint on an answer without calls (``json`` or ``json_object``); None: any text.
         """
+        writes = self._writes
+        before, after = map(writes.literal, writes.form.around)
+        more = "" if self._single else f" ({writes.literal(writes.form.between)} call)*"
+        calls = f"{before} call{more} {after}"
         if self.forced:
-            more = "" if self._single else ' ("\\n" call)*'
-            return {"grammar": f"start: call{more}\n{self._calls()}"}
+            return {"grammar": f"start: {calls}\n{self._calls()}"}
         if not self.tools:
             return form
         if form is not None:
             schema = form.get("json", {"type": "object"})
-            return {"grammar": f'start: answer | call ("\\n" call)*\nanswer: {_json(schema)}\n{self._calls()}'}
-        if any(tool.function.strict for tool in self.tools):
-            text = f'start: (begun inside)* TEXT\nTEXT: /(.|\\n)*/\nbegun[lazy]: TEXT "{OPEN}"\n'
+            return {"grammar": f"start: answer | {calls}\nanswer: {_json(schema)}\n{self._calls()}"}
+        begin = writes.begin
+        if any(tool.function.strict for tool in self.tools) and begin:
+            whole = writes.form.around[0] + writes.form.writes[0]
+            opened = writes.literal(begin)
+            # a special token is no text, so that the end of the text before it needs no search
+            lazy = "begun: TEXT" if begin in writes.marks else "begun[lazy]: TEXT"
+            rest = f"{writes.literal(whole[len(begin) :])} inside{more if writes.form.around[0] else ''} {after}"
+            text = f"start: (begun {rest})* TEXT\nTEXT: /(.|\\n)*/\n{lazy} {opened}\n"
             return {"grammar": text + self._calls()}
         return None
 
     def _calls(self) -> str:
-        """Return the rules ``call``, and ``inside`` for a call after its opening tag."""
-        rules = [f'call: "{OPEN}" inside', f'inside: "\\n" one "\\n{CLOSE}"']
-        rules.append("one: " + " | ".join(f"one_{index}" for index in range(len(self._callable))))
+        """Return the rules ``call``, and ``inside`` for a call from its name on."""
+        writes = self._writes
+        before, named, after = writes.form.writes
+        rules = [f"call: {writes.literal(before)} inside"]
+        rules.append("inside: " + " | ".join(f"one_{index}" for index in range(len(self._callable))))
         for index, tool in enumerate(self._callable):
-            head = f'{{"name": {json.dumps(tool.function.name)}, "arguments": '
+            name = tool.function.name if writes.form.head else json.dumps(tool.function.name)[1:-1]
+            head = writes.literal(name + named)
             arguments = _arguments(tool)
             try:
                 refuse_contradictions(arguments)
@@ -93,7 +125,13 @@ class ToolChoice:
             except ConfigError as error:
                 why = str(error).removeprefix("structured_outputs.json: ")
                 raise ApiError(400, f"parameters of the tool '{tool.function.name}': {why}", param="tools") from None
-            rules.append(f'one_{index}: {json.dumps(head)} {_json(arguments)} "}}"')
+            if writes.form.parameters is None:
+                written = _json(arguments)
+            else:
+                properties, required = arguments.get("properties", {}), arguments.get("required", ())
+                rules.append(writes.named(index, properties, required, arguments.get("$defs")))
+                written = f"args_{index}"
+            rules.append(f"one_{index}: {head} {written} {writes.literal(after)}")
         return "\n".join(rules) + "\n"
 
 

@@ -30,7 +30,7 @@ class CallReader:
         self.num_calls = 0
         self._held = ""
         self._spaces = ""  # spaces after a call: they are text if text follows
-        self._arguments: _Balance | None = None  # the call that is being parsed
+        self._arguments: Balance | None = None  # the call that is being parsed
         self._ending = False  # its arguments are complete, its end is missing
 
     def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
@@ -49,7 +49,7 @@ class CallReader:
                 piece = self._arguments.take(self._held)
                 self._held = self._held[len(piece) :]
                 if piece:
-                    _add(news, {"index": self.num_calls - 1, "function": {"arguments": piece}})
+                    add_piece(news, {"index": self.num_calls - 1, "function": {"arguments": piece}})
                 if not self._arguments.closed:
                     break
                 self._arguments, self._ending = None, True
@@ -60,7 +60,7 @@ class CallReader:
                 plain, call, more = self._next(final)
                 out += self._text(plain)
                 if call is not None:
-                    _add(news, {"index": self.num_calls, **call})
+                    add_piece(news, {"index": self.num_calls, **call})
                     self.num_calls += 1
                 if not more:
                     break
@@ -71,19 +71,19 @@ class CallReader:
         held = self._held
         begin = held.find(OPEN)
         if begin < 0:
-            keep = 0 if final else _possible_begin(held)
+            keep = 0 if final else possible_begin(held)
             self._held = held[len(held) - keep :]
             return held[: len(held) - keep], None, False
         inside = begin + len(OPEN)
         if (head := _HEAD.match(held, inside)) is not None and (name := _json(head[1])) is not None:
-            self._arguments, self._held = _Balance(), held[head.end() :]
-            return held[:begin], _begun(name, ""), True
+            self._arguments, self._held = Balance(), held[head.end() :]
+            return held[:begin], begun(name, ""), True
         end = held.find(CLOSE, inside)
         if end < 0 and not final:
             self._held = held[begin:]
             return held[:begin], None, False
         stop = len(held) if end < 0 else end + len(CLOSE)
-        call = _whole(held[inside : len(held) if end < 0 else end])
+        call = whole_call(held[inside : len(held) if end < 0 else end])
         self._held = held[stop:]
         return held[: begin if call is not None else stop], call, bool(self._held)
 
@@ -110,7 +110,7 @@ class CallReader:
         return ""
 
 
-class _Balance:
+class Balance:
     """Finds the end of a JSON object in a text that arrives in pieces."""
 
     def __init__(self) -> None:
@@ -144,11 +144,12 @@ def joined(pieces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Join the calls from the pieces of a stream, without ``index``."""
     calls: dict[int, dict[str, Any]] = {}
     for piece in pieces:
-        _add(calls, piece)
+        add_piece(calls, piece)
     return [{key: value for key, value in call.items() if key != "index"} for call in calls.values()]
 
 
-def _add(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
+def add_piece(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
+    """Join a piece of a call to those of the same index."""
     known = calls.get(piece["index"])
     if known is None:
         calls[piece["index"]] = {**piece, "function": dict(piece["function"])}
@@ -156,16 +157,17 @@ def _add(calls: dict[int, dict[str, Any]], piece: dict[str, Any]) -> None:
         known["function"]["arguments"] += piece["function"]["arguments"]
 
 
-def _whole(text: str) -> dict[str, Any] | None:
+def whole_call(text: str) -> dict[str, Any] | None:
     """Parse a call with another layout than that of the templates."""
     found = _json(text)
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None
     arguments = found.get("arguments", found.get("parameters", {}))
-    return _begun(found["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+    return begun(found["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
 
 
-def _begun(name: Any, arguments: str) -> dict[str, Any]:
+def begun(name: Any, arguments: str) -> dict[str, Any]:
+    """Return a call with a new id, in OpenAI's form."""
     function = {"name": name, "arguments": arguments}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
@@ -177,6 +179,6 @@ def _json(text: str) -> Any:
         return None
 
 
-def _possible_begin(text: str) -> int:
-    """Return the length of the longest suffix of the text that may begin a call."""
-    return next((size for size in range(min(len(OPEN) - 1, len(text)), 0, -1) if text.endswith(OPEN[:size])), 0)
+def possible_begin(text: str, mark: str = OPEN) -> int:
+    """Return the length of the longest suffix of the text that may begin a mark."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)

@@ -24,6 +24,7 @@ from foretoken.cli.shared.options import (
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.options.model import EngineOptions
+from foretoken.serve.tool_formats import NAMES, check_parser
 
 _ORIGIN = re.compile(r"\*|https?://[^/\s]+|null")
 _METRICS = ("none", "summary", "detailed")
@@ -152,6 +153,16 @@ def serve(
             rich_help_panel=_SERVER,
         ),
     ] = "auto",
+    tool_parser: Annotated[
+        str,
+        typer.Option(
+            "--tool-parser",
+            "--tool-call-parser",
+            metavar="NAME",
+            help=f"The form of tool calls: {', '.join(NAMES)}; auto: the one that the chat template writes.",
+            rich_help_panel=_SERVER,
+        ),
+    ] = "auto",
     on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.", rich_help_panel=_CLUSTER)] = False,
     replicas: Annotated[
         str,
@@ -187,6 +198,7 @@ def serve(
         raise ConfigError("--api-key is empty: set a key, or leave it out")
     if reasoning not in _REASONING:
         raise ConfigError(f"--reasoning {reasoning}: {nearest(reasoning, _REASONING)}")
+    check_parser(tool_parser)
     metrics = metrics_as_in_vllm or metrics
     if metrics not in _METRICS:
         raise ConfigError(f"--spec-metrics {metrics}: {nearest(metrics, _METRICS)}")
@@ -227,6 +239,7 @@ def serve(
             metrics=metrics,
             drain_seconds=drain_seconds,
             reasoning=_REASONING[reasoning],
+            tool_parser=tool_parser,
             origins=tuple(origins or ()),
         )
         what = f"{served[0]} with {config['method']}, {replicas} replicas"
@@ -242,7 +255,7 @@ def serve(
 
         limits = Limits(body=max_body, strict=strict_fields, metrics=metrics)
         loop = EngineLoop(llm, max_queue=max_queue, max_seconds=max_seconds).start()
-        service = Service(loop, served, limits, reasoning=_REASONING[reasoning])
+        service = Service(loop, served, limits, reasoning=_REASONING[reasoning], tool_parser=tool_parser)
         place = f"[{host}]" if ":" in host else host
         at = f"http://{place}:{listening.getsockname()[1]}"
         if llm.engine.prefixes is None and not no_prefix_caching:

@@ -1,0 +1,264 @@
+"""Tool calls in a model's output, in the form of its family (tool_formats.py), from a text that comes in pieces.
+
+Everything outside of a call stays text. The pieces of a call's arguments join to valid JSON once the call is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from foretoken.serve.tool_formats import HERMES, ToolFormat
+from foretoken.serve.tools import Balance, CallReader, add_piece, begun, possible_begin, whole_call
+
+_LONGEST_HEAD = 400  # characters between a call's begin and its arguments
+_Pieces = dict[int, dict[str, Any]]
+
+
+class Reader(Protocol):
+    """Parses a text in pieces; see :class:`foretoken.serve.tools.CallReader`."""
+
+    num_calls: int
+
+    def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Return text outside of calls, and the new parts of calls as OpenAI streams them."""
+        ...
+
+
+def reader_of(form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool) -> Reader:
+    """Return the reader of a form.
+
+    Args:
+        tools: the properties of each function's arguments, by its name.
+        only: the answer consists of calls, and all text outside of them is markup.
+    """
+    if form is HERMES:
+        return CallReader(only=only)
+    return (ObjectReader if form.head is None else MarkedReader)(form, tools, only=only)
+
+
+class _Outside:
+    """The text outside of calls: without the spaces between calls, and after the last."""
+
+    def __init__(self, form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool = False) -> None:
+        self._form = form
+        self._tools = tools
+        self._only = only
+        self._held = ""
+        self._spaces = ""
+        self._ids: set[str] = set()
+        self.num_calls = 0
+
+    def _text(self, text: str) -> str:
+        if not self.num_calls:
+            return text
+        text, self._spaces = self._spaces + text, ""
+        if text.strip():
+            return text
+        self._spaces = text
+        return ""
+
+    def _begin(self, news: _Pieces, call: dict[str, Any], written: str | None = None) -> None:
+        """Add a call, with the id that the model has written if that is new."""
+        if written is not None and written not in self._ids:
+            call["id"] = written
+        elif self._form.short_ids:
+            call["id"] = uuid.uuid4().hex[:9]
+        self._ids.add(call["id"])
+        add_piece(news, {"index": self.num_calls, **call})
+        self.num_calls += 1
+
+
+class MarkedReader(_Outside):
+    """Reads calls with marks around the name and the arguments."""
+
+    def __init__(self, form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool = False) -> None:
+        super().__init__(form, tools, only=only)
+        self._part = self._outside
+        self._opened = ""
+        self._properties: Mapping[str, Any] = {}
+        self._balance = Balance()
+        self._empty = True  # no argument was read
+        self._closer = 0
+
+    def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
+        """See :class:`Reader`."""
+        self._held += text
+        news: _Pieces = {}
+        out: list[str] = []
+        while self._part(final, out, news):
+            pass
+        return "" if self._only else "".join(out), [*news.values()]
+
+    # each part reads what it can, and returns whether another part may go on
+
+    def _outside(self, final: bool, out: list[str], news: _Pieces) -> bool:
+        held = self._held
+        places = [(held.find(each), -len(each), each) for each in self._form.opens if each in held]
+        if not places:
+            keep = 0 if final else max(possible_begin(held, each) for each in self._form.opens)
+            out.append(self._text(held[: len(held) - keep]))
+            self._held = held[len(held) - keep :]
+            return False
+        place, _, self._opened = min(places)
+        out.append(self._text(held[:place]))
+        self._held = held[place + len(self._opened) :]
+        self._part = self._head
+        return True
+
+    def _head(self, final: bool, out: list[str], news: _Pieces) -> bool:
+        assert self._form.head is not None
+        found = self._form.head.match(self._held)
+        if found is None:
+            if not final and len(self._held) <= _LONGEST_HEAD:
+                return False
+            out.append(self._text(self._opened))
+            self._part = self._outside
+            return True
+        name = found["name"]
+        self._begin(news, begun(name, ""), found.groupdict().get("id"))
+        self._properties = self._tools.get(name, {})
+        self._held = self._held[found.end() :]
+        self._balance, self._empty, self._closer = Balance(), True, 0
+        self._part = self._json if self._form.parameters is None else self._named
+        return True
+
+    def _json(self, final: bool, out: list[str], news: _Pieces) -> bool:
+        if self._empty:
+            self._held = self._held.lstrip()
+            if not self._held:
+                return False
+            if not self._held.startswith("{"):
+                self._argue(news, "{}")
+                self._part = self._closers
+                return True
+        piece = self._balance.take(self._held)
+        self._held = self._held[len(piece) :]
+        self._argue(news, piece)
+        if self._balance.closed:
+            self._part = self._closers
+        return self._balance.closed
+
+    def _named(self, final: bool, out: list[str], news: _Pieces) -> bool:
+        parameters = self._form.parameters
+        assert parameters is not None
+        held = self._held.lstrip()
+        if found := parameters.pattern.match(held):
+            key = found["key"].strip()
+            schema = self._properties.get(key)
+            value = _typed(found["value"], schema, found.groupdict().get("string"))
+            self._argue(news, f"{'{' if self._empty else ', '}{json.dumps(key, ensure_ascii=False)}: {value}")
+            self._held = held[found.end() :]
+            return True
+        begins = (parameters.end, parameters.opens)
+        if held.startswith(parameters.end):
+            self._held, self._part = held[len(parameters.end) :], self._closers
+        elif any(each.startswith(held) for each in begins) or held.startswith(parameters.opens):
+            if final:
+                self._held = ""  # the call is cut
+            return False
+        else:
+            self._part = self._outside  # its end is missing
+        self._argue(news, "{}" if self._empty else "}")
+        return True
+
+    def _closers(self, final: bool, out: list[str], news: _Pieces) -> bool:
+        while self._closer < len(self._form.closers):
+            held, closer = self._held.lstrip(), self._form.closers[self._closer]
+            if held.startswith(closer):
+                self._held = held[len(closer) :]
+            elif closer.startswith(held):
+                if final:
+                    self._held = ""
+                return False
+            self._closer += 1
+        self._part = self._outside
+        return True
+
+    def _argue(self, news: _Pieces, piece: str) -> None:
+        self._empty = self._empty and not piece
+        if piece:
+            add_piece(news, {"index": self.num_calls - 1, "function": {"arguments": piece}})
+
+
+class ObjectReader(_Outside):
+    """Reads calls that are JSON objects, one after the other: behind a mark, or where the text begins with one."""
+
+    def __init__(self, form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool = False) -> None:
+        super().__init__(form, tools, only=only)
+        self._first = "" in form.opens
+        self._mark = form.opens[0]
+        self._state = "before"
+        self._balance = Balance()
+        self._object = ""
+        self._lead = ""  # spaces before the first object
+
+    def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
+        """See :class:`Reader`."""
+        self._held += text
+        out, news = "", _Pieces()
+        if self._state == "before":
+            out += self._before(final)
+        while self._state == "objects" and (self._held or (final and self._object)):
+            out += self._next(final, news)
+        if self._state == "text":
+            out += self._held
+            self._held = ""
+        return "" if self._only else self._text(out), [*news.values()]
+
+    def _before(self, final: bool) -> str:
+        held = self._held
+        if self._first:
+            begin = held.lstrip()
+            if begin.startswith((self._mark, "{")):
+                self._lead = held[: len(held) - len(begin)]
+                self._state, self._held = "objects", begin.removeprefix(self._mark)
+            elif final or not self._mark.startswith(begin):
+                self._state = "text"
+            return ""
+        place = held.find(self._mark)
+        keep = 0 if final else possible_begin(held, self._mark)
+        end = place if place >= 0 else len(held) - keep
+        self._held = held[end:]
+        if place >= 0:
+            self._state, self._held = "objects", held[place + len(self._mark) :]
+        return held[:end]
+
+    def _next(self, final: bool, news: _Pieces) -> str:
+        """Read a part of an object, or what separates two of them."""
+        if not self._object:
+            self._held = self._held.lstrip(" \n\r\t,;[]")
+            if self._held and not self._held.startswith("{"):
+                self._state = "text"
+            if not self._held.startswith("{"):
+                return ""
+        piece = self._balance.take(self._held)
+        self._object, self._held = self._object + piece, self._held[len(piece) :]
+        if not self._balance.closed and not final:
+            return ""
+        text, self._object, self._balance = self._object, "", Balance()
+        call = whole_call(text)
+        if call is None or (self._first and call["function"]["name"] not in self._tools):
+            self._state = "text"
+            return self._lead + text
+        self._lead = ""
+        found = json.loads(text)
+        self._begin(news, call, found["id"] if isinstance(found.get("id"), str) else None)
+        return ""
+
+
+def _typed(text: str, schema: Any, string: str | None) -> str:
+    """Return a parameter's value as JSON: a string as it is, else JSON, and a string if it is none."""
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if string != "true" and not (string is None and kind == "string"):
+        try:
+            return json.dumps(json.loads(text, parse_constant=_refuse), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)
