@@ -108,22 +108,23 @@ def test_rows_for_drafts_go_to_requests_that_draft():
 def test_accepted_tokens_are_weighed_and_waiting_requests_are_counted():
     """Three requests for two places: the third waits until one of the first two has ended."""
     llm = with_config(RECIPES["ngram"], max_num_seqs=2)
-    measured, told = [], []
+    gained, told, asked = [], [], []
 
     def choose(requests, num_requests, *, queued):
         told.append(queued)
+        asked[:] = requests
         for each in requests:
             each.ledger.weight = 3.0
         return [Always() for _ in requests]
 
     controller = llm.engine.controller
     controller.choose = choose
-    controller.measure = lambda **times: measured.append(times)
+    controller.measure = lambda **times: gained.extend(each.ledger.gained for each in asked)
     (same,) = prompt_ids("7")[-1:]  # forced again and again, so it can be guessed whatever the model prefers
-    llm.generate([PROMPTS[2]] * 3, params(logit_bias={same: 100.0}))
-    accepted = sum(times["accepted"] for times in measured)
+    outputs = llm.generate([PROMPTS[2]] * 3, params(logit_bias={same: 100.0}))
+    accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
     assert accepted > 0
-    assert sum(times["gained"] for times in measured) == 3.0 * accepted
+    assert sum(gained) == pytest.approx(3.0 * accepted)
     assert told == sorted(told, reverse=True)
     assert set(told) == {True, False}
 

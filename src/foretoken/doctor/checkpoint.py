@@ -52,7 +52,7 @@ def check(model: str, draft: str | None) -> Iterator[Finding]:
         check_purpose(files.config, model)
         tokenizer = files.tokenizer()
     except ForetokenError as error:
-        yield found("model", str(error), fail="no check of the model can run before this is fixed")
+        yield found("model", str(error), fail="correct this first: nothing can be loaded")
         return
     yield _model(files)
     yield _path(files)

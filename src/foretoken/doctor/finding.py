@@ -1,4 +1,4 @@
-"""One line of ``foretoken doctor``: the subject, the finding, and the remedy."""
+"""One line of ``foretoken doctor``: a check, its facts, and the remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        check: the subject, in a word or two.
+        check: its name, a word or two.
         status: "ok"; "warn": it works, but slower or not as intended; "fail": it does not work.
         found: the facts.
         remedy: what to do; empty if all is well.
@@ -27,7 +27,7 @@ class Finding:
 
 
 def found(check: str, facts: str, *, warn: str = "", fail: str = "") -> Finding:
-    """A finding; its status follows from the remedy: "ok" without one, "warn" or "fail" with one."""
+    """A finding; its status follows from the kind of remedy that is given."""
     return Finding(check, "fail" if fail else "warn" if warn else "ok", facts, fail or warn)
 
 

@@ -81,7 +81,7 @@ def _instructions() -> Finding:
 
 def _memory() -> Finding:
     free = free_memory()
-    return found("memory", "unknown on this system" if free is None else f"{free / 1e9:.1f} GB are free")
+    return found("memory", "not known on this system" if free is None else f"{free / 1e9:.1f} GB are free")
 
 
 def _huge_pages() -> Finding:

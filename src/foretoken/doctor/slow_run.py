@@ -44,7 +44,7 @@ def _of_row(row: Mapping[str, Any], plain: Mapping[str, Any] | None) -> Iterator
     seconds, times = row["seconds"] or 0.0, row["time"]
     draft, other = times.get("draft") or 0.0, times.get("other") or 0.0
     if row.get("errors"):
-        yield seconds, found("failures", str(row["errors"]), fail="fix the failures first")
+        yield seconds, found("failures", str(row["errors"]), fail="correct the failures first")
     first = row.get("first_token_seconds")
     reading = (first or 0.0) * (row.get("num_prompts") or 0)
     if seconds and reading > seconds / 2:

@@ -148,7 +148,8 @@ class Proposer:
             return [NO_DRAFT] * len(decoding)
         rules: dict[int, StopRule] = {}
         if self._recipe.may_skip_drafting:
-            if not self._controller.rests(len(decoding)):
+            newest = max(request.request_id for request in decoding)
+            if not self._controller.rests(len(decoding), newest):
                 rules = self._chosen(decoding, queued)
             if not rules and not any(request.history_only for request in decoding):
                 return [NO_DRAFT] * len(decoding)  # nearly every step, where drafting does not pay

@@ -67,7 +67,6 @@ class Round:
         ahead: whether the drafter ran during the forward; then the step's time does not include drafting.
         touched: requests that got tokens or ended, once it is committed.
         num_nodes, num_accepted: draft nodes that were put to the test, and drafted tokens that were emitted.
-        gained: what the latter are worth, each by its request's weight (engine/draft_length/draft_ledger.py).
     """
 
     batch: PackedBatch
@@ -78,7 +77,6 @@ class Round:
     touched: list[Request] = field(default_factory=list)
     num_nodes: int = 0
     num_accepted: int = 0
-    gained: float = 0.0
 
     @property
     def changed(self) -> list[Request]:

@@ -303,15 +303,16 @@ class Engine:
             for rule in (job.request.own_rule, job.request.ahead_rule):
                 if rule is not None and not draft.by_engine:
                     rule.learn(draft, verdict)
+            drafted = not draft.by_engine and (len(draft) > 0 or job.guess is not None)
+            job.request.ledger.count(len(draft) if drafted else 0, taken - 1 if drafted else 0)
             if len(draft) or job.guess is not None:
                 current.num_nodes += len(draft)
                 current.num_accepted += taken - 1
-                current.gained += job.request.ledger.weight * (taken - 1)
                 depths = draft.tree.depths if job.guess is None else tuple(range(1, len(draft) + 2))
                 job.request.metrics.count_draft(depths, accepted)
                 job.request.metrics.count_sources(draft.sources, verdict.path[:taken])
                 if self.recipe.adaptive and job.request.own_rule is None and len(draft) and not draft.by_engine:
-                    self.controller.learn(draft, verdict)
+                    self.controller.learn(draft, verdict, job.request.ledger)
             if (len(draft) and not draft.by_engine) or self.recipe.takes_turns:
                 tested.append(job)
                 outcomes.append(Outcome(job.request.request_id, draft, verdict, tuple(tokens)))
@@ -343,8 +344,6 @@ class Engine:
             self.controller.measure(
                 num_requests=len(decoding),
                 nodes=current.num_nodes,
-                accepted=current.num_accepted,
-                gained=current.gained,
                 draft=draft,
                 total=total,
                 prompts=len(decoding) < len(current.jobs),

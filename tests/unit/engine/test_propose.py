@@ -192,7 +192,7 @@ def test_rows_are_shared_by_requests_that_the_controller_lets_draft() -> None:
     proposer = proposer_of(recipe, cast(Faults, None), controller=controller)
     for _ in range(3):
         assert [len(draft) for draft in proposer.propose(requests, 5, [])] == [0, 0, 0]
-        controller.measure(num_requests=3, nodes=0, accepted=0, draft=0.0, total=3.0)
+        controller.measure(num_requests=3, nodes=0, draft=0.0, total=3.0)
     assert not drafter.budgets
     proposer.propose(requests, 5, [])
     found = [budget.max_nodes for budget in drafter.budgets]

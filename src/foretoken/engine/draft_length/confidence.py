@@ -8,6 +8,7 @@ from foretoken.core.verdict import Verdict
 
 _BINS = 10
 _PRIOR = 8.0  # a bin starts as so many observations that agree with the drafter
+_LEAST = 0.01  # probability of a node in a request of many misses
 _MEMORY = 200.0  # observations that a bin averages over
 
 
@@ -54,12 +55,14 @@ class Reaches:
 
     Args:
         confidence: corrects each node.
+        misses: how often nodes fall in this request, as a multiple of how often such nodes fall.
     """
 
-    __slots__ = ("_confidence", "_of")
+    __slots__ = ("_confidence", "_misses", "_of")
 
-    def __init__(self, confidence: Confidence) -> None:
+    def __init__(self, confidence: Confidence, misses: float = 1.0) -> None:
         self._confidence = confidence
+        self._misses = misses
         self._of = {1.0: 1.0}
 
     def stands(self, reach: float, confidence: float) -> float:
@@ -69,7 +72,8 @@ class Reaches:
             reach: the product of the drafter's own confidences in the nodes above it.
             confidence: the drafter's, in the node itself.
         """
-        found = self._of.get(reach, reach) * self._confidence.stands(confidence)
+        stands = max(_LEAST, 1.0 - (1.0 - self._confidence.stands(confidence)) * self._misses)
+        found = self._of.get(reach, reach) * stands
         self._of[reach * confidence] = found
         return found
 

@@ -1,27 +1,29 @@
-"""How long to draft: maximise expected tokens per second from measured costs.
+"""Whether to draft, and how long: a calibrated decision for every request and step.
 
-A step that emits K tokens in time S has rate E[K] / E[S]. Adding one more draft node raises E[K] by the probability P
-that the node (and all above it) stands, and E[S] by the cost c of drafting and verifying one more row. For a ratio of
-expectations that pays exactly when P / c exceeds the best achievable rate r (Dinkelbach's rule), so a draft grows
-while P > r * c. Everything in the rule is measured:
+How long. A draft of m nodes brings 1 + P_1 + ... + P_m tokens in the mean and takes 1 + a + m c, both in units of
+plain decoding: P_i is the probability that node i and all above it are accepted, a the cost of asking the drafter and
+c that of one node, drafted and verified. The draft grows while the next node's P / c exceeds the rate of the draft so
+far, which makes the rate of this very step greatest. Nothing is carried over from other text.
 
-* P: the drafter's own confidences along the path, each corrected by how often nodes of that confidence really stood;
-* c: the time of one more row of the verification, plus the slope of the drafting time over nodes
-  (engine/draft_length/step_costs.py);
-  the cost of drafting before its first node is charged to the first node, shared over a draft of the usual length;
-* r: emitted tokens over wall time, exponentially forgotten; the rule's own result, so it settles at its fixed point.
-  Plain decoding's rate is achievable, so r is never less.
+    P    the drafter's own confidence (a copy's: the length of the match, and how often it occurred), corrected by how
+         often nodes of that confidence were accepted in all requests (confidence.py), and by how often they were in
+         this request (draft_ledger.py)
+    a, c measured as ratios of neighbouring steps (step_costs.py)
 
-A token is worth more to the requests that will run longest than to the others (engine/draft_length/draft_ledger.py
-has the weights w), so in a batch a node is worth w * P, and r counts such tokens, too.
+Whether to ask. What a drafter finds is known only after it was called, and it has to read the text. So a request is
+drafted for where
 
-Some costs show in no slope: a drafter has to read the text, and may spend time before it knows that it has nothing
-to propose. So the requests that get drafts are chosen first, by what drafting gained for them so far
-(engine/draft_length/draft_ledger.py).
+    gain of a draft * steps to come  >  cost of reading what the drafter has not read yet
 
-Acceptance cannot be seen while nothing is drafted, nor a row's cost: so now and then one request drafts against the
-rule, when the exploration budget allows it. Until it does, the controller rests for a few steps at a time: its own
-arithmetic is two percent of a small model's step.
+The gain is the request's own, shrunk to that of all requests. Where drafting is not expected to pay, it is tried all
+the same, because the text may have changed: all requests together may lose 1/128 of the time on that, and each
+another 1/512 of its own, which it may spend from its first step on. So the history of one request does not switch
+the next one's drafts off where a call is cheap, as copying is, and drafting loses no more than this share, however
+expensive the drafter. A request goes on while its own last drafts paid, whatever others brought.
+
+A token is worth more to the requests that will run longest: a step has a fixed cost, which is saved only if those get
+tokens. With n requests, a share s of a step that grows with the rows, and k requests that will run longest, a token's
+weight is s + (1 - s) n / k for those and s for the others; 1 for all where a request waits for a place.
 """
 
 from __future__ import annotations
@@ -31,15 +33,27 @@ from dataclasses import dataclass
 
 from foretoken.core.draft import Draft
 from foretoken.core.stop_rule import Outlook, StopRule
+from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.engine.draft_length.confidence import Confidence, Reaches
-from foretoken.engine.draft_length.draft_ledger import Candidate, Worth
-from foretoken.engine.draft_length.moving_averages import LATE
+from foretoken.engine.draft_length.draft_ledger import Candidate, DraftLedger
+from foretoken.engine.draft_length.moving_averages import LATE, Mean
 from foretoken.engine.draft_length.step_costs import Reading, StepCosts
 
-_KEEPS = 0.95  # of the rate, per step
+_SHARE = 1.0 / 128  # of all time that trials may cost, and a quarter as much of a request's own time
+_OWN_SHARE = _SHARE / 4.0
+_MOST_SAVED = 8.0  # tokens for trials at most: savings of long ago do not pay for long losses
+_MOST_FORESEEN = 256.0  # tokens of a new request, of which it may spend its share beforehand
+_EVIDENCE = 16.0  # drafts, or half as many tokens lost, before the gain is believed: a few drafts are luck
+_HOPED = 0.5  # gain of a draft before any was measured
+_FEW = 3  # requests: where no more run together, what drafting may gain is worth reading on credit
+_KEEPS = 0.98
+_PLAIN_TURN = 64  # so many steps with drafts, and one is plain: the cost of plain steps changes, too
+_LONGEST_REST = 31  # steps without a call of the drafter and without measurement
 _PROBE_EVERY = 32  # after so many empty drafts in a row, draft once anyway: the text may have become predictable
-_PROBE_NODES = 2  # of a probe
+_PROBE_NODES = 2
+_TIED = 2.0  # tokens: requests run equally long that will end so closely together
+_LEAST_SHARE = 1.0 / 64  # of a step, that a request's own row takes
 
 
 class Controller:
@@ -51,37 +65,35 @@ class Controller:
 
     def __init__(self, reading: float = 0.0) -> None:
         self.confidence = Confidence()
+        self.resting = False  # whether no request is drafted for in this step, so that nothing need be measured
         self._reading = Reading(reading)
-        self._worth = Worth(self._reading)
         self._regimes: dict[int, _Regime] = {}  # by the magnitude of the number of requests
-        self._rest = _Rest(0, 0)
-        self._empty_steps = self._num_probes = 0
+        self._answer = Mean(_KEEPS)  # tokens of an answer
+        self._asked: list[Candidate] = []
+        self._backlog = self._newest = self._step = self._rest = self._rest_of = 0
+        self._empty_steps = self._num_probes = self._total_asked = 0
         self._probing = False
-        self._next_gain = self._first_gain = 0.0  # what the first node must promise, and each later one
 
-    @property
-    def resting(self) -> bool:
-        """Whether no request is drafted for in this step, so that nothing need be measured."""
-        return self._rest.resting
+    def rests(self, num_requests: int, newest: int = 0) -> bool:
+        """Called once before a step: whether no request gets a draft.
 
-    def rests(self, num_requests: int) -> bool:
-        """Called once before a step of so many requests: whether none of them gets a draft."""
-        rest = self._rest
-        rest.resting = rest.done < rest.steps and rest.num_requests.bit_length() == num_requests.bit_length()
-        if rest.resting:
-            rest.done += 1
-            rest.tokens += num_requests
-        elif rest.done:
-            self._worth.rested(rest.tokens, rest.num_requests)
-            rest.done = rest.steps = rest.tokens = 0
-        return rest.resting
+        Args:
+            num_requests: that decode in this step.
+            newest: the greatest id among them: a new request ends the rest.
+        """
+        alike = num_requests.bit_length() == self._rest_of and newest <= self._newest
+        self.resting = self._rest > 0 and alike
+        self._rest = self._rest - 1 if self.resting else 0
+        if self.resting:
+            self._regime(num_requests).save(_SHARE * num_requests)
+        return self.resting
 
     @property
     def why_undrafted(self) -> str:
         """Why nothing has been drafted, in words; call it only if so."""
-        if self._worth.found_slower:
+        if any(regime.believed and regime.gain.value <= 0.0 for regime in self._regimes.values()):
             return "drafts were tried, and plain decoding was faster"
-        if self._worth.total_asked:
+        if self._total_asked:
             return "the drafter was called and proposed nothing"
         if not any(regime.costs.known for regime in self._regimes.values()):
             return "the answers ended before a plain step had been timed, which comes first"
@@ -89,7 +101,12 @@ class Controller:
 
     def hopeless(self, request: Candidate, num_requests: int) -> bool:
         """Whether nothing will be drafted for a request that begins now, among so many."""
-        return self._worth.hopeless(request, num_requests)
+        regime = self._regime(num_requests)
+        if not regime.believed or regime.gain.value > 0.0:
+            return False
+        to_come = self._to_come(request)
+        most = regime.savings + _SHARE * to_come * (1 + num_requests)
+        return self._reading_cost(request, num_requests) - regime.gain.value > most
 
     def choose(
         self, requests: Sequence[Candidate], num_requests: int, *, queued: bool = False
@@ -101,166 +118,268 @@ class Controller:
             queued: whether others wait for their places.
         """
         regime = self._regime(num_requests)
-        asked = self._worth.choose(requests, num_requests, regime.costs, queued=queued)
-        self._probing = False
-        if not self._worth.num_asked:
-            self._rest = _Rest(num_requests, self._worth.rest)
+        costs = regime.costs
+        self._step += 1
+        self._asked, self._backlog, self._probing = [], 0, False
+        self._newest = max((each.request_id for each in requests), default=self._newest)
+        if not costs.known or regime.since_plain >= _PLAIN_TURN or not requests:
             return [None] * len(requests)
-        drafting = regime.costs.drafting
-        rate = max(regime.rate, 1.0 / regime.costs.token(num_requests))
-        row = max(0.0, regime.costs.row(num_requests))
-        self._next_gain = rate * (drafting.slope + row)
-        self._first_gain = self._next_gain + rate * drafting.intercept / max(1.0, drafting.mean)
-        self._probing = not regime.costs.row_known
+        self._weigh(requests, num_requests, costs, queued)
+        self._asked = self._chosen(requests, num_requests, regime)
+        if not self._asked:
+            return [None] * len(requests)
+        for request in self._asked:
+            self._note(request)
+        self._probing = not costs.row_known
         if self._empty_steps >= _PROBE_EVERY:
-            probe = drafting.at(_PROBE_NODES) + _PROBE_NODES * row
-            self._probing |= self._worth.affords(probe / regime.costs.token(num_requests))
-        weights = [each.ledger.weight for each in requests]
-        rules: list[StopRule | None] = [
-            _Rule(self, weight) if asks else None for asks, weight in zip(asked, weights, strict=True)
+            probe = costs.drafting.at(_PROBE_NODES) + _PROBE_NODES * costs.row
+            self._probing |= regime.savings >= probe / costs.token(num_requests)
+        probed = self._asked[self._num_probes % len(self._asked)] if self._probing else None  # each time another
+        self._num_probes += self._probing
+        token = costs.token(num_requests)
+        asking = costs.drafting.intercept / len(self._asked) / token
+        prices = _Prices(asking, costs.drafting.slope / token, max(0.0, costs.row) / token, regime.rate)
+        chosen = {id(request) for request in self._asked}
+        return [
+            _Rule(self.confidence, each.ledger, prices, _PROBE_NODES if each is probed else 0)
+            if id(each) in chosen
+            else None
+            for each in requests
         ]
-        if self._probing:  # one of them, each time another
-            places = [place for place, asks in enumerate(asked) if asks]
-            place = places[self._num_probes % len(places)]
-            rules[place] = _Rule(self, weights[place], _PROBE_NODES)
-            self._num_probes += 1
-        return rules
 
-    def pays(self, stands: float, num_nodes: int) -> bool:
-        """True if one more node pays that gains so many tokens in the mean, drafting and verification counted."""
-        return stands > (self._next_gain if num_nodes else self._first_gain)
-
-    def outlook(self, weight: float, least: int) -> Outlook:
-        """How a draft's rule is going to decide, but for its first ``least`` nodes."""
-        return Outlook(self.confidence.by_tenth(), self._first_gain / weight, self._next_gain / weight, least)
-
-    def measure(
-        self,
-        *,
-        num_requests: int,
-        nodes: int,
-        accepted: int,
-        draft: float,
-        total: float,
-        gained: float | None = None,
-        prompts: bool = False,
-    ) -> None:
-        """Take in one step.
+    def measure(self, *, num_requests: int, nodes: int, draft: float, total: float, prompts: bool = False) -> None:
+        """Take in one step; the ledgers of its requests have its drafts.
 
         Args:
             num_requests: that decoded.
-            nodes, accepted: draft nodes that were put to the test, and those that stood.
+            nodes: draft nodes that were verified.
             draft, total: seconds of drafting, and of the whole step.
-            gained: what those that stood are worth, each by its request's weight; None: one each.
             prompts: whether it read prompts, too: then the step's time says nothing about decoding.
         """
-        regime, worth = self._regime(num_requests), self._worth
-        gained = accepted if gained is None else gained
-        costs = regime.costs
+        regime = self._regime(num_requests)
+        costs, asked, backlog = regime.costs, self._asked, self._backlog
+        whole = all(each.ledger.gained >= each.ledger.nodes * each.ledger.weight for each in asked)
+        cost = 0.0
         if costs.known:
-            plain = costs.token(num_requests)
-            expected = costs.drafting.at(nodes) + worth.backlog * self._reading.token(plain)
-            if costs.drafting.seen:
-                draft = min(draft, LATE * max(expected, plain))
-            if not prompts:
-                total = min(total, draft + LATE * (num_requests + nodes) * plain)
-        if worth.backlog:
-            if costs.drafting.seen:
-                self._reading.measure(worth.backlog, draft - costs.drafting.at(nodes))
-            elif costs.known:  # the drafting is part of it; still, what arithmetic says may be far more
-                self._reading.measure(worth.backlog, min(draft, worth.backlog * self._reading.token(plain)))
-        elif nodes:
-            if self._probing:
-                costs.drafting.move(nodes, draft)
-            if not self._probing or not costs.drafting.seen:
-                costs.drafting.add(nodes, draft)
-        if not nodes:
-            self._empty_steps += worth.num_asked > 0
-        elif not self._probing or accepted < nodes:  # a probe that stands calls for another one
-            self._empty_steps = 0
+            plain = num_requests * costs.token(num_requests)
+            base = costs.base
+            expected = costs.drafting.at(nodes) + backlog * self._reading.token(base * plain / num_requests) / base
+            cost = min(draft / base, LATE * max(expected, plain)) if costs.drafting.seen else draft / base
+            if backlog:  # where drafting was never timed, it is part of it; arithmetic may say far more
+                read = cost - costs.drafting.at(nodes)
+                self._reading.measure(backlog, base * (read if costs.drafting.seen else min(read, expected)))
+            elif nodes:
+                if self._probing:
+                    costs.drafting.move(nodes, cost)
+                if not self._probing or not costs.drafting.seen:
+                    costs.drafting.add(nodes, cost)
         if not prompts:
-            costs.measure(num_requests, nodes, total - draft)
-            regime.add(num_requests + gained, total)
-        worth.measure(
-            num_requests,
-            costs,
-            nodes=nodes,
-            accepted=gained,
-            draft=draft,
-            total=total,
-            typical=not (self._probing and nodes),  # an empty draft counts
-        )
+            costs.measure(num_requests + nodes, total - draft)
+        if costs.known:
+            self._settle(regime, num_requests, cost)
+        if not nodes:
+            self._empty_steps += bool(asked)
+        elif not (self._probing and whole):  # a probe that was accepted calls for another one
+            self._empty_steps = 0
+        regime.since_plain = regime.since_plain + 1 if nodes else 0
 
-    def learn(self, draft: Draft, verdict: Verdict) -> None:
-        """Compare the drafter's confidences with acceptance."""
+    def learn(self, draft: Draft, verdict: Verdict, ledger: DraftLedger) -> None:
+        """Compare the drafter's confidences with acceptance: every child of an accepted node was tested."""
+        if not draft.confidence:
+            return
+        accepted = {ROOT, *verdict.path}
+        tested = [node for node, parent in enumerate(draft.tree.parents) if parent in accepted]
+        expected = sum(1.0 - self.confidence.stands(draft.confidence[node]) for node in tested)
+        ledger.learn(len(tested) - len(verdict.path), expected)
         self.confidence.learn(draft, verdict)
 
     def ended(self, num_tokens: int) -> None:
         """Take in the length of an answer."""
-        self._worth.ended(num_tokens)
+        self._answer.add(num_tokens)
+
+    def _chosen(self, requests: Sequence[Candidate], num_requests: int, regime: _Regime) -> list[Candidate]:
+        """The requests that get drafts; sets the length of the rest if there are none."""
+        # before anything is known, nothing may be owed for any number of requests, else each would owe for itself
+        credit = min(regime.savings, sum(each.savings for each in self._regimes.values()))
+        found, least, trying = [], float("inf"), False
+        order = sorted(requests, key=lambda each: (each.ledger.asked_at < 0, self._reading_cost(each, num_requests)))
+        for request in order:  # those that draft already come first
+            ledger = request.ledger
+            if ledger.begun < 0:
+                ledger.begun = len(request.tokens)
+                ledger.foreseen = min(_MOST_FORESEEN, self._to_come(request))
+            reading = self._reading_cost(request, num_requests)
+            gain = ledger.gain(regime.gain.value) if regime.believed else _HOPED
+            pays = gain * self._to_come(request) > reading
+            if ledger.recent.value > 0.0 and ledger.asked_at == self._step - 1:
+                pays = True  # its last drafts paid, whatever others brought
+            if not regime.believed:  # one after the other finds out, on credit where few run together
+                begins = credit >= 0.0 and (num_requests <= _FEW or reading <= credit)
+                pays = pays and not trying and (begins or (ledger.trial and ledger.asked_at >= 0))
+            ledger.trial = not pays or not regime.believed
+            if not pays and regime.believed:
+                loss = reading + max(0.0, -gain)
+                own = _own_savings(request)
+                missing = loss - max(own, regime.savings)
+                least = min(least, missing)
+                pays = missing <= 0.0 and not (trying and own < loss)
+            if pays:
+                trying |= ledger.trial
+                found.append(request)
+        self._rest_of = num_requests.bit_length()
+        if not found:
+            self._rest = min(_LONGEST_REST, int(min(least, 1.0) / _SHARE / 4.0))
+        return found
+
+    def _settle(self, regime: _Regime, num_requests: int, draft: float) -> None:
+        """Book what the drafts of a step gained: tokens that were accepted, less the time in tokens."""
+        costs, token = regime.costs, regime.costs.token(num_requests)
+        regime.save(_SHARE * num_requests)
+        if not self._asked:
+            return
+        each_draft = draft / len(self._asked)
+        for request in self._asked:
+            ledger = request.ledger
+            gain = ledger.gained - (each_draft + ledger.nodes * costs.row) / token
+            if ledger.trial:
+                if regime.believed and _own_savings(request) + gain >= 0.0:
+                    ledger.balance = min(0.0, ledger.balance + gain)
+                else:
+                    regime.save(gain)
+            if not ledger.nodes:
+                ledger.learn(0.0, 0.0)
+            if not self._backlog and not (self._probing and ledger.nodes):
+                ledger.learn_gain(gain)
+                regime.gain.add(gain)
+            regime.rated.add(1.0 + ledger.gained)
+            ledger.nodes, ledger.gained = 0, 0.0
 
     def _regime(self, num_requests: int) -> _Regime:
-        return self._regimes.setdefault(num_requests.bit_length(), _Regime())
+        return self._regimes.setdefault(num_requests.bit_length(), _Regime(1 << num_requests.bit_length() >> 1))
+
+    def _to_come(self, request: Candidate) -> float:
+        """Tokens that a request is expected to emit: as many as an answer has on average, however long it has been."""
+        return min(request.tokens_left, self._answer.value) if self._answer.weight else request.tokens_left
+
+    def _reading_cost(self, request: Candidate, num_requests: int) -> float:
+        """The cost of what the drafter has not read, in tokens of plain decoding."""
+        costs = self._regime(num_requests).costs
+        if not costs.known:
+            return 0.0
+        plain = costs.base * costs.token(num_requests)
+        return self._reading.token(plain) / plain * (len(request.tokens) - request.ledger.num_read)
+
+    def _weigh(self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts, queued: bool) -> None:
+        """What a token is worth to each request; the same to all until it is known what a row takes."""
+        share = 1.0
+        if costs.row_known and not queued:
+            share = min(1.0, max(_LEAST_SHARE, costs.row / costs.token(num_requests)))
+        to_come = [self._to_come(each) for each in requests]
+        longest = max(to_come) - _TIED
+        lasting = (1.0 - share) * num_requests / sum(each >= longest for each in to_come)
+        for request, steps in zip(requests, to_come, strict=True):
+            request.ledger.weight = share + (lasting if steps >= longest else 0.0)
+
+    def _note(self, request: Candidate) -> None:
+        """Note that the request drafts: the drafter will have read all of it."""
+        ledger = request.ledger
+        self._total_asked += 1
+        if ledger.asked_at != self._step - 1:
+            self._backlog += len(request.tokens) - ledger.num_read
+        ledger.num_read = len(request.tokens)
+        ledger.asked_at = self._step
 
 
-@dataclass(slots=True)
-class _Rest:
-    """Steps without drafts, with about as many decoding requests and no change in their times.
+def _own_savings(request: Candidate) -> float:
+    """Tokens that trials of a request may cost it: a share of those that it has emitted, or is expected to."""
+    ledger = request.ledger
+    emitted = len(request.tokens) - ledger.begun
+    return min(_MOST_SAVED, ledger.balance + _OWN_SHARE * max(ledger.foreseen, emitted))
+
+
+class _Regime:
+    """Steps of a like number of requests: their costs, what drafting gained, and what trials may cost.
+
+    Args:
+        fewest: requests.
 
     Attributes:
-        num_requests: that decoded in the step before.
-        steps, done: how many there may be, and how many there were.
-        tokens: that were decoded in those.
-        resting: whether this step is one of them.
+        gain: tokens that the draft of a request gains.
+        savings: tokens that trials may cost.
+        rated: tokens of a request in a step that drafts.
+        since_plain: steps since one had no draft.
     """
 
-    num_requests: int
-    steps: int
-    done: int = 0
-    tokens: int = 0
-    resting: bool = False
+    def __init__(self, fewest: int) -> None:
+        self.costs = StepCosts(fewest)
+        self.gain, self.rated = Mean(_KEEPS), Mean(_KEEPS)
+        self.savings = 0.0
+        self.since_plain = 0
+
+    @property
+    def believed(self) -> bool:
+        """Whether the gain is more than luck."""
+        return self.gain.weight >= _EVIDENCE or self.gain.weight * self.gain.value < -_EVIDENCE / 2.0
+
+    @property
+    def rate(self) -> float:
+        """Tokens of a step of one request, in the mean."""
+        return max(1.0, self.rated.value)
+
+    def save(self, tokens: float) -> None:
+        """Add to what trials may cost."""
+        self.savings = min(_MOST_SAVED, self.savings + tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """What a draft costs, in tokens of plain decoding.
+
+    Attributes:
+        asking: the call of the drafter.
+        drafting, row: of a node: to draft it, and to verify it.
+        rate: tokens of a usual step, for the outlook.
+    """
+
+    asking: float
+    drafting: float
+    row: float
+    rate: float
 
 
 class _Rule(StopRule):
     """The stop rule of one draft (:class:`foretoken.core.stop_rule.StopRule`).
 
+    The first node was drafted before anything is known of it, so that it costs its row alone.
+
     Args:
-        weight: what a token is worth to the request.
+        confidence: corrects the drafter's.
+        ledger: of the request.
         least: nodes that are drafted whatever they promise.
     """
 
-    __slots__ = ("_controller", "_least", "_reaches", "_weight")
+    __slots__ = ("_confidence", "_least", "_misses", "_prices", "_reaches", "_sums", "_weight")
 
-    def __init__(self, controller: Controller, weight: float, least: int = 0) -> None:
-        self._controller = controller
-        self._reaches = Reaches(controller.confidence)
-        self._weight = weight
-        self._least = least
+    def __init__(self, confidence: Confidence, ledger: DraftLedger, prices: _Prices, least: int = 0) -> None:
+        self._confidence, self._prices, self._least = confidence, prices, least
+        self._weight, self._misses = ledger.weight, ledger.misses
+        self._reaches = Reaches(confidence, self._misses)
+        self._sums = [1.0]  # expected tokens with so many nodes
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        gained = self._weight * self._reaches.stands(reach, confidence)
-        return num_nodes < self._least or self._controller.pays(gained, num_nodes)
+        stands = self._reaches.stands(reach, confidence)
+        del self._sums[num_nodes + 1 :]
+        so_far, prices = self._sums[-1], self._prices
+        rate = so_far / (1.0 + prices.asking + prices.drafting * max(1, num_nodes) + prices.row * num_nodes)
+        cost = prices.row + (prices.drafting if num_nodes else 0.0)
+        if num_nodes >= self._least and self._weight * stands <= rate * cost:
+            return False
+        self._sums.append(so_far + stands)
+        return True
 
     def outlook(self) -> Outlook:
-        return self._controller.outlook(self._weight, self._least)
-
-
-class _Regime:
-    """Steps of a like number of requests: their costs, and tokens per second."""
-
-    def __init__(self) -> None:
-        self.costs = StepCosts()
-        self._steps = self._tokens = self._seconds = 0.0
-
-    def add(self, tokens: float, seconds: float) -> None:
-        """Take in one step."""
-        if self._steps:
-            seconds = min(seconds, LATE * self._seconds / self._steps)
-        self._steps = self._steps * _KEEPS + 1.0
-        self._tokens = self._tokens * _KEEPS + tokens
-        self._seconds = self._seconds * _KEEPS + seconds
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self._tokens / self._seconds if self._seconds else 0.0
+        stands = tuple(max(0.0, 1.0 - (1.0 - each) * self._misses) for each in self._confidence.by_tenth())
+        prices = self._prices
+        first = prices.row / (1.0 + prices.asking + prices.drafting) / self._weight
+        later = max(first, (prices.row + prices.drafting) / (1.0 + prices.asking + prices.drafting) / self._weight)
+        return Outlook(stands, first, later, self._least)

@@ -1,13 +1,12 @@
-"""What the parts of a step take, measured while decoding: for steps of a like number of requests.
+"""What the parts of a step cost, as multiples of each other: for steps of a like number of requests.
 
-    a step without drafts      by the number of requests; a request's share of it is the price of one token
-    one more row               of the verification, next to what the requests' own rows take
-    drafting                   by nodes, where the drafter had read everything before
-    reading                    what a drafter has not read yet, by tokens
+    rows        a step of n rows takes b (1 + k (n - m)), where m rows are the fewest; k follows from the ratio of a
+                step's time to that of the steps just before it, wherever their numbers of rows differ
+    drafting    by nodes, where the drafter had read everything before
+    reading     what a drafter has not read yet, by tokens
 
-Times are compared as multiples of a step without drafts, so that a slow hour of the machine is no news. An additional
-row is taken to cost what the others cost until that was measured: where it costs less, drafting pays later than it
-could; where that is so, nothing is lost.
+b is the time of a step of m rows now, the mean of the last ten steps. Rows and drafting are counted in units of b. So a
+slow hour of the machine, or a neighbour that comes and goes, changes b and nothing else.
 """
 
 from __future__ import annotations
@@ -15,66 +14,78 @@ from __future__ import annotations
 from foretoken.engine.draft_length.moving_averages import LATE, Line, Mean
 
 _KEEPS = 0.98
-_NOISE = 1.0 / 7.0  # of a step's time, next to half of the mean row's, which is how well a row's is known beforehand
-MIN_PLAIN_STEPS = 3  # steps without drafts before any are weighed against them
+_NOW = 0.9  # kept by the means of the last steps
+_LEAST_ROW = -0.1  # of a step: a drafter that computes some of the target's layers saves the verification that work
+_DOUBT = 0.05  # a row is believed to cost what the others cost until any was measured; in squares of rows
+_MEASURED = 8.0  # squared differences of rows after which its cost counts as measured
+MIN_STEPS = 3  # before anything is weighed against a step
 
 
 class StepCosts:
     """Costs of steps with a like number of requests.
 
+    Args:
+        fewest: requests.
+
     Attributes:
-        drafting: seconds by nodes, over all requests.
-        num_plain: steps without drafts so far.
+        drafting: by nodes, over all requests, in steps of the fewest rows.
+        num_steps: that were measured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fewest: int) -> None:
+        self._fewest = fewest
         self.drafting = Line(_KEEPS, believed=1.0)
-        self.num_plain = 0
-        self._plain = Line(_KEEPS, believed=0.5)
-        self._plain_at = 0, 0.0  # the last answer of it: it is read again and again for as many requests
-        self._nodes_squared = self._nodes_times_excess = 0.0
+        self.num_steps = 0
+        self._seconds, self._rows = Mean(_NOW), Mean(_NOW)  # of the last steps; rows beyond the fewest
+        self._squares = self._products = 0.0
 
     @property
     def known(self) -> bool:
-        """Whether enough steps without drafts were seen to weigh others against them."""
-        return self.num_plain >= MIN_PLAIN_STEPS
+        """Whether enough steps were seen to weigh others against them."""
+        return self.num_steps >= MIN_STEPS
 
     @property
     def row_known(self) -> bool:
         """Whether a row's cost was measured at all."""
-        return self._nodes_squared >= 8.0
+        return self._squares >= _MEASURED
+
+    @property
+    def row(self) -> float:
+        """The cost of one more row, in steps of the fewest; negative where drafting saves the verification work."""
+        return max(_LEAST_ROW, (self._products + _DOUBT / self._fewest) / (self._squares + _DOUBT))
+
+    @property
+    def base(self) -> float:
+        """Seconds of a step of the fewest rows."""
+        return self._seconds.value / self._times(self._rows.value)
 
     def token(self, num_requests: int) -> float:
-        """Seconds that plain decoding takes for a token."""
-        return self._step(num_requests) / num_requests
+        """The cost of a token by plain decoding, in steps of the fewest rows."""
+        return self._times(num_requests - self._fewest) / num_requests
 
-    def row(self, num_requests: int) -> float:
-        """Seconds that one more row takes; negative where drafting saves the verification some of its own work."""
-        share = 1.0 / num_requests
-        weight = (_NOISE / share) ** 2
-        excess = (self._nodes_times_excess + weight * share) / (self._nodes_squared + weight)
-        return excess * self._step(num_requests)
+    def _times(self, more: float) -> float:
+        """Time of a step with so many more rows, in steps of the fewest."""
+        return max(0.1, 1.0 + self.row * more)
 
-    def measure(self, num_requests: int, nodes: int, seconds: float) -> None:
+    def measure(self, num_rows: int, seconds: float) -> None:
         """Take in a step that read no prompt.
 
         Args:
-            seconds: that it took, but for drafting.
+            seconds: that it took, except for drafting.
         """
-        if not nodes:
-            self.num_plain += 1
-            self._plain.add(num_requests, seconds)
-            self._plain_at = 0, 0.0
-        elif self._plain.seen:
-            plain = self._step(num_requests)
-            excess = min(seconds - plain, LATE * nodes * max(self.row(num_requests), plain / num_requests)) / plain
-            self._nodes_squared = self._nodes_squared * _KEEPS + nodes * nodes
-            self._nodes_times_excess = self._nodes_times_excess * _KEEPS + nodes * excess
-
-    def _step(self, num_requests: int) -> float:
-        if self._plain_at[0] != num_requests:
-            self._plain_at = num_requests, self._plain.at(num_requests)
-        return self._plain_at[1]
+        more = num_rows - self._fewest
+        if self.known:
+            mean = self._rows.value
+            expected = self.base * self._times(more)
+            seconds = min(seconds, LATE * expected)
+            if abs(more - mean) > 0.5:
+                ratio = seconds / self._seconds.value
+                excess = (ratio - 1.0) * self._times(mean)
+                self._squares = self._squares * _KEEPS + (more - mean) ** 2
+                self._products = self._products * _KEEPS + excess * (more - mean)
+        self._seconds.add(seconds)
+        self._rows.add(more)
+        self.num_steps += 1
 
 
 class Reading:
