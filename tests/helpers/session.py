@@ -61,7 +61,7 @@ def _what_a_file_caches_goes_with_it(request: pytest.FixtureRequest) -> Iterator
         if isinstance(thing, _CACHED) and thing.__module__ == request.module.__name__:
             thing.cache_clear()
     gc.collect()
-    gc.freeze()  # what is left stays to the end: the next walk, at each file's end, leaves it out
+    gc.freeze()  # these objects last to the end: the walk at the next file's end skips them
     if _give_back is not None:
         _give_back(0)
 

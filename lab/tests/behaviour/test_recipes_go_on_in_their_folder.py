@@ -42,6 +42,7 @@ RECIPE = Recipe(
 
 
 BOUNDS = Bounds(tokens=2 * 2 * 16)
+LIKE_BASE = ("base-tasks", "base-tasks-2", "base-tasks-3", "base-tasks-4")  # the same network on other text
 
 
 @pytest.fixture
@@ -59,7 +60,9 @@ def test_a_full_disk_while_a_tokenizer_is_saved(tmp_path, corpus):
     assert len(load_tokenizer(str(tmp_path))) > 256
 
 
-@pytest.mark.parametrize("name", recipes.NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full_product if name in LIKE_BASE else ()) for name in recipes.NAMES]
+)
 def test_every_recipe_makes_a_model_that_transformers_loads(name, tmp_path, corpus, monkeypatch):
     monkeypatch.setattr(mixture, "GROW_WRITTEN", 500)
     monkeypatch.setattr(outputs, "BATCH", 4)

@@ -19,7 +19,9 @@ PROMPT = PROMPTS[1]  # every rule strays on it: target and draft are often unsur
 LOSSY = [entry.name for entry in catalog.entries("verifier") if entry.promise == "approximate"]
 UNBOUNDED = ("reflective",)  # its divergence is infinite where exact verification of a drawn token is certain
 EXACT_AT_0 = ("diffuspec",)  # its bias is of draws only
+FEW = (*UNBOUNDED, *EXACT_AT_0, "typical")  # one of each kind, for what takes seconds
 every_rule = pytest.mark.parametrize("rule", LOSSY)
+more = pytest.mark.full_product
 
 
 def recipe(rule, *, loose=True):
@@ -59,6 +61,7 @@ def generate(capsys, rule, *more):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.covering(1)
 @every_rule
 @pytest.mark.parametrize("temperature", ["0", "1"])
 def test_the_budget_holds_and_binds(loaded, capsys, rule, temperature):
@@ -79,7 +82,7 @@ def test_the_budget_holds_and_binds(loaded, capsys, rule, temperature):
         assert free["token_ids"] != plain
 
 
-@every_rule
+@pytest.mark.parametrize("rule", [rule if rule in FEW else pytest.param(rule, marks=more) for rule in LOSSY])
 def test_eval_says_approximate_and_how_far(loaded, capsys, rule):
     task = ["--task", "keys", "--limit", "8", "--max-tokens", "32"]  # enough that every rule strays
     assert main(["eval", *task, *recipe(rule), "--temperature", "1", "--json"]) == 0

@@ -21,7 +21,7 @@ INPUTS = 256
 
 @pytest.fixture(scope="module", params=KINDS)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compiled(request.param, tmp_path_factory.mktemp("products"))
+    return compiled(request.param, tmp_path_factory)
 
 
 def some(

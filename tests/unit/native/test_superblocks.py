@@ -25,7 +25,7 @@ KEPT = tuple(BITS)
 
 @pytest.fixture(scope="module", params=KINDS)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compiled(request.param, tmp_path_factory.mktemp("products"))
+    return compiled(request.param, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,10 @@ WEATHER: Any = {
     },
 }
 CLOCK: Any = {"type": "function", "function": {"name": "clock"}}
-METHODS = [{"method": "suffix"}, {"method": "draft_model", "model": "zoo:draft", "tree": "topk"}]
+METHODS = [
+    pytest.param({"method": "suffix"}, marks=pytest.mark.full_product),
+    {"method": "draft_model", "model": "zoo:draft", "tree": "topk"},
+]
 
 
 @pytest.fixture(scope="module", params=METHODS, ids=lambda each: each["method"])

@@ -329,6 +329,7 @@ def test_bytes_are_those_of_the_pipe(helped: LLM, monkeypatch: pytest.MonkeyPatc
     assert rows * WIDTH * 4 * 0.8 < sum(sent) < 3 * rows * WIDTH * 4
 
 
+@pytest.mark.full_product
 @pytest.mark.parametrize(
     "number",
     [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.slow)],

@@ -125,6 +125,7 @@ def test_no_reply_in_a_micro_batch_moves_nothing(folder):
     assert not any(parameter.grad.any() for parameter in head.parameters() if parameter.grad is not None)
 
 
+@pytest.mark.full_product
 def test_a_run_learns_stops_and_goes_on(folder):
     whole = train(folder, "whole", 30)
     losses = [loss for _, _, loss in whole["curve"]]

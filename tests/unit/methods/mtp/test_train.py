@@ -139,6 +139,7 @@ def test_models_that_are_not_laid_out(tmp_path: Path) -> None:
             relaid(load_as_is(name, device="cpu").model, name)
 
 
+@pytest.mark.full_product
 def test_it_learns_stops_and_goes_on(folder: Path) -> None:
     whole = train(folder, "whole", 24, rate=2.0)
     losses = [loss for _, _, loss in whole["curve"]]
