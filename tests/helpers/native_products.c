@@ -12,6 +12,7 @@
 
 #include "types.h"
 #include "vectors.h"
+#include "coded_rows.h"
 #include "quantised.h"
 #include "superblocks.h"
 

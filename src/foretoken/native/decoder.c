@@ -21,6 +21,7 @@
 
 #include "types.h"          /* the structures that Python hands over */
 #include "vectors.h"        /* exponential, softmax, ranking */
+#include "coded_rows.h"     /* rows in codes of 8 bits */
 #include "quantised.h"      /* packed weights of 8 or 4 bits */
 #include "superblocks.h"    /* packed weights in the superblocks of a GGUF file */
 #include "stored_blocks.h"  /* the blocks of a GGUF file: packed, and decoded */

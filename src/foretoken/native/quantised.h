@@ -12,170 +12,30 @@
  * groups. A scale comes before a minimum.
  */
 
-#define LINE 64
 /* Of each tile's codes, that a product asks for before it uses them: not yet into the nearest cache, which waits for fewer
  * lines at a time than there are on their way from memory. As many as that are on their way from several tiles together. */
 #define LINES_AHEAD(TILES) ((TILES) > 2 ? 48 : 96)
-#define STEP 32 /* inputs of a row that share a step; the last ones of a row may be fewer */
 /* Rows whose sums are in registers together, and how many parts of tiles at a time: next to every sum of integers a sum of
- * floats is kept. Four rows and more are enough to keep the processor busy with one part; five and six gain by sharing what
- * two parts load, so rows that are more than MOST_CODED take turns in blocks of six. */
+ * floats is kept. Rows that are more than MOST_CODED take turns, in blocks of six where codes have 8 bits: these gain by
+ * sharing what two parts load; of 4 bits more rows gain, because codes are opened once for all of them. */
 #if REGISTERS > 16
 #define CODED_PARTS(MR) ((MR) <= 3 ? 4 : (MR) == 5 || (MR) == 6 ? 2 : 1)
 #else
 #define CODED_PARTS(MR) ((MR) <= 2 ? 2 : 1)
 #endif
 #ifndef MOST_CODED /* a test may take fewer: each of them is compiled by itself */
-#if REGISTERS > 16
+#if PARTS == 1
+#define MOST_CODED 12
+#elif REGISTERS > 16
 #define MOST_CODED 8
 #else
 #define MOST_CODED 4
 #endif
 #endif
-#define CODED_BLOCKS(ROWS) ((ROWS) <= MOST_CODED ? 1 : MOST_CODED > 6 ? ((ROWS) + 5) / 6 : ((ROWS) + MOST_CODED - 1) / MOST_CODED)
 
 enum { SMALLER, PLAIN, SAME, LARGER }; /* groups, next to a step; PLAIN: the same, and there are no minimums */
 
 typedef part_of_signs sums_of_codes; /* LANES of them */
-
-static inline long whole_lines(long bytes) { return (bytes + LINE - 1) / LINE * LINE; }
-
-/* What a coded row says of a cell. */
-typedef struct {
-    int32_t correction; /* what its sum of products begins with */
-    float sum;          /* of its codes; of a group that is larger, in its last cell: of all its cells, each times its step */
-    float step;         /* what a code of 1 stands for */
-    float unused;
-} Cell;
-
-/* Where the parts of a coded row and of a tile are, in bytes, and how many there are. */
-typedef struct {
-    long groups, cells;               /* of a row */
-    long inner;                       /* cells of a step, or of a group that is larger; of the last perhaps fewer */
-    long size, units, all_units;      /* of a cell, but for the last: inputs, units; units of a row */
-    long apart;                       /* in a row: from a cell to the next */
-    long parameters, minimums, codes; /* of a tile: bytes of a group's; of these, where the minimums begin; all groups' */
-} Places;
-
-static inline Places places_of(const Matrix *w, long inputs) {
-    Places y;
-    const int larger = w->group > STEP;
-    y.groups = inputs / w->group;
-    y.size = w->group < STEP ? w->group : STEP;
-    y.cells = (inputs + y.size - 1) / y.size;
-    y.inner = larger ? (w->group + STEP - 1) / STEP : STEP / w->group;
-    y.units = y.size * w->bits / 32;
-    y.all_units = inputs * w->bits / 32;
-    y.apart = y.size + (long)sizeof(Cell);
-    y.minimums = w->half ? 32 : 64;
-    y.parameters = w->minimum ? 2 * y.minimums : y.minimums;
-    y.codes = whole_lines(y.groups * y.parameters);
-    return y;
-}
-
-/* Room that coding a row for a matrix and its rest needs for the work, in floats of the row. */
-static inline long lines_of(const Matrix *w) {
-    for (; w; w = w->rest)
-        if (w->order) return 2;
-    return 1;
-}
-
-/* Bytes of a coded row. */
-static inline long coded_bytes(const Matrix *w, long inputs) {
-    const Places at = places_of(w, inputs);
-    return whole_lines(at.cells * at.apart);
-}
-
-/* The same for a matrix and its rest together. */
-static inline long all_coded_bytes(const Matrix *w, long inputs) {
-    long bytes = 0;
-    for (; w; w = w->rest) bytes += coded_bytes(w, inputs);
-    return bytes;
-}
-
-static inline __attribute__((always_inline)) int32_t largest_of_signs(part_of_signs x) {
-#if PARTS == 1
-    return _mm512_reduce_max_epi32((__m512i)x);
-#elif PARTS == 4 && defined(__aarch64__)
-    return vmaxvq_s32((int32x4_t)x);
-#else
-    int32_t most = x[0];
-    UNROLL for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
-    return most;
-#endif
-}
-
-static inline __attribute__((always_inline)) int32_t sum_of_signs(part_of_signs x) {
-#if PARTS == 1
-    return _mm512_reduce_add_epi32((__m512i)x);
-#elif PARTS == 4 && defined(__aarch64__)
-    return vaddvq_s32((int32x4_t)x);
-#else
-    int32_t sum = 0;
-    UNROLL for (int i = 0; i < LANES; i++) sum += x[i];
-    return sum;
-#endif
-}
-
-/* The largest magnitude of n floats, a multiple of 16 of them; NaN if one of them is not finite. The bits of magnitudes are
- * integers in the same order, those of infinity and NaN the largest: one comparison finds both. */
-static inline __attribute__((always_inline)) float largest_magnitude(const float *x, long n) {
-    part_of_signs largest = {0};
-    for (long i = 0; i < n; i += LANES) {
-        const part_of_signs y = *(const part_of_signs_unaligned *)(x + i) & 0x7fffffff, larger = y > largest;
-        largest = (y & larger) | (largest & ~larger);
-    }
-    const int32_t bits = largest_of_signs(largest);
-    float most;
-    memcpy(&most, &bits, 4);
-    return bits < 0x7f800000 ? most : NAN;
-}
-
-/* What a code of 8 bits stands for where this is the largest magnitude; *inverse: of what is coded. */
-static float step_of(float most, float *inverse) {
-    const int odd = most != most, counts = most >= 7.888609052210118e-31f; /* 2^-100 */
-    *inverse = counts ? 127.0f / most : 0;
-    return odd ? NAN : counts ? most / 127.0f : 0;
-}
-
-/* LANES codes, to nearest, ties to even. */
-static inline __attribute__((always_inline)) part_of_signs codes_of(const float *x, float inverse, int odd) {
-    const part y = *(const part_unaligned *)x * inverse;
-    return (part_of_signs)((odd ? (part){0} : y) + 12582912.0f) - 0x4b400000;
-}
-
-/* Where the processor multiplies only signed codes with signed ones, those of 8 bits are taken as 128 less; what that takes
- * from a sum of products is 128 times the sum of the row's codes, which the sum begins with. */
-#if PARTS == 4 && defined(__ARM_FEATURE_DOTPROD)
-#define LESS 128
-#else
-#define LESS 0
-#endif
-
-/* One row in codes of 8 bits. x: floats, a multiple of 16 of them. */
-static void code_row(const Matrix *w, const float *x, long inputs, char *row) {
-    const Places at = places_of(w, inputs);
-    const int32_t offset = (w->bits == 8 ? LESS : 0) - (int32_t)w->offset;
-    float of_group = 0;
-    for (long i = 0, c = 0; i < inputs;) {
-        const long end = i + STEP < inputs ? i + STEP : inputs;
-        const float most = largest_magnitude(x + i, end - i);
-        float inverse;
-        const float step = step_of(most, &inverse);
-        for (; i < end; c++, row += at.apart) {
-            part_of_signs sum = {0};
-            char *to = row;
-            for (const long stop = i + at.size < end ? i + at.size : end; i < stop; i += LANES, to += LANES) {
-                const part_of_signs code = codes_of(x + i, inverse, most != most);
-                sum += code;
-                *(codes_unaligned *)to = __builtin_convertvector(code, codes_unaligned);
-            }
-            const int32_t total = sum_of_signs(sum);
-            of_group = (c % at.inner ? of_group : 0) + step * (float)total;
-            *(Cell *)(row + at.size) = (Cell){offset * total, w->group > STEP ? of_group : (float)total, step, 0};
-        }
-    }
-}
 
 /* LANES sums + the products of 4 codes of each of LANES outputs, LESS so much if they are of 8 bits, with 4 of a row */
 static inline __attribute__((always_inline)) sums_of_codes add_codes(sums_of_codes sums, part_of_units w, const char *x) {
@@ -256,7 +116,8 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
                                                               float *out, long out_stride, const float *bias, int add) {
     part sums[MOST_CODED][4]; /* MR x NP of them are used, as in products.inc */
     const char *group = tile + part_of_tile * (at->minimums / PARTS);
-    const char *x3 = x + (MR > 3 ? 3 : 0) * x_stride, *x6 = x + (MR > 6 ? 6 : 0) * x_stride; /* rows 3 and 6, if there are */
+    const char *x3 = x + (MR > 3 ? 3 : 0) * x_stride; /* rows 3, 6 and 9, if there are */
+    const char *x6 = x + (MR > 6 ? 6 : 0) * x_stride, *x9 = x + (MR > 9 ? 9 : 0) * x_stride;
     const char *codes[4]; /* of each tile */
     UNROLL for (int n = 0; n < NP; n += PARTS) codes[n / PARTS] = tile + at->codes + part_of_tile * 4 * LANES + n / PARTS * w->stride;
     const int WHOLE = KIND == PLAIN || KIND == SAME;
@@ -264,7 +125,9 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
     const long early = at->all_units < LINES_AHEAD(NP / PARTS) ? at->all_units : LINES_AHEAD(NP / PARTS);
     const long stride = w->stride, half = w->half, minimum_too = KIND != PLAIN && w->minimum, to_next = next - tile;
     long ahead = early * LINE; /* from the codes of a unit to those that are prefetched with them */
-#define ROW(M) ((M) < 3 ? x + (M) * x_stride : (M) < 6 ? x3 + ((M) - 3) * x_stride : x6 + ((M) - 6) * x_stride)
+#define ROW(M)                                                                                                        \
+    ((M) < 3 ? x + (M) * x_stride : (M) < 6 ? x3 + ((M) - 3) * x_stride : (M) < 9 ? x6 + ((M) - 6) * x_stride         \
+                                                                                  : x9 + ((M) - 9) * x_stride)
 #define CELL(M) ((const Cell *)(ROW(M) + size))
 #define LAST(M) ((const Cell *)(ROW(M) - (long)sizeof(Cell)))
 #define ADDRESSES_UNKNOWN                                                                                             \
@@ -272,6 +135,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
         __asm__("" : "+r"(x), "+r"(x_stride), "+r"(ahead), "+r"(group));                                              \
         if (MR > 3) __asm__("" : "+r"(x3));                                                                           \
         if (MR > 6) __asm__("" : "+r"(x6));                                                                           \
+        if (MR > 9) __asm__("" : "+r"(x9));                                                                           \
         UNROLL for (int n = 0; n < NP; n += PARTS) __asm__("" : "+r"(codes[n / PARTS]));                              \
     } while (0)
 #define UNIT_OF_CELL(U)                                                                                               \
@@ -323,6 +187,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
             x += apart;
             x3 += apart;
             x6 += apart;
+            x9 += apart;
         }
         UNROLL for (int n = 0; n < NP; n++) {
             const char *own = group + n / PARTS * stride;
@@ -375,7 +240,8 @@ static inline __attribute__((always_inline)) void coded_product_over(const int B
                                                                      const char *rows_from, long x_stride, long rows, float *to,
                                                                      long out_stride, const float *bias, int add) {
     const char *tiles = w->tiles;
-    const long blocks = CODED_BLOCKS(rows), group = blocks <= 1 ? end - first : 4;
+    const long most = BITS == 8 && MOST_CODED > 6 && rows > MOST_CODED ? 6 : MOST_CODED;
+    const long blocks = (rows + most - 1) / most, group = blocks <= 1 ? end - first : 4;
     for (long begin = first; begin < end; begin += group) {
         const long last = begin + group < end ? begin + group : end;
         for (long i = 0, r = 0; i < blocks; i++) {
@@ -387,6 +253,9 @@ static inline __attribute__((always_inline)) void coded_product_over(const int B
                 CODED_CASE(1) CODED_CASE(2) CODED_CASE(3) CODED_CASE(4)
 #if MOST_CODED > 4
                 CODED_CASE(5) CODED_CASE(6) CODED_CASE(7) CODED_CASE(8)
+#endif
+#if MOST_CODED > 8
+                CODED_CASE(9) CODED_CASE(10) CODED_CASE(11) CODED_CASE(12)
 #endif
             }
             r += count;

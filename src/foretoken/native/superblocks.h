@@ -198,7 +198,7 @@ static inline __attribute__((always_inline)) void superblock_product_over(const 
                                                                           long x_stride, long rows, float *to, long out_stride,
                                                                           const float *bias, int add) {
     const char *tiles = w->tiles;
-    const long blocks = (rows + MOST_CODED - 1) / MOST_CODED;
+    const long most = MOST_CODED < 8 ? MOST_CODED : 8, blocks = (rows + most - 1) / most;
     const long group = blocks <= 1 ? end - begin_tile : 4;
     for (long begin = begin_tile; begin < end; begin += group) {
         const long last = begin + group < end ? begin + group : end;
