@@ -136,6 +136,50 @@ def test_the_number_of_threads_changes_nothing(threads: int, dtype: torch.dtype 
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize(
+    ("family", "dtype", "keys"),
+    [
+        ("llama", torch.float32, "auto"),
+        ("llama, one group", torch.bfloat16, "auto"),
+        ("llama", torch.bfloat16, "int8"),
+        ("gemma2", torch.bfloat16, "auto"),  # scores are capped, and some layers have windows
+    ],
+)
+def test_attention_that_is_divided_by_columns_changes_nothing(
+    family: str, dtype: torch.dtype, keys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns 1024 and 2048 begin a span; several threads divide few rows by spans, and one does not."""
+    monkeypatch.setitem(COMMON, "max_position_embeddings", 2304)
+    model, reference = make(family, dtype, kv_cache_dtype=keys)
+    tokens, tree = text(2070), TokenTree(text(len(PARENTS), 2), PARENTS)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            session = Session(model)
+            slot = session.cache.acquire()
+            rows = [session.chunk(slot, tokens[:2040])]
+            alone = session.cache.fork(slot)
+            rows += [session.draft(slot, tokens[2040], tree)]
+            for node in range(-1, len(tree)):
+                own = session.cache.fork(alone)
+                path = [tokens[2040], *(tree.tokens[i] for i in tree.path_to(node))]
+                last = torch.cat([session.chunk(own, [token]) for token in path])[-1]
+                assert torch.equal(rows[1][node + 1], last)
+                session.cache.release(own)
+            rows += [torch.cat([session.chunk(alone, [token]) for token in tokens[2040:]])]
+            whole = session.cache.acquire()
+            assert torch.equal(session.chunk(whole, tokens)[2040:], rows[2])
+            results.append(torch.cat(rows))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    if dtype is torch.float32:
+        assert error(rows[2], plain(reference, tokens)[2040:]) < 1e-4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
 def test_the_library_modules_still_work_over_the_packed_weights(dtype: torch.dtype | str) -> None:
     """A plan that is not described goes layer by layer through the library, over the same memory."""

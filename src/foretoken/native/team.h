@@ -18,8 +18,8 @@ static double now(void) {
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
 #define MAX_THREADS 256
 #define PARTS_OF_SCRATCH 14
-#define ROW_BUFFERS 11
-#define STAGES_OF_LAYER 18 /* at most */
+#define ROW_BUFFERS 12
+#define STAGES_OF_LAYER 19 /* at most */
 
 typedef struct {
     _Alignas(64) atomic_long next; /* first unclaimed piece */
@@ -52,6 +52,8 @@ typedef struct Job {
     void *entering;          /* the same of experts */
     int32_t *choices;        /* experts of each row */
     float *shares, *opened;  /* weights of each choice; of a row's shared MLP */
+    float *span_sums;        /* of attention that is divided among threads, see attention_work.h; NULL: it is not */
+    long most_spans;
     Scratch *scratch; /* one for each thread */
     Stage *stages;
     int threads;

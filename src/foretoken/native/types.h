@@ -35,6 +35,7 @@
 #define TILE 256
 #define PANEL 96
 #endif
+#define SPAN (4 * TILE) /* columns with sums of their own, which another thread may find */
 #if REGISTERS > 16
 #define VALUES_FOR(MR) ((MR) <= 6 ? 4 : 2)
 #else

@@ -33,6 +33,11 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
     long projected = m->qkv_stride, mixed = 0, attended = m->heads * m->head_dim, walked = 0, levels = 0;
     for (long i = 0; call->states && i < call->num_segments; i++) levels = larger(levels, call->states->segments[i].levels);
     long gated = T * 2 * m->mlp_width, hidden = gated / 2, choices = 0, routed = 0, pairs = 0; /* routed: scores of a row */
+    long columns = 0; /* of a segment that may be divided by its spans */
+    for (long i = 0; i < call->num_segments; i++)
+        if (!call->segments[i].keep) columns = larger(columns, columns_of(call->segments + i));
+    const int divided = columns > SPAN && threads > 1 && panels_of_all(job) * m->kv_heads < 4 * threads;
+    job->most_spans = divided ? (columns + SPAN - 1) / SPAN : 0;
     int branched = m->residual_scale != 1;
     for (long l = call->first; l < call->last; l++) {
         const Experts *experts = m->layers[l].experts;
@@ -64,7 +69,8 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
                                       choices * sizeof(int32_t),
                                       choices * sizeof(float),
                                       choices ? T * sizeof(float) : 0,
-                                      (T + call->num_wanted + call->num_tap_rows) * sizeof(int32_t)};
+                                      (T + call->num_wanted + call->num_tap_rows) * sizeof(int32_t),
+                                      T * m->heads * job->most_spans * span_floats(m) * sizeof(float)};
     for (int i = 0; i < ROW_BUFFERS; i++)
         if (!reserve(team->rows + i, rows[i])) return 0;
     job->residual = team->rows[0].data;
@@ -77,6 +83,7 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
     job->choices = team->rows[7].data;
     job->shares = team->rows[8].data;
     job->opened = team->rows[9].data;
+    job->span_sums = divided ? team->rows[11].data : 0;
 
     const long tokens = panel_tokens(m), folded = tokens * group;
     long most_columns = 0, most_blocks = 0, behind = 0; /* the last: most columns of a tree after the prefix */
@@ -113,7 +120,7 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
     const Matrix keys = coded_keys(0, m->head_dim);
     const long lines = call->coded ? 24 : 12; /* of scores */
     const size_t parts[PARTS_OF_SCRATCH] = {folded * m->head_dim * entered,
-                                            folded * (16 + m->head_dim + 1) * sizeof(float),
+                                            (2 * folded * (16 + m->head_dim + 1) + 16) * sizeof(float),
                                             larger(lines * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
                                             larger(T, call->num_wanted) * m->width * entered,
                                             2 * m->kv_heads * most_blocks * sizeof(float),
