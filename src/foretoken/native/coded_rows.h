@@ -38,7 +38,7 @@ static inline Places places_of(const Matrix *w, long inputs) {
     return y;
 }
 
-/* Room that coding a row for a matrix and its rest needs for the work, in floats of the row. */
+/* Space that coding a row for a matrix and its rest needs for the work, in floats of the row. */
 static inline long lines_of(const Matrix *w) {
     for (; w; w = w->rest)
         if (w->order) return 2;
@@ -103,7 +103,7 @@ static inline __attribute__((always_inline)) float largest_magnitude(const float
     return bits < 0x7f800000 ? most : NAN;
 }
 
-/* What a code of 8 bits stands for where this is the largest magnitude; *inverse: of what is coded. */
+/* What a code of 8 bits stands for where this is the largest magnitude; *inverse: of a number that is coded. */
 static float step_of(float most, float *inverse) {
     const int odd = most != most, counts = most >= 7.888609052210118e-31f; /* 2^-100 */
     *inverse = counts ? 127.0f / most : 0;

@@ -28,7 +28,7 @@ class Parameters:
     """Arguments that are written one by one.
 
     Attributes:
-        pattern: a parameter with the groups ``key``, ``value`` and perhaps ``string``, which tells strings from JSON.
+        pattern: a parameter with the groups ``key``, ``value`` and perhaps ``string``, which marks a value as no JSON.
         opens: what each parameter begins with.
         end: what ends them.
         writes: what a grammar writes between the key and a string, between it and another value, and after the value.
@@ -48,12 +48,12 @@ class ToolFormat:
         name: for ``--tool-parser``.
         marks: texts that its chat templates contain, all of them.
         opens: what a call begins with, the longest first; empty: a call is the beginning of the text.
-        head: what follows up to the arguments, with the name as its group, and perhaps ``id``; None: a call is a JSON
+        head: the text up to the arguments, with the name as its group, and perhaps ``id``; None: a call is a JSON
             object with its name and arguments.
         closers: what may follow the arguments, in order.
         around: what a grammar writes before the first and after the last call.
-        writes: what it writes before the name, after it, and after the arguments.
-        between: what it writes between calls.
+        writes: its text before the name, after it, and after the arguments.
+        between: its text between calls.
         parameters: named parameters; None: the arguments are JSON.
         short_ids: ids have nine letters and digits.
     """
@@ -245,7 +245,7 @@ def format_of(tokenizer: Any, name: str = "auto") -> ToolFormat:
 
     Args:
         tokenizer: its chat template has the marks.
-        name: a row's name; "auto": the row whose mark is in the template and in a call that it writes, else Hermes'.
+        name: a row's name; "auto": the row with a mark that the template has and writes in a call, else Hermes'.
     Raises:
         ConfigError: there is no such row.
     """

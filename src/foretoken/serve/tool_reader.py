@@ -92,7 +92,7 @@ class MarkedReader(_Outside):
             pass
         return "" if self._only else "".join(out), [*news.values()]
 
-    # each part reads what it can, and returns whether another part may go on
+    # each part reads its own text, and returns whether another part may go on
 
     def _outside(self, final: bool, out: list[str], news: _Pieces) -> bool:
         held = self._held
@@ -184,7 +184,7 @@ class MarkedReader(_Outside):
 
 
 class ObjectReader(_Outside):
-    """Reads calls that are JSON objects, one after the other: behind a mark, or where the text begins with one."""
+    """Reads calls that are JSON objects, one after the other: after a mark, or where the text begins with one."""
 
     def __init__(self, form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool = False) -> None:
         super().__init__(form, tools, only=only)

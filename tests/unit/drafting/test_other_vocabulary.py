@@ -126,7 +126,7 @@ def test_a_seeded_text_is_kept_by_match(plain: LLM) -> None:
         assert [each.token_ids for each in found] == expected
 
 
-def test_a_draft_carries_the_distribution_of_what_is_proposed() -> None:
+def test_a_draft_carries_the_distribution_of_its_tokens() -> None:
     """Shared: the draft's own, on shared tokens, normalised. Text: a point mass."""
     tokens = target().tokenizer.encode(PROMPTS[1], add_special_tokens=False)
     asked = make_request(tokens, vocab_size=target().vocab_size, max_tokens=50, temperature=1.0)
