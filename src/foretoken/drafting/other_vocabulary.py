@@ -3,7 +3,7 @@
     shared   the draft's distribution on the tokens that both have, normalised again: q, which proposals are drawn from
     text     the draft's most probable tokens as text, spelled in the target's tokens: a point mass
 
-Both are exact, whatever the draft is shown: a verifier has the distribution of each proposed target token. Tokens
+Both are exact, whatever the draft is shown: a verifier knows the distribution of each proposed target token. Tokens
 are paired by their bytes, not by their spelling in a vocabulary.
 
 Paper: token-level intersection and string-level exact match, Timor et al. 2025, arXiv:2502.05202. Differs: a string is

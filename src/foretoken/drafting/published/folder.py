@@ -31,9 +31,9 @@ def method_for(model: Any) -> str:
     if not isinstance(model, str | Path):  # for the method to refuse
         return DRAFT_MODEL
     folder = home_expanded(model)
-    if not (folder / CONFIG).is_file():
-        return DRAFT_MODEL
     try:
+        if not (folder / CONFIG).is_file():
+            return DRAFT_MODEL
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         names = tensor_names(folder)
     except (OSError, ValueError):  # the method that reads the folder reports the error

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from foretoken.core.errors import ModelError
 
-EAGLE, PARD, DRAFT_MODEL = "eagle", "pard", "draft_model"  # methods
+EAGLE, DFLASH, PARD, DRAFT_MODEL = "eagle", "dflash", "pard", "draft_model"  # methods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Layout:
         tensors: patterns; each one occurs in the name of a tensor.
         refused: why it is not run; empty: it is.
         renamed: beginnings of names and what the network calls them.
-        ids: key of the tapped layers.
+        ids: key of the tapped layers, or several with bars between them.
         counting: whether an id k means the input of layer k (the stream after k layers), its output (after k + 1), or
             either: the output where the first id is 1, as vLLM and SGLang read these.
     """
@@ -101,9 +101,18 @@ LAYOUTS = (
     ),
     Layout(name="Domino", tensors=(r"(^|\.)prefix_gru\.",), refused=f"its GRU is not computed here: {_ELSEWHERE}"),
     Layout(
-        name="DFlash",
-        tensors=(r"(^|\.)fc\.weight$", r"^(model\.)?hidden_norm\.weight$", r"layers\.0\.input_layernorm"),
-        refused="this block network is not computed here: 'diffuspec' is the nearest (foretoken train diffuspec)",
+        name="DFlash and DSpark of speculators",
+        method=DFLASH,
+        keys={"speculators_model_type": ("dflash", "dspark")},
+        ids="aux_hidden_state_layer_ids",
+    ),
+    Layout(
+        name="DFlash and DSpark of z-lab, DeepSpec and SpecForge",
+        method=DFLASH,
+        tensors=(r"^(model\.)?fc\.weight$", r"^(model\.)?hidden_norm\.weight$", r"layers\.0\.input_layernorm"),
+        renamed=(("model.", ""), ("confidence_proj.", "confidence_head.proj."), ("markov_w", "markov_head.markov_w")),
+        ids="target_layer_ids|dflash_config.target_layer_ids",
+        counting="outputs",
     ),
     Layout(
         name="MTP of speculators",

@@ -5,7 +5,6 @@ Letters: W width, N states of a row, F width of a state, V vocabulary, K draft v
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -18,6 +17,7 @@ from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import fields_for
 from foretoken.drafting.feature_heads.draft_ids import spread_ids
 from foretoken.drafting.learned_part import check_fingerprint
+from foretoken.drafting.published.vocabulary_maps import MAPS, ids_of, maps_of
 from foretoken.forward import anatomy
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, UNKNOWN, EagleConfig, from_settings, to_settings
 from foretoken.methods.eagle.makers import in_our_form
@@ -47,8 +47,7 @@ class Eagle(EagleNetwork):
         if self.config.algorithm == EAGLE2:
             return {_renamed(name, _EAGLE2_NAMES): value for name, value in found.items()}
         if self.ids_K is not None:
-            found["d2t"] = self.ids_K - torch.arange(len(self.ids_K))
-            found["t2d"] = torch.zeros(self.config.vocab_size, dtype=torch.bool).index_fill_(0, self.ids_K, True)
+            found |= maps_of(self.ids_K, self.config.vocab_size)
         return found
 
     @classmethod
@@ -59,7 +58,7 @@ class Eagle(EagleNetwork):
             ValueError: config and weights do not fit each other; the message names the tensor.
         """
         found = dict(tensors)
-        ids_K = _ids_of(config, found.pop("d2t", None), found.pop("t2d", None))
+        ids_K = ids_of(config, *(found.pop(name, None) for name in MAPS))
         network = cls(config, ids_K=ids_K, own_head=_LM_HEAD in found, own_embedding=_EMBEDDING in found)
         network.take(found)
         return network.eval()
@@ -215,34 +214,3 @@ def _renamed(name: str, pairs: tuple[tuple[str, str], ...]) -> str:
         if name.startswith(old):
             return new + name.removeprefix(old)
     return name
-
-
-def _ids_of(config: EagleConfig, d2t_K: Tensor | None, t2d_V: Tensor | None) -> Tensor | None:
-    """Return the tokens of the draft vocabulary, increasing; None: all.
-
-    Raises:
-        ValueError: both maps are missing, one is damaged, or they contradict each other.
-    """
-    size, whole = config.draft_vocab_size, config.vocab_size
-    if d2t_K is None and t2d_V is None:
-        if size != whole:
-            raise ValueError(f"d2t and t2d are missing, but draft_vocab_size={size} of {whole} tokens")
-        return None
-    if t2d_V is not None and (t2d_V.shape != (whole,) or t2d_V.is_floating_point()):
-        raise ValueError(f"t2d is {list(t2d_V.shape)} of {t2d_V.dtype}: bool, [{whole}]")
-    if d2t_K is None:
-        assert t2d_V is not None
-        ids_K = t2d_V.nonzero().flatten()
-        if len(ids_K) != size:
-            raise ValueError(f"t2d marks {len(ids_K)} tokens, but draft_vocab_size={size}")
-        return ids_K
-    if d2t_K.shape != (size,) or d2t_K.is_floating_point() or d2t_K.dtype == torch.bool:
-        raise ValueError(f"d2t is {list(d2t_K.shape)} of {d2t_K.dtype}: integers, [{size}]")
-    ids_K = torch.arange(size) + d2t_K.long()
-    if int(ids_K.min()) < 0 or int(ids_K.max()) >= whole:
-        raise ValueError(f"d2t leads to tokens {int(ids_K.min())} to {int(ids_K.max())}, of {whole}")
-    if any(a >= b for a, b in itertools.pairwise(ids_K.tolist())):
-        raise ValueError("d2t leads to tokens that do not increase")
-    if t2d_V is not None and not torch.equal(ids_K, t2d_V.nonzero().flatten()):
-        raise ValueError("t2d marks other tokens than those that d2t leads to")
-    return ids_K

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
+from foretoken.drafting.published.blocks import WHERE
 from foretoken.drafting.published.layouts import IGNORABLE, Layout, recognise, value_of
-from foretoken.methods.eagle.config import EAGLE2, EAGLE3, WHERE, from_settings
+from foretoken.methods.eagle.config import EAGLE2, EAGLE3, from_settings
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _FIXED = {  # options of ModelOpt, with the values that EAGLE-3 has

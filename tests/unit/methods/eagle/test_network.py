@@ -17,11 +17,11 @@ from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
+from foretoken.drafting.published.blocks import RopeScaling
 from foretoken.engine import compose
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.methods.eagle.checkpoint import Eagle
-from foretoken.methods.eagle.config import RopeScaling
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams

@@ -1,0 +1,214 @@
+"""Folders of DFlash and DSpark: their makers' keys and names, and the target that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import MismatchError
+from foretoken.drafting.feature_heads.block import fields_for
+from foretoken.drafting.feature_heads.draft_ids import spread_ids
+from foretoken.drafting.published.blocks import WHERE, block_fields, block_settings
+from foretoken.drafting.published.layouts import IGNORABLE, Layout, recognise, value_of
+from foretoken.drafting.published.vocabulary_maps import MAPS, ids_of, maps_of
+from foretoken.methods.dflash.network import DFlashConfig, DFlashNetwork
+from foretoken.models.language_model import LanguageModel
+
+_MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+_NESTED = "dflash_config"
+_READ = "read from the tensors"  # key of sizes that the config need not state
+_LM_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+
+
+class DFlash(DFlashNetwork):
+    """The network of a folder; see :class:`foretoken.drafting.learned_part.LearnedPart`."""
+
+    algorithm = "dflash"
+    title = "DFlash drafter"
+    Config = DFlashConfig
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all weights, bf16, and the maps between the vocabularies."""
+        found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
+        return found if self.ids_K is None else {**found, **maps_of(self.ids_K, self.config.vocab_size)}
+
+    @classmethod
+    def of(cls, config: DFlashConfig, tensors: Mapping[str, Tensor]) -> DFlash:
+        """Build the network from a config and saved weights, float32.
+
+        Raises:
+            ValueError: config and weights do not fit each other; the message names the tensor.
+        """
+        found = dict(tensors)
+        ids_K = ids_of(config, *(found.pop(name, None) for name in MAPS))
+        network = cls(config, ids_K=ids_K, own_head=_LM_HEAD in found, own_embedding=_EMBEDDING in found)
+        network.take(found)
+        return network.eval()
+
+    @classmethod
+    def random(
+        cls, target: LanguageModel, *, draft_vocab_size: int | None = None, seed: int = 0, **fields: Any
+    ) -> DFlash:
+        """Return an untrained network.
+
+        Args:
+            draft_vocab_size: number of scored tokens, evenly spread over the vocabulary; None or too many: all.
+            fields: further fields of the config.
+        """
+        size = None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size)
+        found = fields_for(target.config, target.name, "", title=cls.title, draft_vocab_size=size, mlp_width=None)
+        depths = tuple(sorted({1, max(1, target.num_layers // 2), max(1, target.num_layers - 1)}))
+        sizes = {"layers": 2, "rows": 5, "windows": (0, 6), "causal": (False, True)}
+        chosen = {**found, **sizes, "depths": depths, **fields}
+        network = cls(DFlashConfig(**chosen), ids_K=spread_ids(DFlashConfig(**chosen)))
+        network.draw(torch.Generator().manual_seed(seed), spread=0.2)
+        return network.eval()
+
+    @classmethod
+    def how(cls, target: str, draft: str, config: DFlashConfig | None = None) -> str:
+        """Return how to get one."""
+        return "a folder of a published DFlash or DSpark drafter of this model, --draft-model FOLDER"
+
+    def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
+        """Refuse a network of a target of other sizes; published folders have no fingerprint."""
+        self.check_shape(target)
+
+    def check_shape(self, model: LanguageModel) -> None:
+        """Refuse a target of another width, vocabulary or depth.
+
+        Raises:
+            MismatchError: names the differing field of ``config.json``.
+        """
+        super().check_shape(model)
+        config, layers = self.config, model.num_layers
+        if config.target_layers not in (0, layers):
+            raise MismatchError(
+                f"the {self.title}'s num_target_layers is {config.target_layers}, but '{model.name}' has {layers}"
+            )
+        if max(config.depths) > layers:
+            raise MismatchError(f"the {self.title} reads depth {max(config.depths)}, but '{model.name}' has {layers}")
+        if config.width != config.target_width and (self.lm_head is None or self.embed_tokens is None):
+            missing = _LM_HEAD if self.lm_head is None else _EMBEDDING
+            raise MismatchError(
+                f"the {self.title} is {config.width} wide and '{model.name}' {config.target_width}, so it cannot share "
+                f"the target's: {missing} is missing"
+            )
+
+    # ------------------------------------------------------------------ config.json
+
+    @classmethod
+    def _own_layout(cls, settings: Any, tensors: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        if not isinstance(settings, dict):
+            raise ValueError("config.json is not an object")
+        layout = recognise(settings, tensors)
+        found = {_renamed(name, layout): value for name, value in tensors.items() if not IGNORABLE.search(name)}
+        if "fc.weight" not in found:
+            raise ValueError("the tensor fc.weight is missing")
+        names = set(found)
+        head_norms = any(name.endswith("q_norm.weight") for name in names)
+        own_head, size = found.get(_LM_HEAD), _stated(settings, "draft_vocab_size")
+        rank = found["markov_head.markov_w1.weight"].shape[-1] if "markov_head.markov_w1.weight" in names else 0
+        more = {
+            "layout": layout,
+            "fused": found["fc.weight"].shape[-1],
+            "norm_heads": head_norms,
+            "draft_vocab_size": size or (None if own_head is None else len(own_head)),
+            "markov_rank": rank,
+            "confidence": any(name.startswith("confidence_head.") for name in names),
+        }
+        return {**settings, _READ: more}, found
+
+    @classmethod
+    def _fields(cls, settings: Any) -> dict[str, Any]:
+        more = settings[_READ]
+        block = settings.get("transformer_layer_config", settings)
+        try:
+            found = block_fields({**block, "model_type": "qwen3" if more["norm_heads"] else "llama"})
+        except ValueError as error:
+            raise ValueError(str(error) if block is not settings else str(error).replace(WHERE, "")) from None
+        swa = value_of(settings, f"{_NESTED}.swa_window_size")
+        layers, both_ways = found["layers"], bool(_stated(settings, "use_swa"))
+        if both_ways and swa:
+            found["windows"] = (swa,) * layers
+        width = settings.get("target_hidden_size") or found["width"]
+        count = more["fused"] // width
+        stated = next((each for name in ("causal", "is_causal") if (each := _stated(settings, name)) is not None), None)
+        sliding = [bool(each) for each in found["windows"]] or [False] * layers
+        plain = both_ways or _stated(settings, "sliding_window_non_causal")
+        causal = [stated] * layers if stated is not None else [each and not plain for each in sliding]
+        rank, anchor = _stated(settings, "markov_rank") or 0, _stated(settings, "sample_from_anchor")
+        if rank != more["markov_rank"]:
+            raise ValueError(f"markov_rank={rank}, but the weights have {more['markov_rank']}")
+        mask = next((each for name in _MASK_KEYS if (each := _stated(settings, name)) is not None), None)
+        if mask is None:
+            raise ValueError(f"no mask token: {_MASK_KEYS[0]} is missing")
+        verifier = value_of(settings, "speculators_config.verifier.name_or_path")
+        return {
+            **found,
+            "target": str(verifier or f"an unnamed target ({more['layout'].name})"),
+            "target_fingerprint": "",
+            "target_width": width,
+            "draft_vocab_size": more["draft_vocab_size"] or found["vocab_size"],
+            "depths": _depths(settings, more["layout"], count),
+            "rows": _stated(settings, "block_size") or 16,
+            "mask_token": mask,
+            # flat keys of DeepSpec say it by the class only
+            "anchor_predicts": bool("markov_rank" in settings if anchor is None else anchor),
+            "causal": tuple(map(bool, causal)),
+            "markov_rank": rank,
+            "markov_kind": _stated(settings, "markov_head_type") or "vanilla",
+            "confidence": more["confidence"],
+            "embedding_scale": float(_stated(settings, "input_embedding_scale") or 1),
+            "logit_scale": float(_stated(settings, "output_multiplier") or 1),
+            "logit_cap": float(_stated(settings, "final_logit_softcapping") or 0),
+            "target_layers": settings.get("num_target_layers") or 0,
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "architectures": ["DFlashDraftModel"],
+            **block_settings(config),
+            "model_type": "qwen3",
+            "target_hidden_size": config.target_width,
+            "draft_vocab_size": config.draft_vocab_size,
+            "block_size": config.rows,
+            "markov_rank": config.markov_rank,
+            "markov_head_type": config.markov_kind,
+            "sample_from_anchor": config.anchor_predicts,
+            _NESTED: {
+                "mask_token_id": config.mask_token,
+                "target_layer_ids": [each - 1 for each in config.depths],
+                **({} if len(set(config.causal)) > 1 else {"causal": config.causal[0]}),
+            },
+        }
+
+
+def _depths(settings: Mapping[str, Any], layout: Layout, count: int) -> tuple[int, ...]:
+    """Depths of the fused states: of the config, or those that DFlash spreads over the target's layers."""
+    ids = next((each for key in layout.ids.split("|") if (each := value_of(settings, key)) is not None), None)
+    if ids is None:
+        layers = settings.get("num_target_layers")
+        if type(layers) is not int or count < 2:
+            raise ValueError(f"{layout.ids.replace('|', ' or ')} is missing, and num_target_layers does not replace it")
+        return tuple(2 + round(number * (layers - 4) / (count - 1)) for number in range(count))
+    if not isinstance(ids, list) or any(type(each) is not int for each in ids):
+        raise ValueError(f"target_layer_ids={ids!r}: a list of layers")
+    return layout.depths(ids)
+
+
+def _stated(settings: Mapping[str, Any], name: str) -> Any:
+    """The value of an option at the top or in ``dflash_config``; None: neither has it."""
+    top, nested = settings.get(name), value_of(settings, f"{_NESTED}.{name}")
+    if top is not None and nested is not None and top != nested:
+        raise ValueError(f"{name}={top!r}, but {_NESTED}.{name}={nested!r}")
+    return top if nested is None else nested
+
+
+def _renamed(name: str, layout: Layout) -> str:
+    for old, new in layout.renamed:
+        name = new + name.removeprefix(old) if name.startswith(old) else name
+    return name

@@ -1,0 +1,189 @@
+"""DFlash's block network, and DSpark's Markov head over it.
+
+    context   c_i = hidden_norm(fc(states of row i at several depths)),  i < P: keys and values of every layer
+    block     rows [anchor, mask, ..., mask] at positions P, P + 1, ...; they see the context and each other
+    row j     predicts position P + j (j >= 1), or P + j + 1 where the anchor's row predicts, too
+    Markov    logits of row k  +  W2 f(W1[token before], ...): the tokens of a block follow each other
+
+P is the position of the anchor, the newest token, which the target has not read. Sliding layers see a block's own rows
+up to themselves only, unless the config says otherwise.
+
+Papers: DFlash, arXiv:2602.06036; DSpark, arXiv:2607.05147.
+
+Letters: N context rows, B rows of a block, F width of the fused states, W width, V vocabulary, K draft vocabulary, r
+rank of the Markov head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foretoken.drafting.feature_heads.block import Block, Norm, rotate
+from foretoken.drafting.feature_heads.description import Taps
+from foretoken.drafting.feature_heads.state_network import StateNetwork
+from foretoken.drafting.published.blocks import LayersConfig
+
+MOST_ROWS = 64
+MARKOV = ("vanilla", "gated", "rnn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashConfig(LayersConfig):
+    """The sizes and options of a network, and its target.
+
+    Attributes:
+        depths: of the target's residual stream, in the order of fusion.
+        rows: B.
+        mask_token: of the rows after the anchor.
+        anchor_predicts: the anchor's row predicts the next token; else every row its own place.
+        causal: of each layer: a row of the block sees the block's rows up to itself only.
+        markov_rank, markov_kind: r, and one of ``MARKOV``; 0: there is no Markov head.
+        confidence: there is a head that predicts whether a token is accepted.
+        embedding_scale, logit_scale, logit_cap: of embeddings and logits; a cap of 0 leaves logits as they are.
+        target_layers: layers of the target; 0: not known.
+    """
+
+    flags = (*LayersConfig.flags, "anchor_predicts", "confidence")
+    sizes = (*LayersConfig.sizes, "rows")
+
+    depths: tuple[int, ...] = ()
+    rows: int = 16
+    mask_token: int = 0
+    anchor_predicts: bool = False
+    causal: tuple[bool, ...] = ()
+    markov_rank: int = 0
+    markov_kind: str = MARKOV[0]
+    confidence: bool = False
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    target_layers: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= self.rows <= MOST_ROWS:
+            raise ValueError(f"block_size={self.rows}: 2 to {MOST_ROWS}")
+        if not self.depths or any(type(each) is not int or each < 1 for each in self.depths):
+            raise ValueError(f"target_layer_ids give the depths {list(self.depths)}: at least one, from 1 on")
+        if type(self.mask_token) is not int or not 0 <= self.mask_token < self.vocab_size:
+            raise ValueError(f"mask_token_id={self.mask_token!r}: a token of {self.vocab_size}")
+        if self.markov_kind not in MARKOV:
+            raise ValueError(f"markov_head_type={self.markov_kind!r}: known are {', '.join(MARKOV)}")
+
+    @property
+    def taps(self) -> Taps:
+        return Taps(self.depths)
+
+    @property
+    def slots(self) -> int:
+        """Tokens of a draft."""
+        return self.rows if self.anchor_predicts else self.rows - 1
+
+
+class MarkovHead(nn.Module):
+    """Adds to a row's logits what the token before it says: draft tokens are drawn in order."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        rank, width = config.markov_rank, config.width
+        self.kind = config.markov_kind
+        self.markov_w1 = nn.Embedding(config.vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, config.draft_vocab_size, bias=False)
+        if self.kind == "gated":
+            self.gate_proj = nn.Linear(width + rank, rank)
+        elif self.kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
+
+    def forward(self, token: int, n_W: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the addend [K], the embedding m of the token before, and the state after it.
+
+        Args:
+            token: the one before.
+            n_W: the row's normed state.
+            state: of the rows before; None: there is none.
+        """
+        m = self.markov_w1.weight[token].to(n_W.dtype)
+        if self.kind == "vanilla":
+            return self.markov_w2(m), m, None
+        if self.kind == "gated":
+            return self.markov_w2(self.gate_proj(torch.cat([n_W, m])).sigmoid() * m), m, None
+        state = torch.zeros_like(m) if state is None else state
+        gate, candidate, output = self.joint_proj(torch.cat([state, m, n_W])).chunk(3)
+        state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
+        return self.markov_w2(output.tanh()), m, state
+
+
+class DFlashNetwork(StateNetwork):
+    """The weights, and the plain forward pass.
+
+    Args:
+        config: its sizes.
+        ids_K, own_head, own_embedding: see :class:`StateNetwork`.
+    """
+
+    config: DFlashConfig
+    norm: Norm
+
+    def __init__(self, config: DFlashConfig, **shared: Any) -> None:
+        super().__init__(config, **shared)
+        self.fc = nn.Linear(len(config.depths) * config.target_width, config.width, bias=False)
+        self.hidden_norm = Norm(config.width, eps=config.norm_eps)
+        self.layers = nn.ModuleList([Block(config, window=config.window(number)) for number in range(config.layers)])
+        self.norm = Norm(config.width, eps=config.norm_eps)
+        self.markov_head = MarkovHead(config) if config.markov_rank else None
+        if config.confidence:
+            self.confidence_head = nn.ModuleDict({"proj": nn.Linear(config.width + config.markov_rank, 1)})
+
+    def forward(self, states_NF: Tensor, tokens_B: Tensor, embedding_VW: Tensor) -> Tensor:
+        """Return the normed states n of a block's rows, [B, W].
+
+        Args:
+            states_NF: the target's states of the rows before the anchor, the depths side by side.
+            tokens_B: the anchor and the mask tokens.
+            embedding_VW: of the tokens.
+        """
+        config, count = self.config, len(states_NF)
+        c_NW = self.context(states_NF)
+        x_BW = F.embedding(tokens_B, embedding_VW) * config.embedding_scale
+        positions = torch.arange(count + len(tokens_B))
+        cos, sin = self.rotary_at(positions)
+        ago = positions[count:, None] - positions
+        for number in range(config.layers):
+            layer = self.layer(number)
+            k_context, v_context = self.context_heads(number, c_NW, cos[:count], sin[:count])
+            q, k, v = layer.project(layer.input_layernorm(x_BW), cos[count:], sin[count:])
+            seen = ago < (layer.window or count + len(tokens_B) + 1)
+            if config.causal[number]:
+                seen &= ago >= 0
+            attended = F.scaled_dot_product_attention(
+                q[None], torch.cat([k_context, k], 1)[None], torch.cat([v_context, v], 1)[None], seen, enable_gqa=True
+            )
+            x_BW = layer.close(x_BW, attended[0].transpose(0, 1).flatten(1))
+        out: Tensor = self.norm(x_BW)
+        return out
+
+    def context(self, states_TF: Tensor) -> Tensor:
+        """c, [T, W]."""
+        found: Tensor = self.hidden_norm(self.fc(states_TF))
+        return found
+
+    def context_heads(self, number: int, c_TW: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys, rotated, and values of context rows in a layer, [G, T, d]; the layer's norm is not applied."""
+        parts = self.layer(number).self_attn
+        k, v = (
+            projection(c_TW).unflatten(-1, (-1, self.config.head_dim)).transpose(0, 1)
+            for projection in (parts.k_proj, parts.v_proj)
+        )
+        k = k if parts.k_norm is None else parts.k_norm(k)
+        return rotate(k, cos_Td, sin_Td).to(v.dtype), v
+
+    def rates(self) -> tuple[Tensor, float]:
+        config = self.config
+        if config.rope_scaling is None:
+            return super().rates()
+        return config.rope_scaling.frequencies(config.rope_theta, config.head_dim)
