@@ -28,7 +28,7 @@ class Parameters:
     """Arguments that are written one by one.
 
     Attributes:
-        pattern: a parameter with the groups ``key``, ``value`` and perhaps ``string``, which marks a value as no JSON.
+        pattern: a parameter with the groups ``key``, ``value`` and perhaps ``string``: "true" or, for JSON, "false".
         opens: what each parameter begins with.
         end: what ends them.
         writes: what a grammar writes between the key and a string, between it and another value, and after the value.
@@ -52,8 +52,8 @@ class ToolFormat:
             object with its name and arguments.
         closers: what may follow the arguments, in order.
         around: what a grammar writes before the first and after the last call.
-        writes: its text before the name, after it, and after the arguments.
-        between: its text between calls.
+        writes: the texts of a grammar before the name, after it, and after the arguments.
+        between: a grammar's text between calls.
         parameters: named parameters; None: the arguments are JSON.
         short_ids: ids have nine letters and digits.
     """
@@ -245,7 +245,7 @@ def format_of(tokenizer: Any, name: str = "auto") -> ToolFormat:
 
     Args:
         tokenizer: its chat template has the marks.
-        name: a row's name; "auto": the row with a mark that the template has and writes in a call, else Hermes'.
+        name: a row's name; "auto": the row of the marks in the template and in its calls, else Hermes'.
     Raises:
         ConfigError: there is no such row.
     """

@@ -92,7 +92,7 @@ class MarkedReader(_Outside):
             pass
         return "" if self._only else "".join(out), [*news.values()]
 
-    # each part reads its own text, and returns whether another part may go on
+    # each part reads as far as possible, and returns whether another part may go on
 
     def _outside(self, final: bool, out: list[str], news: _Pieces) -> bool:
         held = self._held

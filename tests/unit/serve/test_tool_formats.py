@@ -127,7 +127,7 @@ def test_a_function_that_is_not_offered_is_no_call_of_llama() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_form_follows_from_the_template(name: str) -> None:
+def test_the_template_selects_the_form(name: str) -> None:
     marks = " ".join(BY_NAME[name].marks)
     written = WRITTEN[name]
     tokenizer = SimpleNamespace(
