@@ -82,6 +82,17 @@ def test_plain_sampling_gives_a_distribution_of_many_texts() -> None:
         assert sum(chance > 1e-3 for chance in chances.values()) > 10
 
 
+@pytest.mark.parametrize(
+    "filters",
+    [{"xtc_probability": 0.5, "xtc_threshold": 0.2}, {"dry_multiplier": 1.5, "dry_allowed_length": 1}],
+    ids=["xtc", "dry"],
+)
+def test_xtc_and_dry_hold_at_every_node(filters: dict[str, float]) -> None:
+    alone = text_law(with_config(None, target=model(0)), PROMPT, [20, 57], length=4, num_nodes=0, filters=filters)
+    assert alone.distance(plain(trees=False)) > CAUGHT
+    assert law_of(recipe(DRAWING["draft_model-chain"]), filters=filters).distance(alone) < EXACT
+
+
 @pytest.mark.parametrize("prediction", [[20, 57, 57], [57, 57, 20, 57]], ids=str)
 def test_a_predicted_output_leaves_the_distribution_as_it_is(prediction: list[int]) -> None:
     case = DRAWING["draft_model-chain"]

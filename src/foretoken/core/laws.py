@@ -18,6 +18,7 @@ from torch import Tensor
 
 from foretoken.core.columns import Columns
 from foretoken.core.constraint import Constraint
+from foretoken.core.repetitions import Repetitions
 from foretoken.core.tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class LawMaker:
         stop_ids: tokens that end this request (used by min_tokens).
         device: where the logits live.
         constraint: on the text; it reads every appended token.
+        breakers: tokens that no repetition of DRY's goes across.
     """
 
     def __init__(
@@ -194,8 +196,10 @@ class LawMaker:
         stop_ids: frozenset[int] = frozenset(),
         device: torch.device | str = "cpu",
         constraint: Constraint | None = None,
+        breakers: frozenset[int] = frozenset(),
     ) -> None:
         self.params = params
+        self._repeats = Repetitions(params, prompt, breakers) if Repetitions.wanted(params) else None
         self.constraint = constraint
         self.num_output = 0
         self.vocab_size = vocab_size
@@ -210,7 +214,7 @@ class LawMaker:
         bias = params.logit_bias or {}
         self._bias_ids = torch.tensor(list(bias), dtype=torch.int64, device=device)
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
-        self._shapes = bool(bias) or self._counts or self._seen or constraint is not None
+        self._shapes = bool(bias) or self._counts or self._seen or constraint is not None or self._repeats is not None
 
     def copy(self) -> LawMaker:
         """An independent maker with the same history (for the completions of one prompt)."""
@@ -218,6 +222,7 @@ class LawMaker:
         twin.__dict__.update(self.__dict__)
         twin._output_V = None if self._output_V is None else self._output_V.clone()
         twin._seen_V = None if self._seen_V is None else self._seen_V.clone()
+        twin._repeats = None if self._repeats is None else self._repeats.copy()
         twin.constraint = None if self.constraint is None else self.constraint.copy()
         return twin
 
@@ -232,7 +237,7 @@ class LawMaker:
         above 0.
         """
         params = self.params
-        filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.xtc_probability > 0
         return not params.greedy and not self._shapes and not filtered and self.num_output >= params.min_tokens
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -240,6 +245,8 @@ class LawMaker:
         self.num_output += len(tokens)
         if self.constraint is not None:
             self.constraint.append(tokens)
+        if self._repeats is not None:
+            self._repeats.append(tokens)
         if self._output_V is not None or self._seen_V is not None:
             ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
             if self._output_V is not None:
@@ -272,6 +279,12 @@ class LawMaker:
                 x_MV[:, own] += self._bias[which]
         if self._counts or self._seen:
             self._penalise(x_MV, tree, nodes, columns)
+        if self._repeats is not None:
+            for row, node in enumerate(nodes):
+                for token, penalty in self._repeats.penalties([tree.tokens[i] for i in tree.path_to(node)]).items():
+                    column = token if columns is None else columns.of(token)
+                    if 0 <= column < x_MV.shape[-1]:
+                        x_MV[row, column] -= penalty
         if self.num_output < params.min_tokens and self._stop_ids.numel():
             stops = self._stop_ids if columns is None else columns.found(self._stop_ids)[1]
             for row, node in enumerate(nodes):
@@ -334,7 +347,24 @@ def _filter(x_MV: Tensor, params: SamplingParams) -> Tensor:
         x_MV.fill_(-torch.inf).scatter_(1, ids, values)
     if params.top_p < 1.0:
         _top_p(x_MV, params.top_p)
+    if params.xtc_probability > 0.0:
+        _exclude_top(x_MV, params.xtc_probability, params.xtc_threshold)
     return x_MV
+
+
+def _exclude_top(x_MV: Tensor, probability: float, threshold: float) -> None:
+    """XTC in place: the mixture of the distribution, and of the one without the best tokens but the last of them.
+
+    Drawing whether to cut would make a token depend on more than its own draw; the mixture is the same distribution.
+    """
+    p_MV = torch.softmax(x_MV, dim=-1)
+    best_MV = p_MV >= threshold
+    last_M = p_MV.masked_fill(~best_MV, torch.inf).argmin(-1, keepdim=True)
+    cut_MV = p_MV.masked_fill(best_MV.scatter(1, last_M, False), 0.0)
+    cut_MV /= cut_MV.sum(-1, keepdim=True)
+    several_M1 = best_MV.sum(-1, keepdim=True) > 1
+    mixed_MV = (1.0 - probability) * p_MV + probability * cut_MV
+    x_MV.copy_(torch.where(several_M1, mixed_MV.log(), x_MV))
 
 
 def _top_p(x_MV: Tensor, top_p: float) -> None:

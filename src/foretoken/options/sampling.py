@@ -63,9 +63,9 @@ _UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for not
 class SamplingParams:
     """How to sample tokens from logits, and when to stop.
 
-    Order of application: logit_bias, penalties, min_tokens, structured_outputs with bad_words and allowed_token_ids,
-    temperature, min_p, top_k, top_p. Numbers and arrays of numpy and torch are accepted. Fields may be changed later,
-    with the same checks; running requests keep the old values.
+    Order of application: logit_bias, penalties, DRY, min_tokens, structured_outputs with bad_words and
+    allowed_token_ids, temperature, min_p, top_k, top_p, XTC. Numbers and arrays of numpy and torch are accepted. Fields
+    may be changed later, with the same checks; running requests keep the old values.
 
     Raises:
         ConfigError: a value is out of range; the message names field, value and remedy.
@@ -101,6 +101,48 @@ class SamplingParams:
             remedy="use 0 to keep every token",
         ),
     ] = 0.0
+    xtc_probability: Annotated[
+        float,
+        Option(
+            "Exclude top choices: how often the best tokens go.",
+            least=0,
+            most=1,
+            remedy="use 0 to keep the best tokens",
+            more="With this probability all tokens that reach `xtc_threshold` go but the least probable of them, where "
+            "there are several. Applied last, in closed form, so that drafts stay exact. Needs a temperature above 0.",
+        ),
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float,
+        Option("The probability from which `xtc_probability` counts a token as a best one.", least=0, most=1),
+    ] = 0.1
+    dry_multiplier: Annotated[
+        float,
+        Option(
+            "Don't repeat yourself: penalise tokens that lengthen a repetition; 0: off.",
+            least=0,
+            most=100,
+            remedy="use 0 for none",
+            more="Where a token would make a repetition of n earlier tokens longer, its logit is lowered by "
+            "multiplier * base^(n - `dry_allowed_length`).",
+        ),
+    ] = 0.0
+    dry_base: Annotated[float, Option("Base of DRY's penalty.", least=1, most=10)] = 1.75
+    dry_allowed_length: Annotated[
+        int, Option("Tokens of a repetition from which on DRY penalises.", least=1, most=1000)
+    ] = 2
+    dry_penalty_last_n: Annotated[
+        int, Option("Last tokens in which DRY looks for repetitions; 0: none, -1: all.", least=-1)
+    ] = 64
+    dry_sequence_breakers: Annotated[
+        Sequence[str],
+        Option(
+            "Texts that no repetition of DRY's goes across.",
+            convert=texts,
+            on_command_line=False,
+            more="The last token of each, as the tokenizer splits it after a letter.",
+        ),
+    ] = ("\n", ":", '"', "*")
     seed: Annotated[
         int | None,
         Option(
@@ -258,6 +300,11 @@ class SamplingParams:
             raise ConfigError(
                 f"min_tokens={self.min_tokens} is greater than max_tokens={self.max_tokens}: "
                 "lower one or raise the other"
+            )
+        if self.xtc_probability and self.temperature == 0:
+            raise ConfigError(
+                f"xtc_probability={self.xtc_probability:g} with temperature=0: greedy decoding takes the best token; "
+                "raise the temperature, or leave it out"
             )
         if self.structured_outputs is not None and (self.ignore_eos or self.min_tokens):
             name = "ignore_eos" if self.ignore_eos else "min_tokens"

@@ -39,8 +39,6 @@ NO_EQUAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "tfs_z": ((1,), "set top_p"),
     "dynatemp_range": ((0,), "set temperature"),
     "top_n_sigma": ((0, -1), "set min_p"),
-    "dry_multiplier": ((0,), "set repetition_penalty"),
-    "xtc_probability": ((0,), "raise temperature"),
     "logits_processors": (([],), "use logit_bias, bad_words, allowed_token_ids or structured_outputs"),
     "grammar": (("",), "write structured_outputs.grammar, in Lark's form"),
     "functions": ((), "write tools"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from transformers.generation.logits_process import (
@@ -13,7 +15,9 @@ from transformers.generation.logits_process import (
 )
 
 from foretoken.core.columns import Columns
+from foretoken.core.errors import ConfigError
 from foretoken.core.laws import LawMaker, Laws
+from foretoken.core.repetitions import Repetitions
 from foretoken.core.tree import EMPTY_TREE, ROOT, TokenTree
 from foretoken.options.sampling import SamplingParams
 
@@ -348,3 +352,59 @@ def test_some_columns_equal_a_row_that_is_zero_elsewhere(params: dict[str, objec
     found = columns.spread(maker.process(raw_MC, tree, nodes, columns), -torch.inf)
     expected = maker.process(columns.spread(raw_MC, -torch.inf), tree, nodes)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------------- DRY and XTC
+
+
+def test_dry_lowers_what_would_lengthen_a_repetition() -> None:
+    """After 1 2 3 9 1 2, token 3 lengthens a repetition of two; after 2 2 2, token 2 one of two."""
+    params = SamplingParams(dry_multiplier=0.5, dry_base=2.0)
+    assert Repetitions(params, [1, 2, 3, 9, 1, 2], frozenset()).penalties([]) == {3: pytest.approx(0.5)}
+    assert Repetitions(params, [1, 2, 3, 9, 1], frozenset()).penalties([2, 3]) == {9: pytest.approx(1.0)}
+    assert Repetitions(params, [2, 2], frozenset()).penalties([2]) == {2: pytest.approx(0.5)}
+    assert Repetitions(params, [1, 2, 3, 9, 1, 2], frozenset({1})).penalties([]) == {}
+    near = SamplingParams(dry_multiplier=0.5, dry_penalty_last_n=5)
+    assert Repetitions(near, [1, 2, 3, 9, 1, 2], frozenset()).penalties([]) == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_dry_is_the_longest_agreement_at_each_place(seed: int) -> None:
+    generator = random.Random(seed)
+    text = [generator.randrange(3) for _ in range(40)]
+    expected: dict[int, int] = {}
+    for end in range(1, len(text)):
+        length = 0
+        while length < end and text[end - 1 - length] == text[-1 - length]:
+            length += 1
+        if length >= 2:
+            expected[text[end]] = max(length, expected.get(text[end], 0))
+    params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_penalty_last_n=-1)
+    found = Repetitions(params, text[:30], frozenset()).penalties(text[30:])
+    assert found == {token: pytest.approx(2.0 ** (length - 2)) for token, length in expected.items()}
+
+
+def test_dry_reads_the_path_of_each_node() -> None:
+    raw = torch.zeros(3, 12)
+    settings = SamplingParams(dry_multiplier=1.0)
+    maker = LawMaker(settings, [5, 6, 7, 8], 12)
+    maker.append([5])
+    tree = TokenTree([6, 7])
+    rows = maker.process(raw, tree, range(-1, 2))
+    for depth in range(3):
+        committed = LawMaker(settings, [5, 6, 7, 8], 12)
+        committed.append([5, 6, 7][: 1 + depth])
+        assert torch.equal(rows[depth], committed.process(raw[:1], EMPTY_TREE, [-1])[0])
+    assert rows[1, 7] == -1.0
+
+
+def test_xtc_is_the_mixture_with_and_without_the_best_tokens() -> None:
+    p_V = torch.tensor([0.4, 0.3, 0.2, 0.06, 0.04])
+    params = SamplingParams(temperature=1.0, xtc_probability=0.25, xtc_threshold=0.1)
+    row = LawMaker(params, (), 5).process(p_V.log()[None], EMPTY_TREE, [-1])[0]
+    cut_V = torch.tensor([0.0, 0.0, 0.2, 0.06, 0.04]) / 0.3
+    assert torch.allclose(torch.softmax(row, -1), 0.75 * p_V + 0.25 * cut_V, atol=1e-6)
+    always = SamplingParams(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.35)  # one token reaches it
+    assert torch.allclose(torch.softmax(LawMaker(always, (), 5).process(p_V.log()[None], EMPTY_TREE, [-1])[0], -1), p_V)
+    with pytest.raises(ConfigError, match=r"xtc_probability=0\.5 with temperature=0"):
+        SamplingParams(xtc_probability=0.5)

@@ -78,7 +78,7 @@ def test_the_limit_has_one_name_a_path() -> None:
     [
         {"mirostat": 2},
         {"mirostat": True},
-        {"xtc_probability": 0.5},
+        {"typical_p": 0.5},
         {"functions": []},
         {"max_tokens": 3, "max_new_tokens": 4},
         {"guided_json": {}, "structured_outputs": {"json": {"type": "array"}}},

@@ -12,6 +12,7 @@ from foretoken.core.constraint import Constraint
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams, mix64
+from foretoken.core.repetitions import Repetitions
 from foretoken.core.words import Both
 from foretoken.engine.intake.prompts import Prompt, PromptReader
 from foretoken.engine.prediction import PredictedText, PredictionReader
@@ -104,7 +105,7 @@ class Admission:
         if not params.ignore_eos:
             stop_ids |= target.end_ids
         words = words_of(params, target)
-        predicted = self._predicted(params)
+        predicted, breakers = self._predicted(params), self._breakers(params)
         requests = []
         for number, request_id in enumerate(request_ids):
             # mixed twice: a sum would be the seed of a neighbour's completion, too
@@ -113,7 +114,7 @@ class Admission:
             if isinstance(params.structured_outputs, StructuredOutputs):
                 grammar = self._grammars.constraint(params.structured_outputs, stop_ids)
                 constraint = grammar if constraint is None else Both(grammar, constraint)
-            laws = LawMaker(params, ids, target.vocab_size, stop_ids, target.device, constraint)
+            laws = LawMaker(params, ids, target.vocab_size, stop_ids, target.device, constraint, breakers)
             text = TextStream.of(target.tokenizer, params, ids) if params.stop_strings else None
             requests.append(
                 Request(
@@ -132,6 +133,15 @@ class Admission:
                 )
             )
         return requests
+
+    def _breakers(self, params: SamplingParams) -> frozenset[int]:
+        """The last token of each of DRY's breakers, after a letter."""
+        if not Repetitions.wanted(params):
+            return frozenset()
+        read = self._target.tokenizer
+        return frozenset(
+            read(f"a{each}", add_special_tokens=False)["input_ids"][-1] for each in params.dry_sequence_breakers
+        )
 
     def _predicted(self, params: SamplingParams) -> PredictedText | None:
         """The predicted output of a request in tokens, as much of it as the context holds; None: nothing is drafted."""
