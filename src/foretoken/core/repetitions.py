@@ -49,7 +49,7 @@ class Repetitions:
             del self._tokens[: -self._last]
 
     def penalties(self, path: Sequence[int]) -> dict[int, float]:
-        """Return what is subtracted from the logits of tokens after the text and a path of draft tokens."""
+        """Return the penalties on the logits of tokens after the text and a path of draft tokens."""
         params = self._params
         back = [*self._tokens, *path][: -self._last - 1 if self._last else None : -1]  # the last token first
         longest = next((place for place, token in enumerate(back) if token in self._breakers), len(back))

@@ -89,7 +89,7 @@ class DFlashDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        """One pass for all requests whose rows before the root are known."""
+        """One pass for all requests with known rows before the root."""
         drafts = [NO_DRAFT] * len(contexts)
         ready = []
         for place, (context, budget) in enumerate(zip(contexts, budgets, strict=True)):
