@@ -34,6 +34,25 @@ _SIZES = {
     "n_group": 2,
     "topk_group": 1,
 }
+_SHARING = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS + 1,
+    "layer_types": ["linear_attention", "full_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
 FAMILIES = {
     "deepseek_v3": Family(
         "deepseek_v3",
@@ -48,29 +67,11 @@ FAMILIES = {
         },
     ),
     "glm4_moe": Family("glm4_moe", {**_SIZES, "num_key_value_heads": 2, "head_dim": 16}),
-    "qwen3_next": Family(
-        "qwen3_next",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": WIDTH,
-            "intermediate_size": 96,
-            "num_hidden_layers": LAYERS + 1,
-            "layer_types": ["linear_attention", "full_attention", "full_attention"],
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 256,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 24,
-        },
-    ),
+    "qwen3_next": Family("qwen3_next", _SHARING),
+    "qwen3_5_text": Family("qwen3_5_text", _SHARING),
+    "qwen3_5_moe_text": Family("qwen3_5_moe_text", _SHARING),
 }
+QWEN = tuple(name for name in FAMILIES if name.startswith("qwen"))  # norms store w of 1 + w
 _QWEN = {
     "enorm": "mtp.pre_fc_norm_embedding",
     "hnorm": "mtp.pre_fc_norm_hidden",
@@ -81,7 +82,7 @@ _QWEN = {
 
 def named(family: str, name: str) -> str:
     """How a family calls a tensor of the layer that is called so after the layers of DeepSeek-V3."""
-    if family != "qwen3_next":
+    if family not in QWEN:
         return f"{PREFIX}{name}"
     part = name.removesuffix(".weight")
     return f"{_QWEN[part]}.weight" if part in _QWEN else f"mtp.layers.0.{name}"
@@ -97,7 +98,7 @@ def save_mtp(name: str, folder: Path, *, knowing: bool = False) -> Path:
     save_model(FAMILIES[name], folder)
     generator = torch.Generator().manual_seed(3)
 
-    qwen = name == "qwen3_next"
+    qwen = name in QWEN
     unit = 0.0 if qwen else 1.0  # of a norm that does nothing, as it is stored
 
     def gain() -> Tensor:

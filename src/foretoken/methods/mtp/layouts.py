@@ -3,7 +3,7 @@
     DeepSeek-V3, GLM-4-MoE    model.layers.{L}.enorm, hnorm, eh_proj, shared_head.norm     L = num_hidden_layers
                               model.layers.{L}.*                                           a decoder layer
                               model.layers.{L}.shared_head.head, embed_tokens              copies of the target's
-    Qwen3-Next                mtp.pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm
+    Qwen3-Next, Qwen3.5       mtp.pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm
                               mtp.layers.0.*                                               a layer of full attention
 
 Copies are optional.
@@ -60,4 +60,7 @@ _BESIDE = Layout(
         "eh_proj.weight": "fc.weight",
     },
 )
-LAYOUTS: Mapping[str, Layout] = {"deepseek_v3": _BEHIND, "glm4_moe": _BEHIND, "qwen3_next": _BESIDE}
+LAYOUTS: Mapping[str, Layout] = {  # by the type of the text model
+    **dict.fromkeys(("deepseek_v3", "glm4_moe"), _BEHIND),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), _BESIDE),
+}

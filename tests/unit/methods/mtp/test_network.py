@@ -30,6 +30,7 @@ from helpers.mtp_models import (
     FAMILIES,
     LAYERS,
     PREFIX,
+    QWEN,
     VOCABULARY,
     WEIGHTS,
     WIDTH,
@@ -59,7 +60,7 @@ def reference(folder: Path, tokens: list[int], states_TW: Tensor) -> Tensor:
     config = AutoConfig.from_pretrained(folder)
     family = config.model_type
     deeper = {"num_hidden_layers": LAYERS + 1}
-    if family == "qwen3_next":
+    if family in QWEN:
         deeper["layer_types"] = [*config.layer_types, "full_attention"]
     tensors, layer = dict(load_file(folder / WEIGHTS)), named(family, "")
     behind = Path(shutil.copytree(folder, folder / "behind", dirs_exist_ok=True))
@@ -75,7 +76,7 @@ def reference(folder: Path, tokens: list[int], states_TW: Tensor) -> Tensor:
     def norm(x: Tensor, name: str) -> Tensor:
         scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps)
         gain = tensors[named(family, f"{name}.weight")]
-        return scaled * (1 + gain if family == "qwen3_next" else gain)
+        return scaled * (1 + gain if family in QWEN else gain)
 
     e_TW = model.get_input_embeddings()(torch.tensor(tokens[1:]))
     x_TW = (
