@@ -186,6 +186,9 @@ def test_targets_that_cannot_be_cut(method: str, tmp_path: Path) -> None:
             compose.build({"method": method}, model)
 
 
+PROGRESS = ("loading ", "checking ")  # of a load that takes long
+
+
 @pytest.mark.parametrize(
     ("sets", "code", "message"),
     [
@@ -216,8 +219,7 @@ def test_the_command_line_says_it_in_one_line(
     _, err = capsys.readouterr()
     assert message in err
     assert "Traceback" not in err
-    assert err.startswith("error: ")
-    assert len(err.strip().splitlines()) == 1
+    assert [line[:7] for line in err.splitlines() if not line.startswith(PROGRESS)] == ["error: "]
 
 
 # ------------------------------------------------------------------ the network
