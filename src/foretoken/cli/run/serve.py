@@ -157,12 +157,14 @@ def serve(
         str,
         typer.Option(
             "--tool-parser",
-            "--tool-call-parser",
             metavar="NAME",
             help=f"The form of tool calls: {', '.join(NAMES)}; auto: the one that the chat template writes.",
             rich_help_panel=_SERVER,
         ),
     ] = "auto",
+    tool_parser_as_in_vllm: Annotated[
+        str | None, typer.Option("--tool-call-parser", hidden=True)  # vLLM's name of --tool-parser
+    ] = None,
     on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.", rich_help_panel=_CLUSTER)] = False,
     replicas: Annotated[
         str,
@@ -198,6 +200,7 @@ def serve(
         raise ConfigError("--api-key is empty: set a key, or leave it out")
     if reasoning not in _REASONING:
         raise ConfigError(f"--reasoning {reasoning}: {nearest(reasoning, _REASONING)}")
+    tool_parser = tool_parser_as_in_vllm or tool_parser
     check_parser(tool_parser)
     metrics = metrics_as_in_vllm or metrics
     if metrics not in _METRICS:
