@@ -546,7 +546,6 @@ def test_vllm_s_example_of_a_head(tmp_path):
         ({"method": "ngram", "model": "x"}, "drafts without a second model"),
         ({"method": "qwen3_next_mtp"}, "called 'mtp'"),
         ({"method": "custom_class"}, "your own instance"),
-        ({"method": "dflash"}, "'diffuspec' is the nearest"),
     ],
 )
 def test_keys_of_vllm_s_speculation_that_are_not_here(config, message):

@@ -134,7 +134,8 @@ def _lacks(entry: catalog.Entry, model: str) -> str:
         return "" if brought else "add --draft-model MODEL, a smaller checkpoint with the same tokenizer"
     if declared.learned_part is not None and declared.brought is None:
         part = catalog.imported(declared.learned_part)
-        return "" if lies_beside(part, source_of(model)) else f"needs a trained part: {part.how(model, 'DRAFT')}"
+        how = part.how(model, "DRAFT") or "a published folder, --draft-model FOLDER"
+        return "" if lies_beside(part, source_of(model)) else f"needs a trained part: {how}"
     return "" if entry.needs == "nothing" else f"needs {entry.needs}"
 
 

@@ -115,7 +115,7 @@ class LearnedPart(ABC):
     @classmethod
     @abstractmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:
-        """The command that trains one, for messages.
+        """The command that trains one, for messages; empty where there is none.
 
         Args:
             target, draft: names of models.
@@ -137,7 +137,7 @@ class LearnedPart(ABC):
             MismatchError: it was trained for other weights, or reads states of another shape.
         """
         names = target.name, "DRAFT" if draft is None else draft.name
-        remedy = f"train one with '{self.how(*names, self.config)}'"
+        remedy = _remedy(self.how(*names, self.config))
         trained = f"the {self.title} was trained for the"
         check_fingerprint(f"{trained} target", self.config.target, self.config.target_fingerprint, target, remedy)
         if draft is not None:
@@ -340,7 +340,7 @@ def check_present(kind: type[LearnedPart], given: str | Path | None, target: Any
     for folder in folders:
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         config = kind.Config(**kind._fields(settings))
-        remedy = f"train one with '{kind.how(target.name, 'DRAFT', config)}'"
+        remedy = _remedy(kind.how(target.name, "DRAFT", config))
         made = f"the {kind.title} was trained for the target"
         check_fingerprint(made, config.target, config.target_fingerprint, target, remedy)
 
@@ -362,11 +362,14 @@ def _located(
         how = kind.how(target.name, "DRAFT" if draft is None else draft.name)
         if given or (place.parent.is_dir() and place.parent == Path(owner.source)):  # made there, it is found there
             how = how.replace("--out DIR", f"--out {place}")
-        raise ModelError(
-            f"no {kind.title} for '{owner.name}' in {place}: make one with '{how}', or name one with "
-            f"--set {kind.option}=DIR"
-        )
+        remedy = f"make one with '{how}', or name" if how else "name"
+        raise ModelError(f"no {kind.title} for '{owner.name}' in {place}: {remedy} one with --set {kind.option}=DIR")
     return folders, origin
+
+
+def _remedy(how: str) -> str:
+    """What to do without a fitting part, given the command that trains one."""
+    return f"train one with '{how}'" if how else "name the folder of one that was made for it"
 
 
 def lies_beside(kind: type[LearnedPart], source: str) -> bool:

@@ -69,8 +69,8 @@ class DFlash(DFlashNetwork):
 
     @classmethod
     def how(cls, target: str, draft: str, config: DFlashConfig | None = None) -> str:
-        """Return how to get one."""
-        return "a folder of a published DFlash or DSpark drafter of this model, --draft-model FOLDER"
+        """Return an empty text: there is no command that makes one."""
+        return ""
 
     def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
         """Refuse a network of a target of other sizes; published folders have no fingerprint."""
