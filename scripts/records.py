@@ -21,6 +21,7 @@ from typing import Any
 
 from foretoken import zoo
 from foretoken.core.provenance import bundled_weights
+from foretoken.zoo.pretrained import PRETRAINED
 from foretoken.options.tables import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +93,8 @@ def _faults(origin: dict[str, Any], text: str) -> list[str]:
     bundled = {weights for weights in {*then, *now} if not Path(weights).suffix}  # other files keep their suffix
     found = {weights for weights in bundled if then.get(weights) != now.get(weights)}
     former = {_owner(weights) for weights in found if _is_measured(weights, folders, text)}
-    gone = {name for name in _BUNDLED.findall(text) if not {f"{name}/model", f"{name}-tasks/model"} & now.keys()}
+    models = set(_BUNDLED.findall(text)) - set(PRETRAINED)  # those that are fetched have a checksum of their own
+    gone = {name for name in models if not {f"{name}/model", f"{name}-tasks/model"} & now.keys()}
     return [
         *(f"it measured a former `{name}`" for name in former),
         *(f"`{name}` is no longer bundled" for name in gone),
