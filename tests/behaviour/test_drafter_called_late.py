@@ -108,10 +108,10 @@ def test_rows_for_drafts_go_to_requests_that_draft():
 def test_accepted_tokens_are_weighed_and_waiting_requests_are_counted():
     """Three requests for two places: the third waits until one of the first two has ended."""
     llm = with_config(RECIPES["ngram"], max_num_seqs=2)
-    gained, told, asked = [], [], []
+    gained, queues, asked = [], [], []
 
     def choose(requests, num_requests, *, queued):
-        told.append(queued)
+        queues.append(queued)
         asked[:] = requests
         for each in requests:
             each.ledger.weight = 3.0
@@ -125,8 +125,8 @@ def test_accepted_tokens_are_weighed_and_waiting_requests_are_counted():
     accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
     assert accepted > 0
     assert sum(gained) == pytest.approx(3.0 * accepted)
-    assert told == sorted(told, reverse=True)
-    assert set(told) == {True, False}
+    assert queues == sorted(queues, reverse=True)
+    assert set(queues) == {True, False}
 
 
 def test_seeded_requests_that_depend_on_the_draft_always_draft():

@@ -34,10 +34,8 @@ from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
-from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DraftRunner, Rows, RunnerBuilder
+from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DRAFT_DTYPE, DraftRunner, Rows, RunnerBuilder
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.models.load import DTYPES
-from foretoken.models.quantised.rounding import SCHEMES
 from foretoken.options.option import Checked, Option
 
 _LAW_OF: dict[str, type[Law]] = {
@@ -54,7 +52,6 @@ _CHAINS = ("chain", "coupled")
 _RANKED = ("topk", "reranked")
 # where a rule takes several kinds: those with the higher optimum first
 _PREFERRED = ("sampled_without_replacement", "sampled", "top_then_sampled", "hub", "topk")
-_DTYPES = (*DTYPES, *SCHEMES)
 _NUM_DRAFTS = 3  # children per node of a tree, by default
 
 
@@ -115,14 +112,7 @@ class ModelDrafter(DraftRunner):
             ),
         ] = None
         draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
-        dtype: Annotated[
-            str | None,
-            Option(
-                "Of the draft model; int8 and int4 round it: drafts take less time, and the text stays the target's; "
-                "None: the target's.",
-                choices=_DTYPES,
-            ),
-        ] = None
+        dtype: Annotated[str | None, DRAFT_DTYPE] = None
 
         def check_together(self) -> None:
             count = self.num_drafts

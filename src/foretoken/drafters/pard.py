@@ -17,11 +17,9 @@ from foretoken.core.draft import Draft, Law, Sampled
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.needs import Declared, Variant
 from foretoken.drafting import draft_vocabulary
-from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DraftRunner, Rows, RunnerBuilder
+from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DRAFT_DTYPE, DraftRunner, Rows, RunnerBuilder
 from foretoken.forward.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.load import DTYPES
-from foretoken.models.quantised.rounding import SCHEMES
 from foretoken.options.option import Checked, Option
 
 MASK_KEYS = ("pard_token", "mask_token_id", "ptd_token_id")  # of config.json
@@ -52,14 +50,7 @@ class PardDrafter(DraftRunner):
             int | None, Option("Id of the mask token; None: `pard_token` of the checkpoint's config.", least=0)
         ] = None
         draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
-        dtype: Annotated[
-            str | None,
-            Option(
-                "Of the draft model; int8 and int4 round it: drafts take less time, and the text stays the target's; "
-                "None: the target's.",
-                choices=(*DTYPES, *SCHEMES),
-            ),
-        ] = None
+        dtype: Annotated[str | None, DRAFT_DTYPE] = None
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         self.config = config

@@ -38,13 +38,18 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
 from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
-from foretoken.models.load import load
+from foretoken.models.load import DTYPES, load
 from foretoken.models.prefill import CHUNK_ROWS, prefill
+from foretoken.models.quantised.rounding import SCHEMES
 from foretoken.options.option import Option
 
+DRAFT_DTYPE = Option(
+    "Of the draft model; int8 and int4 round it: drafts take less time, and the text stays the target's; None: the "
+    "target's.",
+    choices=(*DTYPES, *SCHEMES),
+)
 DRAFT_CHECKPOINT = Option(
-    "The draft checkpoint: zoo:NAME, a local folder, or a hub id; same vocabulary as the target. For zoo:base it need "
-    "not be named: zoo:draft.",
+    "The draft checkpoint: zoo:NAME, a local folder, or a hub id. For zoo:base it need not be named: zoo:draft.",
     remedy="name the draft checkpoint, as in zoo:NAME, a folder or a hub id",
 )
 """Of drafters that have a model of their own."""

@@ -261,10 +261,10 @@ class Engine:
                         self.prefixes.shown.add(job.request.slot, piece.begin, piece.hidden)
             for job, each in zip([job for job in jobs if job.request.shown], features, strict=True):
                 job.features = each if job.draft.by_engine else None
-            told = [each for each in features if not each.draft.by_engine]
-            if told:
+            own = [each for each in features if not each.draft.by_engine]
+            if own:
                 requests = [job.request for job in jobs if job.request.shown and not job.draft.by_engine]
-                self._faults.tell(requests, told, drafter.on_forward)
+                self._faults.tell(requests, own, drafter.on_forward)
         self._count_what_was_read(current, plan)
 
     def verify(self, current: Round) -> None:

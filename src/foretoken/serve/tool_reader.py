@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from foretoken.serve.tool_formats import HERMES, ToolFormat
-from foretoken.serve.tools import Balance, CallReader, add_piece, begun, possible_begin, whole_call
+from foretoken.serve.tools import Balance, CallReader, OutsideOfCalls, add_piece, begun, possible_begin, whole_call
 
 _LONGEST_HEAD = 400  # characters between a call's begin and its arguments
 _Pieces = dict[int, dict[str, Any]]
@@ -39,26 +39,16 @@ def reader_of(form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only:
     return (ObjectReader if form.head is None else MarkedReader)(form, tools, only=only)
 
 
-class _Outside:
+class _Outside(OutsideOfCalls):
     """The text outside of calls: without the spaces between calls, and after the last."""
 
     def __init__(self, form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool = False) -> None:
+        super().__init__()
         self._form = form
         self._tools = tools
         self._only = only
         self._held = ""
-        self._spaces = ""
         self._ids: set[str] = set()
-        self.num_calls = 0
-
-    def _text(self, text: str) -> str:
-        if not self.num_calls:
-            return text
-        text, self._spaces = self._spaces + text, ""
-        if text.strip():
-            return text
-        self._spaces = text
-        return ""
 
     def _begin(self, news: _Pieces, call: dict[str, Any], written: str | None = None) -> None:
         """Add a call, with the id that the model has written if that is new."""

@@ -16,7 +16,29 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:argument
 _ENDS = ("}" + CLOSE, CLOSE)  # what may follow the arguments, without spaces
 
 
-class CallReader:
+class OutsideOfCalls:
+    """The text between calls, for a reader of them.
+
+    Attributes:
+        num_calls: number of calls that have begun.
+    """
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._spaces = ""  # spaces after a call: they are text if text follows
+
+    def _text(self, text: str) -> str:
+        """Return text without the spaces between calls, and after the last."""
+        if not self.num_calls:
+            return text
+        text, self._spaces = self._spaces + text, ""
+        if text.strip():
+            return text
+        self._spaces = text
+        return ""
+
+
+class CallReader(OutsideOfCalls):
     """Parses a text in pieces: passes text and arguments on at once, and holds back a possible beginning of a call.
 
     Args:
@@ -26,10 +48,9 @@ class CallReader:
     """
 
     def __init__(self, *, only: bool = False) -> None:
+        super().__init__()
         self._only = only
-        self.num_calls = 0
         self._held = ""
-        self._spaces = ""  # spaces after a call: they are text if text follows
         self._arguments: Balance | None = None  # the call that is being parsed
         self._ending = False  # its arguments are complete, its end is missing
 
@@ -98,16 +119,6 @@ class CallReader:
             self._held = self._held[self._held.find(CLOSE) + len(CLOSE) :]
         self._ending = False
         return True
-
-    def _text(self, text: str) -> str:
-        """Return text without the spaces between calls, and after the last."""
-        if not self.num_calls:
-            return text
-        text, self._spaces = self._spaces + text, ""
-        if text.strip():
-            return text
-        self._spaces = text
-        return ""
 
 
 class Balance:

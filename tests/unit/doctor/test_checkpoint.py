@@ -101,7 +101,7 @@ def test_a_family_without_native_code_and_a_template_that_fails(base: Path) -> N
     assert found["template"].status == "fail"
 
 
-@pytest.mark.parametrize("model", ["./nowhere", "nobody/nothing"])
+@pytest.mark.parametrize("model", ["./nowhere", "unknown/model"])
 def test_a_model_that_is_not_here_is_one_line(model: str) -> None:
     (only,) = lines(model).values()
     assert (only.check, only.status) == ("model", "fail")

@@ -129,7 +129,7 @@ FORK = """
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_child_of_a_fork_computes() -> None:
-    """The threads of the team are not in the child, nor do its locks mean anything there; its parent idle and busy."""
+    """The team's threads are not in the child, and its locks have no owner there; its parent is idle, then busy."""
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORK)],
         capture_output=True,

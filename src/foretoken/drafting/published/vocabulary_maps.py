@@ -6,13 +6,18 @@ Letters: V vocabulary, K draft vocabulary.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from foretoken.drafting.feature_heads.block import BlockConfig
+from foretoken.drafting.feature_heads.state_network import StateNetwork
 
 MAPS = ("d2t", "t2d")
+LM_HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
+Network = TypeVar("Network", bound=StateNetwork)
 
 
 def maps_of(ids_K: Tensor, vocab_size: int) -> dict[str, Tensor]:
@@ -21,6 +26,22 @@ def maps_of(ids_K: Tensor, vocab_size: int) -> dict[str, Tensor]:
         "d2t": ids_K - torch.arange(len(ids_K)),
         "t2d": torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids_K, True),
     }
+
+
+def network_of(kind: Callable[..., Network], config: BlockConfig, tensors: Mapping[str, Tensor]) -> Network:
+    """Build a network from saved weights, with the tables that are its own and not the target's.
+
+    Args:
+        kind: its class.
+        tensors: with the maps, if it has a draft vocabulary.
+    Raises:
+        ValueError: config and weights do not fit each other; the message names the tensor.
+    """
+    found = dict(tensors)
+    ids_K = ids_of(config, *(found.pop(name, None) for name in MAPS))
+    network = kind(config, ids_K=ids_K, own_head=LM_HEAD in found, own_embedding=EMBEDDING in found)
+    network.take(found)
+    return network.eval()
 
 
 def ids_of(config: BlockConfig, d2t_K: Tensor | None, t2d_V: Tensor | None) -> Tensor | None:

@@ -13,7 +13,7 @@ from foretoken.drafting.feature_heads.block import fields_for
 from foretoken.drafting.feature_heads.draft_ids import spread_ids
 from foretoken.drafting.published.blocks import WHERE, block_fields, block_settings
 from foretoken.drafting.published.layouts import IGNORABLE, Layout, recognise, value_of
-from foretoken.drafting.published.vocabulary_maps import MAPS, ids_of, maps_of
+from foretoken.drafting.published.vocabulary_maps import maps_of, network_of
 from foretoken.methods.dflash.network import DFlashConfig, DFlashNetwork
 from foretoken.models.language_model import LanguageModel
 
@@ -42,11 +42,7 @@ class DFlash(DFlashNetwork):
         Raises:
             ValueError: config and weights do not fit each other; the message names the tensor.
         """
-        found = dict(tensors)
-        ids_K = ids_of(config, *(found.pop(name, None) for name in MAPS))
-        network = cls(config, ids_K=ids_K, own_head=_LM_HEAD in found, own_embedding=_EMBEDDING in found)
-        network.take(found)
-        return network.eval()
+        return network_of(cls, config, tensors)
 
     @classmethod
     def random(

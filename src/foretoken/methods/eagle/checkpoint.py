@@ -17,7 +17,7 @@ from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import fields_for
 from foretoken.drafting.feature_heads.draft_ids import spread_ids
 from foretoken.drafting.learned_part import check_fingerprint
-from foretoken.drafting.published.vocabulary_maps import MAPS, ids_of, maps_of
+from foretoken.drafting.published.vocabulary_maps import maps_of, network_of
 from foretoken.forward import anatomy
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, UNKNOWN, EagleConfig, from_settings, to_settings
 from foretoken.methods.eagle.makers import in_our_form
@@ -57,11 +57,7 @@ class Eagle(EagleNetwork):
         Raises:
             ValueError: config and weights do not fit each other; the message names the tensor.
         """
-        found = dict(tensors)
-        ids_K = ids_of(config, *(found.pop(name, None) for name in MAPS))
-        network = cls(config, ids_K=ids_K, own_head=_LM_HEAD in found, own_embedding=_EMBEDDING in found)
-        network.take(found)
-        return network.eval()
+        return network_of(cls, config, tensors)
 
     @classmethod
     def random(
