@@ -3,6 +3,7 @@
     python lab/benchmarks/rounding_error.py smollm2-f32 --text wiki.txt --dtype int8,int4 --file smollm2-Q8_0.gguf
     python lab/benchmarks/rounding_error.py --quantise Q4_1.gguf F32
     python lab/benchmarks/rounding_error.py --quantise Q4_1-F32.gguf Q8_0,Q4_K_M
+    python lab/benchmarks/rounding_error.py --quantise smollm2-f32 GPTQ
 
 It measures what ``foretoken eval --against`` does, with two references for each runtime: ``same weights`` is float32
 with the very weights that the codes stand for, so only the rounding of activations is left; ``unrounded`` is MODEL in
@@ -27,6 +28,7 @@ from foretoken.core.provenance import checksum, provenance
 from foretoken.models.load import load, load_network, load_tokenizer
 from foretoken.models.quantised.rounding import round_weights
 from foretoken_lab.peers import adapters
+from foretoken_lab.peers.gptq import write_gptq
 from foretoken_lab.peers.versions import command
 from foretoken_lab.tasks.reference import Reference, dequantised
 from foretoken_lab.tasks.rounding_error import Comparison, logits_of, windows
@@ -48,7 +50,11 @@ def main() -> None:
     parser.add_argument("--quantise", nargs=2, metavar=("FILE", "KINDS"), help="write its quantised files, and end")
     given = parser.parse_args()
     if given.quantise:
-        quantise(Path(given.quantise[0]), given.quantise[1].split(","))
+        source, kinds = Path(given.quantise[0]), given.quantise[1]
+        if source.is_dir():
+            quantise_folder(source, kinds)
+        else:
+            quantise(source, kinds.split(","))
     else:
         measure(given)
 
@@ -130,6 +136,15 @@ def theirs(file: str, texts: dict[str, Ids], threads: int) -> Callable[[Ids], Te
         return torch.from_numpy(model.scores[: len(ids)].copy())
 
     return read
+
+
+def quantise_folder(source: Path, kind: str) -> None:
+    """Write NAME-GPTQ next to a folder."""
+    if kind != "GPTQ":
+        raise SystemExit(f"{kind}: a folder is written as GPTQ only; give a GGUF file for llama.cpp's kinds")
+    target = source.with_name(f"{source.name}-GPTQ")
+    write_gptq(source, target)
+    print(target)
 
 
 def quantise(source: Path, kinds: Sequence[str]) -> None:
