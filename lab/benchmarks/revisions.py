@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,14 @@ def _work(name: str, options: argparse.Namespace) -> int:
     import foretoken
     from foretoken.core.provenance import git_commit
     from foretoken.core.tree import TokenTree
-    from foretoken.forward.batch import PackedBatch
-    from foretoken.forward.dense import DensePlan
     from foretoken.models.load import load
+
+    if find_spec("foretoken.forward"):
+        from foretoken.forward.batch import PackedBatch
+        from foretoken.forward.dense import DensePlan
+    else:  # a tree of before 26 November 2026
+        from foretoken.models.batch import PackedBatch
+        from foretoken.models.dense import DensePlan
 
     torch.set_num_threads(options.threads)
     model = load(name, dtype=options.dtype)
