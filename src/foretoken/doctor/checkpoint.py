@@ -27,10 +27,9 @@ from foretoken.models.adoption.families import FAMILIES
 from foretoken.models.adoption.fit import odd_anatomy
 from foretoken.models.checkpoint_files import CheckpointFiles, auto_class, quiet
 from foretoken.models.load import check_purpose, source_of
-from foretoken.models.memory import free_memory
+from foretoken.models.memory import bytes_of_token, free_memory, seats
 from foretoken.models.quantised import folder as quantised_folder
 from foretoken.models.quantised.assemble import skeleton
-from foretoken.options.model import EngineOptions
 
 _QUESTION = {"role": "user", "content": "Hello"}
 _TEXTS = ("Plain words, 1 234.5.", "def f(x):\n\treturn x ** 2\n", "naïve 日本語 🙂 é")
@@ -270,12 +269,10 @@ def _positions(config: Any) -> int:
 
 def _memory(files: CheckpointFiles) -> Finding:
     """Keys and values of as many requests as the server runs by default, each as long as the context."""
-    text = files.config.get_text_config(decoder=True)
-    heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", 0)
-    width = getattr(text, "head_dim", None) or text.hidden_size // max(1, getattr(text, "num_attention_heads", 1))
-    seats, positions = EngineOptions.max_num_seqs, _positions(files.config)
-    needed = 2 * 2 * text.num_hidden_layers * heads * width * positions * seats
-    facts = f"{seats} requests of {positions:,} tokens take {needed / 1e9:.1f} GB of keys and values"
+    each, positions = bytes_of_token(files.config), _positions(files.config)
+    count = seats(each, positions)
+    needed = each * positions * count
+    facts = f"{count} requests of {positions:,} tokens take {needed / 1e9:.1f} GB of keys and values"
     free = free_memory()
     left = None if free is None else free - files.num_bytes(torch.bfloat16)
     if left is not None and needed > left:

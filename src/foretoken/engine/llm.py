@@ -31,6 +31,9 @@ __all__ = ["LLM", "Messages", "Prompt"]
 
 log = logging.getLogger(__name__)
 
+_ROWS_OF_ONE = 32  # of a forward, for each request that runs
+_ROWS = 512  # where the number of requests is given
+
 
 class LLM:
     """A target model with a recipe for speculative decoding.
@@ -68,7 +71,7 @@ class LLM:
         device: str = ModelOptions.device,
         threads: int | None = ModelOptions.threads,
         max_num_seqs: int | None = EngineOptions.max_num_seqs,
-        max_rows_per_step: int = EngineOptions.max_rows_per_step,
+        max_rows_per_step: int | None = EngineOptions.max_rows_per_step,
         seed: int | None = EngineOptions.seed,
         generation_config: str = EngineOptions.generation_config,
         enable_prefix_caching: bool | None = EngineOptions.enable_prefix_caching,
@@ -77,7 +80,7 @@ class LLM:
     ) -> None:
         check_options(others, [name for name in inspect.signature(LLM).parameters if name != "others"])
         engine = EngineOptions(
-            max_num_seqs=EngineOptions.max_num_seqs if max_num_seqs is None else max_num_seqs,
+            max_num_seqs=max_num_seqs,
             max_rows_per_step=max_rows_per_step,
             seed=seed,
             generation_config="none" if str(generation_config) == "vllm" else generation_config,  # its name for it
@@ -111,8 +114,8 @@ class LLM:
         target: LanguageModel,
         *,
         speculative_config: Mapping[str, Any] | None = None,
-        max_num_seqs: int = EngineOptions.max_num_seqs,
-        max_rows_per_step: int = EngineOptions.max_rows_per_step,
+        max_num_seqs: int | None = EngineOptions.max_num_seqs,
+        max_rows_per_step: int | None = EngineOptions.max_rows_per_step,
         seed: int | None = EngineOptions.seed,
         default_params: SamplingParams | None = None,
         enable_prefix_caching: bool = EngineOptions.enable_prefix_caching,
@@ -172,20 +175,19 @@ class LLM:
         self.options = options
         self.default_params = default_params
         self.tokenizer = target.tokenizer
-        self.max_num_seqs = options.max_num_seqs
-        self.max_rows_per_step = options.max_rows_per_step
+        self.max_num_seqs, self.max_rows_per_step = _limits(options, target)
         self.recipe = compose.build(speculative_config, target)
         self.engine = Engine(
             target,
             self.recipe,
-            max_slots=options.max_num_seqs,
-            max_rows=options.max_rows_per_step,
+            max_slots=self.max_num_seqs,
+            max_rows=self.max_rows_per_step,
             prefix_bytes=options.prefix_cache_bytes if options.enable_prefix_caching else None,
         )
         self._prompts = PromptReader(target)
         self._admission = Admission(target, self.recipe, self._prompts, options.seed)
         self._totals = Totals()
-        self._driver = Driver(self.engine, options.max_num_seqs, self._totals)
+        self._driver = Driver(self.engine, self.max_num_seqs, self._totals)
 
     @property
     def why_undrafted(self) -> str:
@@ -449,3 +451,19 @@ def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:
             found.in_words,
         )
     return found.params
+
+
+def _limits(options: EngineOptions, target: LanguageModel) -> tuple[int, int]:
+    """Requests that run at once, and rows of one forward.
+
+    Where their number follows memory, a request's share of the rows does not, because draft lengths of seeded requests
+    depend on it.
+    """
+    from foretoken.models.memory import bytes_of_token, seats
+
+    count, rows = options.max_num_seqs, options.max_rows_per_step
+    if count is not None:
+        return count, _ROWS if rows is None else rows
+    size = 1 if target.kv_cache_dtype == "int8" else target.dtype.itemsize
+    count = seats(bytes_of_token(target.config, size), target.max_length)
+    return count, _ROWS_OF_ONE * count if rows is None else rows

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from foretoken.core.errors import ModelError
 
 _SYSTEM = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")  # of a container; version 2
+_MOST_SEATS = 32
+_EXPECTED_LENGTH = 8192  # tokens of a request, of those models that read more
 
 
 def check_fits(name: str, needed: int) -> None:
@@ -31,6 +34,33 @@ def free_memory() -> int | None:
     """Bytes that this process may still take; None where the system does not say."""
     found = [each for each in (_of_system(), _of_group()) if each is not None]
     return min(found, default=None)
+
+
+def seats(bytes_of_token: int, max_length: int) -> int:
+    """Requests that may run at once: 32, or as many as half of the free memory has room for.
+
+    Args:
+        bytes_of_token: of keys and values.
+        max_length: tokens of a request at most; of 8,192 and more, 8,192 are expected.
+    """
+    free = free_memory()
+    if free is None:
+        return _MOST_SEATS
+    return max(1, min(_MOST_SEATS, free // 2 // max(1, bytes_of_token * min(max_length, _EXPECTED_LENGTH))))
+
+
+def bytes_of_token(config: Any, bytes_of_value: int = 2) -> int:
+    """Bytes of the keys and values of one token.
+
+    Args:
+        config: of transformers.
+        bytes_of_value: of the dtype that they are kept in.
+    """
+    text = config.get_text_config(decoder=True)
+    heads = getattr(text, "num_attention_heads", None) or 1
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    shared = getattr(text, "num_key_value_heads", None) or heads
+    return int(2 * bytes_of_value * text.num_hidden_layers * shared * width)
 
 
 def _of_system() -> int | None:

@@ -114,17 +114,24 @@ class EngineOptions(Checked):
         ConfigError: a value is out of range.
     """
 
-    max_num_seqs: Annotated[int, Option("Maximum concurrent prompts.", least=1, most=_MOST_SEQS)] = 16
-    max_rows_per_step: Annotated[
-        int,
+    max_num_seqs: Annotated[
+        int | None,
         Option(
-            "Maximum rows (tokens) of one forward.",
+            "Maximum concurrent prompts; None: 32, or fewer where their keys and values would not fit into memory.",
+            least=1,
+            most=_MOST_SEQS,
+        ),
+    ] = None
+    max_rows_per_step: Annotated[
+        int | None,
+        Option(
+            "Maximum rows (tokens) of one forward; None: 32 for each prompt, or 512 where max_num_seqs is given.",
             least=1,
             most=_MOST_ROWS,
             on_command_line=False,
             more="Prompts are read in chunks that fit into the remaining rows.",
         ),
-    ] = 512
+    ] = None
     seed: Annotated[
         int | None,
         Option(

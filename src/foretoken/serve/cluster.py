@@ -171,7 +171,7 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
         raise ConfigError(f"--ray needs Ray ({error}): pip install 'foretoken[ray]'") from None
     port = port or _free_port(host)
     begin(verbose=verbose)
-    slots = int(settings.options.get("max_num_seqs", 16))
+    slots = int(settings.options.get("max_num_seqs") or 16)  # where it follows memory, replicas are added early
     scale: dict[str, Any] = {"num_replicas": settings.least}
     if settings.most > settings.least:
         scale = {

@@ -51,3 +51,25 @@ def test_a_model_beyond_memory_is_refused_before_its_weights_are_read(
         ModelError, match=r"^model 'zoo:base' takes 0\.\d GB of memory, and 0\.0 GB are free: end other"
     ):
         loading.load("zoo:base", dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("free", "size", "length", "expected"),
+    [
+        ("1000000 kB", 1000, 2000, 32),
+        ("100000 kB", 1000, 2000, 25),  # half of it, by 2 MB
+        ("100000 kB", 1000, 131072, 6),  # 8,192 tokens are expected
+        ("10 kB", 1000, 2000, 1),
+    ],
+)
+def test_seats_follow_memory(
+    free: str, size: int, length: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system_of(tmp_path, monkeypatch, free)
+    assert memory.seats(size, length) == expected
+
+
+def test_seats_where_the_system_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_SYSTEM", tmp_path / "none")
+    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    assert memory.seats(1000, 2000) == 32
