@@ -37,7 +37,7 @@ def free_memory() -> int | None:
 
 
 def seats(bytes_of_token: int, max_length: int) -> int:
-    """Requests that may run at once: 32, or as many as half of the free memory has room for.
+    """Requests that may run at once: 32, or as many as half of the free memory holds.
 
     Args:
         bytes_of_token: of keys and values.
