@@ -65,33 +65,28 @@ class Words(Constraint):
 
 
 class Both(Constraint):
-    """Two constraints at once: what both allow.
+    """Two constraints at once. Tokens that one of them forces are drafted as far as the other allows them."""
 
-    Args:
-        grammar: its forced tokens are drafted as far as the other takes them.
-        words: the other.
-    """
-
-    def __init__(self, grammar: Constraint, words: Constraint) -> None:
-        self._grammar = grammar
-        self._words = words
+    def __init__(self, first: Constraint, second: Constraint) -> None:
+        self._first = first
+        self._second = second
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
-        first, second = self._grammar.allowed(path), self._words.allowed(path)
+        first, second = self._first.allowed(path), self._second.allowed(path)
         return None if first is None or second is None else first & second
 
     def possible(self, path: Sequence[int]) -> bool:
-        return self._grammar.possible(path) and self._words.possible(path)
+        return self._first.possible(path) and self._second.possible(path)
 
     def forced(self, limit: int) -> list[int]:
-        tokens = self._grammar.forced(limit)
-        while tokens and not self._words.possible(tokens):
+        tokens = self._first.forced(limit) or self._second.forced(limit)
+        while tokens and not self.possible(tokens):
             tokens.pop()
         return tokens
 
     def append(self, tokens: Sequence[int]) -> None:
-        self._grammar.append(tokens)
-        self._words.append(tokens)
+        self._first.append(tokens)
+        self._second.append(tokens)
 
     def copy(self) -> Both:
-        return Both(self._grammar.copy(), self._words.copy())
+        return Both(self._first.copy(), self._second.copy())

@@ -38,7 +38,6 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
         ("prompt_logprob_token_ids", "prompt_logprob_start"), "prompt_logprobs=K returns the K most probable of each"
     ),
     "skip_reading_prefix_cache": "LLM(enable_prefix_caching=False), the default, keeps nothing",
-    "thinking_token_budget": "max_tokens bounds a reasoning and its answer together",
     "repetition_detection": "repetition_penalty and stop are against it",
     "truncation_side": "truncate_prompt_tokens keeps the last ones",
     **dict.fromkeys(
@@ -49,7 +48,7 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
 _UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for nothing
     **dict.fromkeys(("guided_decoding", "best_of", "logits_processors", "extra_args", "output_kind"), (None,)),
     **dict.fromkeys(("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"), (None,)),
-    **dict.fromkeys(("stream_interval", "thinking_token_budget", "repetition_detection"), (None,)),
+    **dict.fromkeys(("stream_interval", "repetition_detection"), (None,)),
     **dict.fromkeys(("trace_decode_token_ids", "truncation_side"), (None,)),
     **dict.fromkeys(("skip_reading_prefix_cache", "flat_logprobs", "skip_clone"), (None, False)),
     **dict.fromkeys(("use_beam_search", "early_stopping"), (None, False)),
@@ -278,7 +277,21 @@ class SamplingParams:
             "one. Not with `ignore_eos` or `min_tokens`: a complete text must be able to end.",
         ),
     ] = None
-
+    thinking_token_budget: Annotated[
+        int | None,
+        Option(
+            "Tokens of the reasoning, after which its end is written; None and -1: no limit.",
+            name="reasoning-budget",
+            least=-1,
+            remedy="use None for no limit",
+            more="For models with `<think>` in their chat template. The end comes up to three tokens later where it "
+            "would cut a character. It is part of the distribution, so that drafts stay exact.",
+        ),
+    ] = None
+    thinking_budget_message: Annotated[
+        str | None,
+        Option("Written before the end that `thinking_token_budget` sets.", name="reasoning-budget-message"),
+    ] = None
     prediction: Annotated[
         str | Sequence[int] | None,
         Option(

@@ -153,6 +153,7 @@ class Conversation:
             )
         except ForetokenError as error:
             raise api_error(error, "messages") from None
+        self._budget = _budget(body, reasons=service.reasoning)
         self._reasons = (
             Thinking(service.llm.tokenizer, self.prompt["prompt_token_ids"]).form if service.reasoning else None
         )
@@ -163,6 +164,8 @@ class Conversation:
 
     def completed(self, params: SamplingParams) -> SamplingParams:
         """Add the conversation's constraints to the params: a structure follows the reasoning; tools end a text."""
+        if self._budget is not None:
+            params = replace(params, thinking_token_budget=self._budget)
         wanted = params.structured_outputs
         if isinstance(wanted, StructuredOutputs):
             params = replace(params, structured_outputs=replace(wanted, reasoning=self._reasons))
@@ -321,6 +324,26 @@ def _settings(body: ConversationRequest, template: str, *, reasons: bool) -> dic
                 message = f"{path} differs from another field that sets {variable}={found[variable]!r}: keep one"
                 raise ApiError(400, message, param=path)
     return found
+
+
+def _budget(body: ConversationRequest, *, reasons: bool) -> int | None:
+    """Return the limit of the reasoning from the fields of other programs; Anthropic's clients send it to every model.
+
+    Raises:
+        ApiError: 400: two fields differ.
+    """
+    given: dict[str, int | None] = {"thinking_token_budget": body.thinking_token_budget}
+    if body.reasoning is not None:
+        given["reasoning.max_tokens"] = body.reasoning.max_tokens
+    if body.thinking is not None and body.thinking.type == "enabled":
+        given["thinking.budget_tokens"] = body.thinking.budget_tokens
+        if not reasons and given.pop("thinking.budget_tokens") is not None:
+            body.ignore("thinking.budget_tokens")
+    found = {path: value for path, value in given.items() if value is not None}
+    if len(set(found.values())) > 1:
+        path = list(found)[-1]
+        raise ApiError(400, f"{' and '.join(found)} differ: keep one", param=path)
+    return next(iter(found.values()), None)
 
 
 def _wishes(body: ConversationRequest) -> dict[str, dict[str, Any]]:

@@ -375,6 +375,7 @@ class Reasoning(Fields):
 
     effort: str | None = None
     enabled: bool | None = None
+    max_tokens: Annotated[int | None, Field(ge=0, description="OpenRouter's name of thinking_token_budget.")] = None
     summary: Annotated[Any, Field(description="Accepted; reasoning is returned in full.")] = None
     generate_summary: Any = None
 
@@ -383,6 +384,7 @@ class Thinking(Fields):
     """Whether the model reasons before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int | None, Field(ge=0, description="Anthropic's name of thinking_token_budget.")] = None
 
 
 _Verbosity = Annotated[str | None, Field(description="Accepted: the model decides.")]

@@ -22,6 +22,9 @@ _MOST_CHECKED = 100  # unknown names of an object that are compared with its fie
 TRANSLATED: Mapping[str, str] = {
     **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict"), "max_tokens"),
     "repeat_penalty": "repetition_penalty",
+    "thinking_budget": "thinking_token_budget",
+    "reasoning_budget": "thinking_token_budget",
+    "reasoning_budget_message": "thinking_budget_message",
     "stop_sequences": "stop",
     "json_schema": "structured_outputs.json",
     "guided_json": "structured_outputs.json",
@@ -46,7 +49,6 @@ NO_EQUAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "prompt_logprobs": ((False,), "use echo and logprobs in /v1/completions"),
     "return_token_ids": ((False,), "answers are texts; outputs of the library have token_ids"),
     "chat_template": (("",), "the server uses the checkpoint's template; LLM.chat of the library accepts others"),
-    "thinking_token_budget": ((-1,), "max_tokens limits reasoning and answer together"),
     "documents": (([],), "put them into a message"),
     "extra_body": (({},), "put its fields into the body itself"),
 }

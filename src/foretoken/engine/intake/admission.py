@@ -6,6 +6,7 @@ import copy
 import itertools
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 from foretoken.core.constraint import Constraint
@@ -21,6 +22,7 @@ from foretoken.engine.request import Request
 from foretoken.engine.text.banned_words import words_of
 from foretoken.engine.text.detokenise import TextStream
 from foretoken.engine.text.grammars import Grammars
+from foretoken.engine.text.thinking_budget import thinking_budget
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.sampling import SamplingParams
 from foretoken.options.structured import StructuredOutputs
@@ -104,16 +106,16 @@ class Admission:
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= target.end_ids
-        words = words_of(params, target)
+        filters = [each for each in (thinking_budget(params, target, ids), words_of(params, target)) if each]
         predicted, breakers = self._predicted(params), self._breakers(params)
         requests = []
         for number, request_id in enumerate(request_ids):
             # mixed twice: a sum would be the seed of a neighbour's completion, too
             seed = base if number == 0 else mix64(mix64(base) ^ number) >> 1
-            constraint: Constraint | None = None if words is None else words.copy()
+            constraints: list[Constraint] = [each.copy() for each in filters]
             if isinstance(params.structured_outputs, StructuredOutputs):
-                grammar = self._grammars.constraint(params.structured_outputs, stop_ids)
-                constraint = grammar if constraint is None else Both(grammar, constraint)
+                constraints.insert(0, self._grammars.constraint(params.structured_outputs, stop_ids))
+            constraint = reduce(Both, constraints) if constraints else None
             laws = LawMaker(params, ids, target.vocab_size, stop_ids, target.device, constraint, breakers)
             text = TextStream.of(target.tokenizer, params, ids) if params.stop_strings else None
             requests.append(
