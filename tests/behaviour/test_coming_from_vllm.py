@@ -361,7 +361,6 @@ OF_A_REQUEST = [  # the same for its sampling params
             *(
                 "repetition_detection",
                 "trace_decode_token_ids",
-                "logits_processors",
                 "stop_token_ids",
                 "truncation_side",
             ),

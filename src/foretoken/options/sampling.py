@@ -6,7 +6,7 @@ A new parameter needs one declaration here and its arithmetic in ``core/laws.py`
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.plain import reject_unknown_keywords, without_idle
 from foretoken.options.option import Option, check_known, declared, documented
 from foretoken.options.structured import StructuredOutputs, structure
-from foretoken.options.tokens import allowed_ids, text_or_ids, texts, token_ids, token_values
+from foretoken.options.tokens import allowed_ids, processors, text_or_ids, texts, token_ids, token_values
 
 MAX_COMPLETIONS = 16_384
 """Of a prompt: each has a distribution and a history of its own from the beginning."""
@@ -25,7 +25,6 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     **dict.fromkeys(
         ("use_beam_search", "early_stopping", "length_penalty"), "there is no beam search; use n with a temperature"
     ),
-    "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
     "output_kind": "use stream for pieces of an answer",
     "stream_interval": "use stream for pieces of an answer, a step each",
     "detokenize": "texts are always made; token_ids are there, too",
@@ -46,7 +45,7 @@ _ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
     "trace_decode_token_ids": "prompt_logprobs of the whole text returns the probabilities of given tokens",
 }
 _UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for nothing
-    **dict.fromkeys(("guided_decoding", "best_of", "logits_processors", "extra_args", "output_kind"), (None,)),
+    **dict.fromkeys(("guided_decoding", "best_of", "extra_args", "output_kind"), (None,)),
     **dict.fromkeys(("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"), (None,)),
     **dict.fromkeys(("stream_interval", "repetition_detection"), (None,)),
     **dict.fromkeys(("trace_decode_token_ids", "truncation_side"), (None,)),
@@ -62,9 +61,9 @@ _UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for not
 class SamplingParams:
     """How to sample tokens from logits, and when to stop.
 
-    Order of application: logit_bias, penalties, DRY, min_tokens, structured_outputs with bad_words and
-    allowed_token_ids, temperature, min_p, top_k, top_p, XTC. Numbers and arrays of numpy and torch are accepted. Fields
-    may be changed later, with the same checks; running requests keep the old values.
+    Order of application: logits_processors, logit_bias, penalties, DRY, min_tokens, structured_outputs with bad_words
+    and allowed_token_ids, temperature, min_p, top_k, top_p, XTC. Numbers and arrays of numpy and torch are accepted.
+    Fields may be changed later, with the same checks; running requests keep the old values.
 
     Raises:
         ConfigError: a value is out of range; the message names field, value and remedy.
@@ -203,6 +202,19 @@ class SamplingParams:
             more="`-inf` forbids the token. Ids may be texts, as in JSON.",
         ),
     ] = None
+    logits_processors: Annotated[
+        Sequence[Callable[..., Any]] | None,
+        Option(
+            "Functions that change the logits of a token.",
+            convert=processors,
+            on_command_line=False,
+            over_http=False,
+            more="Each is called as f(output_ids, logits) or f(prompt_ids, output_ids, logits), with lists of token "
+            "ids and a float32 tensor [vocabulary], and returns such a tensor. It is called for each row of a draft, "
+            "with the tokens before that row, and for the draft's own distribution: the result must depend on the "
+            "arguments alone.",
+        ),
+    ] = ()
     bad_words: Annotated[
         Sequence[str],
         Option(

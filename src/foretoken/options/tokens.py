@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from foretoken.core.errors import ConfigError
@@ -27,6 +28,26 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
         if any("\ud800" <= letter <= "\udfff" for letter in text):
             raise ConfigError(f"{name}={text!r:.60} is not valid Unicode: it has a lone surrogate")
     return found
+
+
+def processors(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
+    """Functions of the output so far and a row of logits, always as a tuple."""
+    found = tuple(value) if isinstance(value, Iterable) else () if value is None else (value,)
+    for each in found:
+        if _num_arguments(each) not in (2, 3):
+            raise ConfigError(
+                f"{name}={each!r:.60} must be a function of (output_ids, logits), or of (prompt_ids, output_ids, "
+                "logits), which returns logits"
+            )
+    return found
+
+
+def _num_arguments(value: Any) -> int:
+    """Of a function; 0 of what is none, or does not say."""
+    try:
+        return len(inspect.signature(value).parameters)
+    except (TypeError, ValueError):
+        return 0
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ class ThinkingBudget(Constraint):
     """Ends a reasoning after a number of tokens.
 
     Args:
-        limit: tokens of the reasoning, behind its opening mark; the end comes up to three tokens later where a
+        limit: tokens of the reasoning, after its opening mark; the end comes up to three tokens later where a
             character would be cut.
         end: tokens of the end, its mark included.
         decode: from tokens to text, special tokens included.
@@ -94,7 +94,7 @@ class ThinkingBudget(Constraint):
         return twin
 
     def _after(self, tokens: Sequence[int]) -> _State | None:
-        """The state behind further tokens; None: they are no continuation."""
+        """The state after further tokens; None: they are no continuation."""
         state: _State | None = self._state
         for token in tokens:
             if state is None or state.phase == _AFTER:

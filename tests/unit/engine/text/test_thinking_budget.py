@@ -46,7 +46,7 @@ def expected(text: Sequence[int], limit: int, *, begun: bool) -> list[int] | Non
 
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("limit", [0, 1, 2])
-def test_every_path_has_the_law_of_the_whole_text(limit: int, begun: bool) -> None:
+def test_every_path_allows_what_the_whole_text_does(limit: int, begun: bool) -> None:
     whole = [0, 1, 2, 3, 4, 5]
     for length in range(5):
         for text in itertools.product(whole, repeat=length):
