@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from foretoken.core.columns import Columns
 from foretoken.core.errors import ConfigError
@@ -34,7 +35,11 @@ def no_repetition(output: list[int], logits: Tensor) -> Tensor:
 def of_prompt(prompt: list[int], output: list[int], logits: Tensor) -> Tensor:
     """Write the prompt's token at every third place."""
     place = len(output) % len(prompt)
-    return logits if len(output) % 3 else logits + 60.0 * torch.nn.functional.one_hot(torch.tensor(prompt[place]), len(logits))
+    return (
+        logits
+        if len(output) % 3
+        else logits + 60.0 * torch.nn.functional.one_hot(torch.tensor(prompt[place]), len(logits))
+    )
 
 
 def test_every_row_has_the_tokens_before_it() -> None:
@@ -51,6 +56,7 @@ def test_every_row_has_the_tokens_before_it() -> None:
     tree = TokenTree([3, 4, 0], [-1, 0, -1])
     raw_MV = torch.arange(4.0 * V).view(4, V)
     found = maker.process(raw_MV, tree, (-1, 0, 1, 2))
+    assert seen.pop(0) == [1, 2]  # the first call is made twice
     assert seen == [[1, 2], [1, 2, 3], [1, 2, 3, 4], [1, 2, 0]]
     assert found.isinf().nonzero().tolist() == [[row, t] for row, out in enumerate(seen) for t in sorted(out)]
     assert torch.equal(found[0, [0, 3]], raw_MV[0, [0, 3]] + 2)
@@ -87,7 +93,7 @@ def without_number(output: list[int], logits: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("processor", "message"),
-    [(fails, "no more of that"), (narrow, "a logits processor returned"), (without_number, "none of them NaN")],
+    [(fails, "no more of that"), (narrow, "a logits processor returned"), (without_number, "none NaN")],
 )
 @pytest.mark.parametrize("method", ["suffix", "draft_model"])
 def test_a_failure_ends_its_request_alone(method: str, processor: Any, message: str) -> None:
@@ -101,7 +107,33 @@ def test_a_failure_ends_its_request_alone(method: str, processor: Any, message: 
     assert other.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
+def test_one_that_counts_is_caught() -> None:
+    calls: list[int] = []
+
+    def counts(output: list[int], logits: Tensor) -> Tensor:
+        calls.append(len(output))
+        return logits + len(calls) * torch.arange(len(logits))
+
+    (out,) = with_config(None).generate(PROMPT, SamplingParams(max_tokens=100, logits_processors=[counts]))
+    assert out.outputs[0].finish_reason == "error"
+    assert "arguments alone" in out.outputs[0].error
+
+
+def test_a_processor_of_transformers() -> None:
+    theirs = [NoRepeatNGramLogitsProcessor(2), RepetitionPenaltyLogitsProcessor(1.3)]
+    params = SamplingParams(max_tokens=24, ignore_eos=True, logits_processors=theirs)
+    network = with_config(None).target
+    ids = network.tokenizer(PROMPT, return_tensors="pt").input_ids
+    plain, drafted = (
+        with_config(config).generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
+        for config in (None, METHODS["suffix"])
+    )
+    assert drafted.token_ids == plain.token_ids
+    written = [*ids[0].tolist(), *plain.token_ids]
+    assert len({*zip(written[len(ids[0]) - 1 :], written[len(ids[0]) :], strict=False)}) == 24  # no pair comes twice
+
+
 @pytest.mark.parametrize("value", [3, [print, 3], [lambda logits: logits], "f"])
-def test_what_is_no_processor(value: Any) -> None:
+def test_other_values_are_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match="logits_processors"):
         SamplingParams(logits_processors=value)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property, partial
-from inspect import signature
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,14 +18,12 @@ from torch import Tensor
 
 from foretoken.core.columns import Columns
 from foretoken.core.constraint import Constraint
-from foretoken.core.errors import InputError
+from foretoken.core.logits_processors import LogitsProcessors
 from foretoken.core.repetitions import Repetitions
 from foretoken.core.tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
     from foretoken.options.sampling import SamplingParams
-
-_Processor = Callable[[list[int], Tensor], Tensor]
 
 _CANDIDATES = 512  # top-p looks at so many tokens before it looks at the whole vocabulary
 _SELECT_FROM = 16_384  # tokens from which it looks at all of them at once
@@ -215,8 +212,7 @@ class LawMaker:
         self._seen_V = torch.zeros(vocab_size, dtype=torch.bool, device=device) if self._seen else None
         if self._seen_V is not None and prompt:
             self._seen_V[torch.tensor(prompt, device=device)] = True
-        self._processors = [_with_prompt(each, list(prompt)) for each in params.logits_processors or ()]
-        self._output: list[int] = []  # for these only
+        self._processors = LogitsProcessors(params.logits_processors or (), prompt)
         bias = params.logit_bias or {}
         self._bias_ids = torch.tensor(list(bias), dtype=torch.int64, device=device)
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
@@ -229,7 +225,7 @@ class LawMaker:
         twin.__dict__.update(self.__dict__)
         twin._output_V = None if self._output_V is None else self._output_V.clone()
         twin._seen_V = None if self._seen_V is None else self._seen_V.clone()
-        twin._output = list(self._output)
+        twin._processors = self._processors.copy()
         twin._repeats = None if self._repeats is None else self._repeats.copy()
         twin.constraint = None if self.constraint is None else self.constraint.copy()
         return twin
@@ -251,8 +247,7 @@ class LawMaker:
     def append(self, tokens: Sequence[int]) -> None:
         """Commit emitted tokens to the history."""
         self.num_output += len(tokens)
-        if self._processors:
-            self._output += tokens
+        self._processors.append(tokens)
         if self.constraint is not None:
             self.constraint.append(tokens)
         if self._repeats is not None:
@@ -281,10 +276,10 @@ class LawMaker:
         """
         x_MV = logits_MV.to(torch.float32, copy=True)
         params = self.params
-        for processor in self._processors:
+        if self._processors:
             for row, node in enumerate(nodes):
                 path = [tree.tokens[each] for each in tree.path_to(node)]
-                x_MV[row] = _processed(processor, [*self._output, *path], x_MV[row], columns)
+                x_MV[row] = self._processors.apply(x_MV[row], path, columns)
         if self._bias_ids.numel():
             if columns is None:
                 x_MV[:, self._bias_ids] += self._bias
@@ -347,25 +342,6 @@ class LawMaker:
                     counts_V = counts_V.index_add(0, ids, torch.ones(len(path), device=x_MV.device))
                 counts_V = counts_V if columns is None else counts_V[columns.ids_C]
                 x_V -= self.params.frequency_penalty * counts_V + self.params.presence_penalty * (counts_V > 0)
-
-
-def _with_prompt(processor: Callable[..., Tensor], prompt: list[int]) -> _Processor:
-    """A user's function as one of output and logits."""
-    return processor if len(signature(processor).parameters) == 2 else partial(processor, prompt)
-
-
-def _processed(processor: _Processor, output: list[int], x_V: Tensor, columns: Columns | None) -> Tensor:
-    """What a user's function makes of a row.
-
-    Raises:
-        InputError: the result is no row of logits.
-    """
-    found = processor(output, x_V.clone() if columns is None else columns.spread(x_V, -torch.inf))
-    width = len(x_V) if columns is None else columns.vocab_size
-    if not isinstance(found, Tensor) or found.shape != (width,) or bool(found.isnan().any()):
-        wrong = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise InputError(f"a logits processor returned {wrong}: it must return [{width}] logits, none of them NaN")
-    return found if columns is None else found[columns.ids_C]
 
 
 def _filter(x_MV: Tensor, params: SamplingParams) -> Tensor:

@@ -210,9 +210,9 @@ class SamplingParams:
             on_command_line=False,
             over_http=False,
             more="Each is called as f(output_ids, logits) or f(prompt_ids, output_ids, logits), with lists of token "
-            "ids and a float32 tensor [vocabulary], and returns such a tensor. It is called for each row of a draft, "
-            "with the tokens before that row, and for the draft's own distribution: the result must depend on the "
-            "arguments alone.",
+            "ids and a float32 tensor [vocabulary], and returns such a tensor; a `LogitsProcessor` of transformers is "
+            "called as there. It is called for each row of a draft, with the tokens before that row, and for the "
+            "draft's own distribution: the result must depend on the arguments alone, which every 64th call checks.",
         ),
     ] = ()
     bad_words: Annotated[

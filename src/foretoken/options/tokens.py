@@ -43,7 +43,7 @@ def processors(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
 
 
 def _num_arguments(value: Any) -> int:
-    """Of a function; 0 of what is none, or does not say."""
+    """Arguments of a function; 0 for any other value, and for functions without a signature."""
     try:
         return len(inspect.signature(value).parameters)
     except (TypeError, ValueError):
