@@ -22,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("alone")
         "bench serve",
         "train base --recipe base",
         "bench --suite rules",
+        "bench --report report.html",
+        "bench --csv run.csv",
         "train judge --target zoo:base --draft-model zoo:draft --out out",
         "train draft --target zoo:base --out out",
         "train draft --target zoo:base --out out --data .",

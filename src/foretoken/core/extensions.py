@@ -2,6 +2,7 @@
 
     foretoken.commands    "analyze", "train.base"   a typer application, a function, or a Command of train/command.py
     foretoken.suites      "rules"                   a Suite (bench/suite.py), for ``foretoken bench --suite``
+    foretoken.reports     "html"                    record, columns, sections -> text, for ``foretoken bench --report``
     foretoken.questions   "arithmetic"              a QuestionSet (data/questions.py), for ``foretoken train judge``
     foretoken.corpora     "generated"               share -> Source (train/mixture.py), for ``--corpus NAME``
     foretoken.mixtures    "base"                    folder of the corpora -> list of Source, for ``--data DIR``
@@ -15,8 +16,11 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from foretoken.core.errors import ConfigError
+
 COMMANDS = "foretoken.commands"
 SUITES = "foretoken.suites"
+REPORTS = "foretoken.reports"
 QUESTIONS = "foretoken.questions"
 CORPORA = "foretoken.corpora"
 MIXTURES = "foretoken.mixtures"
@@ -34,3 +38,17 @@ def loaded(group: str, name: str) -> Any | None:
     """What an entry point names, imported; None where none has this name."""
     found = declared(group).get(name)
     return None if found is None else found.load()
+
+
+def required(group: str, name: str, wanted: str) -> Any:
+    """What an entry point names, imported.
+
+    Args:
+        wanted: the option, command or name in the user's spelling, for the message.
+    Raises:
+        ConfigError: the distribution that declares it is not installed.
+    """
+    found = loaded(group, name)
+    if found is None:
+        raise ConfigError(f"{wanted} is part of foretoken-lab; {GET_LAB}")
+    return found

@@ -43,6 +43,7 @@ from foretoken.options.sampling import SamplingParams
 
 _INTERRUPTED = 130
 _DEFAULT_METHODS = "draft_model,ngram,suffix,suffix_first"
+_REPORTS = {"--csv": "csv", "--report": "html"}  # option -> name of an entry point
 _OF_PARAMS = ("max_tokens", "temperature", "ignore_eos")  # settings that a named suite may provide
 _MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
 
@@ -142,7 +143,7 @@ def bench(
         typer.Option(
             "--csv",
             metavar="PATH",
-            help="Write a CSV file with one row per method and category.",
+            help="Write a CSV file with one row per method and category. Needs foretoken-lab.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -155,7 +156,7 @@ def bench(
         typer.Option(
             "--report",
             metavar="PATH",
-            help="Write an HTML page with charts and a comparison of the answers.",
+            help="Write an HTML page with charts and a comparison of the answers. Needs foretoken-lab.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -211,6 +212,11 @@ def bench(
     grid = _grid(batch_size, prompt_tokens)
     files = {"--out": out, "--csv": csv, "--markdown": markdown, "--report": report}
     check_outputs(files)
+    reports = [
+        (path, extensions.required(extensions.REPORTS, name, option))
+        for option, name in _REPORTS.items()
+        if (path := files[option]) is not None
+    ]
     if report is not None:
         check_pictures("--report")
     prompts = limit_per_category(read_suite(suite, data), limit)
@@ -274,6 +280,8 @@ def bench(
     else:
         _print_tables(results, facts, columns, sections)
     _write(files, record, columns, sections)
+    for path, text_of_report in reports:
+        write_text(path, text_of_report(record, columns, sections))
     for result in results:
         engine = engines[result["method"]]
         if not result["num_draft_tokens"] and engine.why_undrafted:
@@ -440,18 +448,9 @@ def _print_tables(
 def _write(
     files: Mapping[str, Path | None], record: dict[str, Any], columns: Sequence[Column], sections: Sequence[Section]
 ) -> None:
-    results, facts = record["results"], record["provenance"]
     if (path := files["--out"]) is not None:
         write_json(path, record)
-    if (path := files["--csv"]) is not None:
-        from foretoken.bench.spreadsheet import csv_lines
-
-        write_text(path, csv_lines(results, facts))
     if (path := files["--markdown"]) is not None:
         from foretoken.bench.page import markdown_page
 
-        write_text(path, markdown_page(results, facts, columns, sections))
-    if (path := files["--report"]) is not None:
-        from foretoken.bench.page import html_page
-
-        write_text(path, html_page(results, facts, record["samples"], columns, sections))
+        write_text(path, markdown_page(record["results"], record["provenance"], columns, sections))

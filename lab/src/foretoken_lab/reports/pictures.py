@@ -1,7 +1,4 @@
-"""Charts of a benchmark, as inline SVG, each in two versions: for wide and for narrow screens.
-
-Needs matplotlib (extra ``report``).
-"""
+"""Charts of a benchmark, as inline SVG, each in two versions: for wide and for narrow screens."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.bench.sheets import groups_of
+from foretoken.bench.suite import Column, Section
 
 _FACTS = ("model", "dtype", "device", "threads", "temperature", "max_tokens", "commit")
 _SETTING = ("batch_size", "prompt_tokens", "method", "promise")
@@ -37,13 +38,14 @@ _LATENCY = {
 _MEMORY = ("cache_bytes", "drafter_bytes")
 
 
-def csv_lines(results: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]) -> str:
+def csv_lines(record: Mapping[str, Any], columns: Sequence[Column] = (), sections: Sequence[Section] = ()) -> str:
     """Return the whole file; unknown values are empty.
 
     Args:
-        results: result of :func:`foretoken.bench.summary.summarise`.
-        provenance: result of :func:`foretoken.core.provenance.provenance`.
+        record: what ``foretoken bench --out`` writes: ``provenance`` and ``results``.
+        columns, sections: additions of a suite; left out.
     """
+    results, provenance = record["results"], record["provenance"]
     rows = [
         _row(result, name, figures, provenance) for result in results for name, figures in groups_of(result).items()
     ]
