@@ -47,7 +47,6 @@ def test_short_names_belong_to_one_long_name():
 _TOKENIZER = "reads the tokenizer alone"
 _DENSE = "reads a text, or has one written, to count in it: keys and values in codes would only blur the counts"
 LEFT_OUT = {  # command -> (missing option, reason)
-    "calibrate sparse": ({"--kv-cache-dtype"}, _DENSE),
     "calibrate vocabulary": ({"--kv-cache-dtype"}, _DENSE),
     "doctor": (OF_A_MODEL - {"--threads"}, "reads headers and configs alone"),
     "methods": (OF_A_MODEL, "reads the names of a model's files alone"),
@@ -68,8 +67,6 @@ LOADING = [
     "certify --method ngram",
     "bench --methods ngram",
     "rag --passages {texts} --questions {records} --retriever bm25",
-    "calibrate sparse --model zoo:moe --corpus {texts} --out {out}",
-    "calibrate scylla --model zoo:base --head {folder}",
     "calibrate vocabulary --model zoo:base --corpus {texts} --size 8 --out {out}",
 ]
 

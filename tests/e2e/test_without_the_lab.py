@@ -20,6 +20,8 @@ pytestmark = pytest.mark.usefixtures("alone")
         "eval --task json",
         "bench verify --help",
         "bench serve",
+        "calibrate sparse --model zoo:base --corpus mine.jsonl",
+        "calibrate scylla --model zoo:base",
         "train base --recipe base",
         "bench --suite rules",
         "bench --report report.html",

@@ -35,10 +35,10 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan, DensePlans
 from foretoken.forward.feed_forward import routed_experts
-from foretoken.methods.sparse.calibrate import blocks_of
 from foretoken.methods.sparse.feed_forward import SparseExperts
 from foretoken.methods.sparse.plan import SparsePlan, SparseVerification
 from foretoken.models.language_model import LanguageModel
+from foretoken_lab.calibrations.sparse import blocks_of
 from foretoken_lab.suites import accuracy
 
 TASKS = ("json", "profiles")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
-from foretoken.cli.learn import calibrate_scylla
 from foretoken.cli.learn.training import counting as counting_up
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers
+from foretoken.cli.shared.extended import ExtendedGroup
 from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import (
     Model,
@@ -25,105 +24,34 @@ from foretoken.cli.shared.options import (
     out_option,
 )
 from foretoken.core.errors import ConfigError
-from foretoken.core.files import check_folder, check_readable, check_writable
+from foretoken.core.files import check_folder, check_readable
 from foretoken.options.model import ModelOptions
-
-if TYPE_CHECKING:
-    from foretoken.methods.sparse.calibration import Calibration
 
 T = TypeVar("T")
 
 _CHECKED_DOCUMENTS = 10_000  # of each file, before a model is loaded for them
 
+
+class Group(ExtendedGroup):
+    """``foretoken calibrate``, with subcommands of other distributions."""
+
+    path = "calibrate."
+
+
 app = typer.Typer(
     name="calibrate",
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
-    help="Measure what sparse verification, trimmed drafting and Scylla have to know of a model.",
+    help="Measure a model on text, for methods that need such statistics before they decode.",
 )
 
 
-@app.callback(epilog="Example: foretoken calibrate sparse --model zoo:moe --corpus chats.jsonl --out sparse.json")
+@app.callback(
+    epilog="Example: foretoken calibrate vocabulary --model zoo:base --corpus chats.jsonl --size 2048 --out kept"
+)
 def root() -> None:
-    """Measure what sparse verification, trimmed drafting and Scylla have to know of a model."""
-
-
-app.command("scylla")(calibrate_scylla.scylla)
-
-
-@app.command("sparse")
-@with_flags
-def sparse(
-    *,
-    context: typer.Context,
-    model: Model,
-    corpus: Annotated[list[Path], corpus_option()],
-    out: Annotated[Path | None, out_option("File to write.", show_default="next to the model's weights")] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Read so many tokens of the text.")] = 65536,
-    block: Annotated[
-        int | None,
-        typer.Option("--block", min=2, help="Tokens of one context.", show_default="2048, or what the model holds"),
-    ] = None,
-    loading: Annotated[ModelOptions, Flags("Model", but=("kv_cache_dtype",))],
-    as_json: Annotated[bool, json_option("Print the measurements as one JSON object on stdout.")] = False,
-    verbose: Verbose = False,
-) -> None:
-    """Measure what sparse verification has to know: for verification.moe, reuse, and what ffn would save.
-
-    One pass over the text, dense. Written down are the share of MLP channels
-    below each threshold, the medians by which experts are left out, and the
-    layers that pick blocks for their neighbours (contexts must be long enough
-    to have blocks to pick from). The file is found by itself next to the
-    weights, or named with verification.calibration=FILE; it fits this model
-    only.
-
-    [bold]Example[/bold]
-
-      foretoken calibrate sparse --model zoo:moe --corpus chats.jsonl --out moe.json
-
-      foretoken generate "Once" --model zoo:moe --set verification.moe=1 --set verification.calibration=moe.json
-    """
-    check_model_name(model)
-    _check_corpus(corpus)
-    if out is not None:
-        check_writable(out, "--out")
-    _check_documents(corpus)
-
-    import torch
-
-    from foretoken.core.provenance import provenance
-    from foretoken.methods.sparse.calibrate import blocks_of, calibrate
-    from foretoken.methods.sparse.calibration import default_path
-    from foretoken.models.load import load
-
-    quiet_transformers(verbose)
-    if loading.threads is not None:
-        torch.set_num_threads(loading.threads)
-    target = load(model, **loading.of_a_checkpoint)
-    if out is None:
-        out = default_path(target)
-        if not out.parent.is_dir():
-            raise ConfigError(f"'{model}' does not lie in a folder of yours: say with --out where to write")
-        check_writable(out, "--out")
-    length = min(2048, target.max_length) if block is None else block
-    blocks = blocks_of(corpus, target, block=length, num_tokens=tokens)
-    found = calibrate(
-        target,
-        _counted(blocks, len, "tokens read", tokens),
-        provenance=provenance(
-            context.obj or [],
-            dtype=target.precision,
-            device=str(target.device),
-            block=length,
-            files=[path.name for path in corpus],
-        ),
-    )
-    found.save(out)
-    if as_json:
-        emit_json(asdict(found))
-    for line in _in_words(found):
-        note(line)
-    note(f"wrote {out}")
+    """Measure a model on text, for methods that need such statistics before they decode."""
 
 
 class Writer(str, Enum):
@@ -186,7 +114,7 @@ def vocabulary(
       foretoken generate "Once" --model zoo:base --method draft_model --set model=zoo:draft --set draft_vocab=kept
     """
     check_model_name(model)
-    _check_corpus(corpus)
+    check_corpus(corpus)
     if (draft is None) == (writer is Writer.drafter):
         raise ConfigError("--draft-model MODEL goes with --writer drafter, and only with that")
     if writer is Writer.raw and temperature:
@@ -205,7 +133,7 @@ def vocabulary(
 
     check_folder(out, "--out")
     check_place(out)
-    _check_documents(corpus)
+    check_documents(corpus)
     if draft is not None:
         check_vocabulary(model, draft, **loading.origin)
     quiet_transformers(verbose)
@@ -233,14 +161,14 @@ def vocabulary(
         texts = counting.generated(read, llm, length=96, temperature=temperature, seed=seed)
     most = tokens or (2_000_000 if writer is Writer.raw else 50_000)
     found = counting.choose(
-        _counted(texts, lambda text: sum(text.counts), "tokens counted", most),
+        counted(texts, lambda text: sum(text.counts), "tokens counted", most),
         size,
         target.vocab_size,
         counting.forced(target),
         tokens=most,
         context_rows=context_rows,
     )
-    counted = {
+    counts = {
         "text": writer.value,
         "tokens": found.num_tokens,
         "held_out_tokens": found.num_held_out,
@@ -260,11 +188,11 @@ def vocabulary(
         tokenizer=vocabulary_fingerprint(target.tokenizer),
         target=target.name,
         context_rows=context_rows,
-        counted=counted,
+        counted=counts,
     )
     kept.save(out)
     if as_json:
-        emit_json({"draft_vocab_size": len(kept), "vocab_size": kept.vocab_size, **counted})
+        emit_json({"draft_vocab_size": len(kept), "vocab_size": kept.vocab_size, **counts})
     note(f"{model}: {len(kept):,} of {kept.vocab_size:,} tokens kept, counted on {found.num_tokens:,} ({writer.value})")
     if found.coverage is None or found.with_context is None:
         note("coverage: nothing was held out to measure it on; give more texts")
@@ -278,7 +206,7 @@ def vocabulary(
     note(f"wrote {out}: use it with --set draft_vocab={out}")
 
 
-def _counted(pieces: Iterable[T], size: Callable[[T], int], title: str, total: int) -> Iterator[T]:
+def counted(pieces: Iterable[T], size: Callable[[T], int], title: str, total: int) -> Iterator[T]:
     """The same pieces; says how much has gone by, of about a total."""
     done = 0
     with counting_up(title, total) as report:
@@ -288,54 +216,20 @@ def _counted(pieces: Iterable[T], size: Callable[[T], int], title: str, total: i
             report(done)
 
 
-def _check_corpus(corpus: Sequence[Path]) -> None:
+def check_corpus(corpus: Sequence[Path]) -> None:
+    """Refuse a corpus that cannot be read.
+
+    Raises:
+        ConfigError, InputError: a file is missing or unreadable.
+    """
     for path in corpus:
         check_readable(path, "--corpus")
 
 
-def _check_documents(corpus: Sequence[Path]) -> None:
+def check_documents(corpus: Sequence[Path]) -> None:
     """Read the first records of every file, so that a bad one is refused before a model is loaded for them."""
     from foretoken.data.documents import documents
 
     for path in corpus:
         for _ in itertools.islice(documents(path), _CHECKED_DOCUMENTS):
             pass
-
-
-def _in_words(found: Calibration) -> list[str]:
-    """The result as lines for the terminal: which settings pay."""
-    lines = [f"{found.model}: {found.num_tokens:,} tokens read"]
-    if found.ffn:
-        rows = sorted(found.ffn[0].union)
-        lines += [
-            f"ffn={each.tau:g}: shut in one row {each.row:.1%}; in all of "
-            + ", ".join(f"{n} rows {each.union[n]:.1%}" for n in rows[1:])
-            + "; at best "
-            + ", ".join(f"{each.speedup(n):.2f}x" for n in rows)
-            + f" of an MLP at {', '.join(map(str, rows))} rows"
-            for each in found.ffn
-        ]
-        if all(each.speedup(rows[-2]) < 1.05 for each in found.ffn if each.tau <= 0.1):
-            lines.append(
-                f"ffn: up to 0.1 it cannot pay for {rows[-2]} rows and more: together they need nearly everything"
-            )
-    else:
-        lines.append("ffn: this model has no gated MLP, the setting will be refused")
-    if found.moe is not None:
-        median = [f"{layer}: {', '.join(f'{each:.2f}' for each in beta)}" for layer, beta in found.moe.beta.items()]
-        lines.append(f"moe: {found.moe.num_chosen} experts a row; ratios by layer {'; '.join(median)}")
-    if found.attention is None:
-        lines.append("reuse: no context was long enough to pick blocks; give longer documents, or a larger --block")
-    else:
-        settings = found.attention.settings
-        lines += [
-            f"score={score}: of the attention that leaves the first and the last blocks, {settings['budget']:.0%} of "
-            f"the prefix hold {shares['root']:.0%} for the root, {shares['draft']:.0%} for the rows after it"
-            for score, shares in found.attention.caught.items()
-        ]
-        for sets in ("per_head", "per_layer"):
-            anchors, depth = found.anchors_for(len(found.attention.jaccard), sets), len(found.attention.jaccard)
-            text = f"reuse, {sets}: {len(anchors)} of {depth} layers pick: {', '.join(map(str, anchors))}"
-            alike = "" if len(anchors) < depth else "; none picks like the one before it: nothing can be taken over"
-            lines.append(text + alike)
-    return lines

@@ -11,7 +11,15 @@ from foretoken.cli.shared.options import name_values
 from foretoken.core import extensions
 from foretoken.core.errors import ConfigError
 
-_OF_THE_LAB = ("analyze", "eval", "bench.serve", "bench.verify", "train.base")
+_OF_THE_LAB = (
+    "analyze",
+    "eval",
+    "bench.serve",
+    "bench.verify",
+    "calibrate.scylla",
+    "calibrate.sparse",
+    "train.base",
+)
 
 
 class ExtendedGroup(TyperGroup):

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.engine.llm import LLM
-from foretoken.methods.scylla.calibrate import measure
 from foretoken.methods.scylla.command import Config
 from foretoken.methods.scylla.drafter import ScyllaDrafter
 from foretoken.methods.scylla.train import training
 from foretoken.train.feature_heads.run import run as train
 from foretoken.train.mixture import Source
 from foretoken.train.trainer import Bounds, Report
+from foretoken_lab.calibrations.scylla import measure
 from foretoken_lab.studies.scaling import points
 from foretoken_lab.studies.scaling.points import Point, Timed, name_of
 

@@ -1,4 +1,5 @@
-"""Measure ``k_opt(b)`` (width.py): accepted tokens of a tree of k nodes, and the time of a step of b requests.
+"""Measure ``k_opt(b)`` (foretoken/methods/scylla/width.py): accepted tokens of a tree of k nodes, and the time
+of a step of b requests.
 
     rate(b, k) = b A(k) / t(b, k)      A(k): tokens per step;  t: seconds from one draft to the next;  k = 0: plain
 
@@ -10,9 +11,9 @@ thread they are processor times, which exclude other processes. The recording an
 same
 prompts: some prompts are easier to draft for, and would make the rates of different b incomparable.
 
-Paper: arXiv:2505.07858, the third law. Differs: the paper fits a formula to the point where arithmetic intensity meets
-the machine's balance; here that width is reported as well (``k_roof``), because a node with free verification may still
-not pay.
+Paper: arXiv:2505.07858, the third scaling relation. Differs: the paper fits a formula to the point where arithmetic
+intensity meets the machine's balance; here that width is reported as well (``k_roof``), because a node with free
+verification may still not pay.
 
     FLOPs(b, k) = b k (2 N + 4 layers s d)        bytes(b, k) = w N + b s kv + b k act
     k_roof(b)   = the largest k with FLOPs / bytes <= I_crit = GEMM operations per second / bytes streamed per second

@@ -1,4 +1,4 @@
-"""Sparse verification from the command line: calibrate a model, use it, and mistakes said in one line."""
+"""Sparse verification from the command line: calibrate a model, use it, and mistakes in one line."""
 
 from __future__ import annotations
 

@@ -87,9 +87,9 @@ def scylla(
 
     from foretoken.core.provenance import provenance
     from foretoken.engine.llm import LLM
-    from foretoken.methods.scylla.calibrate import measure
     from foretoken.methods.scylla.drafter import ScyllaDrafter
     from foretoken.models.fingerprint import fingerprint_of
+    from foretoken_lab.calibrations.scylla import measure
 
     quiet_transformers(verbose)
     settings = ScyllaDrafter.Config(head=str(head), tree=not chain, max_depth=max_depth, width=width)
