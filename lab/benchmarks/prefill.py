@@ -33,9 +33,9 @@ from foretoken.data.prompts import BUNDLED_SUITE, read_prompts
 from foretoken.forward.dense import DensePlan
 from foretoken.models.load import load
 from foretoken.models.prefill import chunks
-from foretoken.models.shapes import PREFIX as SHAPE
-from foretoken.models.shapes import write_random_model
 from foretoken_lab.measurement import Measurement
+from foretoken_lab.models.shapes import PREFIX as SHAPE
+from foretoken_lab.models.shapes import write_random_model
 from foretoken_lab.peers import adapters
 
 Read = Callable[[Sequence[int]], int]  # a prompt to the token that follows

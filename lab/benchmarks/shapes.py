@@ -38,9 +38,9 @@ from transformers.utils import logging as transformers_logging
 from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
 from foretoken.models.load import load
-from foretoken.models.shapes import FAMILY_SHAPES, SHAPES, write_random_model
 from foretoken.testing import EvenlySpoilt, ScriptRule
 from foretoken_lab.measurement import Measurement
+from foretoken_lab.models.shapes import FAMILY_SHAPES, SHAPES, write_random_model
 from foretoken_lab.peers import adapters
 
 ROWS = (1, 4, 8, 16, 32)

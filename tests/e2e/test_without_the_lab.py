@@ -20,6 +20,8 @@ pytestmark = pytest.mark.usefixtures("alone")
         "eval --task json",
         "bench verify --help",
         "bench serve",
+        "generate Hi --model grown:base:100m",
+        "generate Hi --model shape:100m",
         "calibrate sparse --model zoo:base --corpus mine.jsonl",
         "calibrate scylla --model zoo:base",
         "train base --recipe base",

@@ -1,6 +1,7 @@
 """What another distribution adds to Foretoken: entry points by group and name, imported when they are used.
 
     foretoken.commands    "analyze", "train.base"   a typer application, a function, or a Command of train/command.py
+    foretoken.models      "grown"                   MadeModels (models/made.py), for ``--model grown:base:100m``
     foretoken.suites      "rules"                   a Suite (bench/suite.py), for ``foretoken bench --suite``
     foretoken.reports     "html"                    record, columns, sections -> text, for ``foretoken bench --report``
     foretoken.questions   "arithmetic"              a QuestionSet (data/questions.py), for ``foretoken train judge``
@@ -19,6 +20,7 @@ from typing import Any
 from foretoken.core.errors import ConfigError
 
 COMMANDS = "foretoken.commands"
+MODELS = "foretoken.models"
 SUITES = "foretoken.suites"
 REPORTS = "foretoken.reports"
 QUESTIONS = "foretoken.questions"

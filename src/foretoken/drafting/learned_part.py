@@ -29,8 +29,8 @@ from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.files import home_expanded, write_whole
 from foretoken.drafting.published.folder import tensors_of
 from foretoken.models.fingerprint import fingerprint, fingerprint_of
-from foretoken.models.grown import Origin, origin_of
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.made import Origin, origin_of
 from foretoken.options.option import Option
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -145,7 +145,7 @@ class LearnedPart(ABC):
         self.check_shape(target if draft is None else draft)
 
     def grown(self: Part, target: LanguageModel, origin: Origin) -> Part:
-        """This part of the original for a model that was grown from it (models/grown.py); where ``grows``.
+        """This part of the original for a model that was grown from it (models/made.py); where ``grows``.
 
         Raises:
             MismatchError: this one cannot.

@@ -1,6 +1,6 @@
 """Load a checkpoint: one function, with a clear message for every failure.
 
-A name is a bundled model (``zoo:base``), one that is made on demand (``grown:base:100m``, ``shape:100m``), a
+A name is a bundled model (``zoo:base``), one that another distribution makes on demand (made.py), a
 local folder, a GGUF file, or a hub id. Weights may be quantised (models/quantised/, models/gguf/). Reading the files is
 checkpoint_files.py.
 """
@@ -25,11 +25,12 @@ from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitectu
 from foretoken.core.files import check_name, home_expanded
 from foretoken.core.phases import PHASES
 from foretoken.forward import attention
-from foretoken.models import grown, lora, shapes
+from foretoken.models import lora
 from foretoken.models.checkpoint_files import CheckpointFiles, reported
 from foretoken.models.fingerprint import fingerprint, folder_of
 from foretoken.models.gguf.magic import is_gguf
 from foretoken.models.language_model import LanguageModel, Mispacked
+from foretoken.models.made import folder_of_made
 from foretoken.models.memory import check_fits
 from foretoken.models.quantised import folder as quantised_folder
 from foretoken.models.quantised.rounding import SCHEMES, round_weights
@@ -63,7 +64,7 @@ def load(
     """Load a causal language model and its tokenizer for inference.
 
     Args:
-        name: ``zoo:NAME``, ``grown:NAME:SIZE``, ``shape:SIZE``, a local folder, a GGUF file, or a hub id.
+        name: ``zoo:NAME``, a local folder, a GGUF file, a hub id, or the name of a model that is made (made.py).
         dtype: "auto" (the checkpoint's own; of float16 on a CPU bfloat16, with a warning), "float32", "bfloat16" or
             "float16", also as torch's dtype; "int8" or "int4" rounds the weights of linear layers
             (models/quantised/rounding.py), on a CPU.
@@ -246,10 +247,8 @@ def source_of(name: str | Path) -> str:
     check_name(text, "model=")
     if text.startswith("zoo:"):
         return str(zoo.path(text.removeprefix("zoo:")))
-    if text.startswith(grown.PREFIX):
-        return str(grown.folder(text, _original))
-    if text.startswith(shapes.PREFIX):
-        return str(shapes.folder(text))
+    if (made := folder_of_made(text)) is not None:
+        return str(made)
     folder = home_expanded(text)
     if folder.is_dir():
         if not any((folder / file).is_file() for file in ("config.json", lora.CONFIG)):
@@ -273,12 +272,6 @@ def source_of(name: str | Path) -> str:
 
 def _files(name: str | Path, trusted: bool, revision: str | None = None) -> CheckpointFiles:
     return CheckpointFiles.of(name, source_of(name), trusted, revision)
-
-
-def _original(name: str) -> tuple[Any, Any]:
-    """The model that another one is grown from, and its tokenizer."""
-    found = load_as_is(name, device="cpu")
-    return found.model, found.tokenizer
 
 
 def check_purpose(config: Any, name: str | Path) -> None:

@@ -26,8 +26,8 @@ from foretoken.cli.shared.outputs import check_outputs, write_json
 from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_numbers, parse_settings, split_settings
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.data.prompts import BUNDLED_SUITE, read_prompts
-from foretoken.models.shapes import FAMILY_SHAPES, SHAPES, write_random_model
-from foretoken.models.shapes import PREFIX as SHAPE
+from foretoken_lab.models.shapes import FAMILY_SHAPES, SHAPES, write_random_model
+from foretoken_lab.models.shapes import PREFIX as SHAPE
 
 if TYPE_CHECKING:
     from foretoken.models.language_model import LanguageModel

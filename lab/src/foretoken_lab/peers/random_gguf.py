@@ -19,7 +19,7 @@ from foretoken import zoo
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
 from foretoken.core.files import check_writable
 from foretoken.models.gguf.blocks import kind_named
-from foretoken.models.shapes import SHAPES, Shape, config_of
+from foretoken_lab.models.shapes import SHAPES, Shape, config_of
 from foretoken_lab.peers.gguf import add_metadata
 
 KINDS = {  # of matrices, of every other layer's value and down projection, and of the head

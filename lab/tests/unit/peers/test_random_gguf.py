@@ -6,8 +6,8 @@ import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ConfigError
-from foretoken.models import shapes
 from foretoken.models.gguf.checkpoint import GGUFCheckpoint
+from foretoken_lab.models import shapes
 from foretoken_lab.peers.random_gguf import write
 
 pytest.importorskip("gguf", reason="needs the package gguf (extra 'peers')")

@@ -37,7 +37,7 @@ def serve(
     *,
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="A Hugging Face folder, a GGUF file, a hub id, zoo:NAME, or grown:NAME:SIZE.")
+        str, typer.Argument(help="A Hugging Face folder, a GGUF file, a hub id, or zoo:NAME.")
     ] = DEFAULT_MODEL,
     method: Method = None,
     sets: Settings = None,

@@ -32,7 +32,7 @@ Model = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
-        help="A Hugging Face folder, a GGUF file, a hub id, zoo:NAME, or grown:NAME:SIZE.",
+        help="A Hugging Face folder, a GGUF file, a hub id, or zoo:NAME.",
         rich_help_panel=_MODEL,
     ),
 ]

@@ -19,8 +19,8 @@ from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_
 from foretoken.drafting.feature_heads.pair_network import LayeredNetwork
 from foretoken.forward import anatomy
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.made import Origin
 
 LAYERS = 2
 MOST_LAYERS = 32

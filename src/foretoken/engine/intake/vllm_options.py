@@ -94,7 +94,7 @@ _HUB = "the hub's own settings hold, {}"
 _SPECULATION = "it goes into speculative_config={'method': ..., 'num_speculative_tokens': ...}"
 _INSTEAD = {  # of what _ONLY refuses
     "quantization": "a checkpoint says itself how it is quantised; dtype='int8' or 'int4' rounds any other",
-    "load_format": "random weights are the model 'shape:100m'",
+    "load_format": "random weights are the model 'shape:100m' of foretoken-lab",
     "tokenizer": "the tokenizer is the checkpoint's; prompts may be ids, {'prompt_token_ids': [...]}",
     "skip_tokenizer_init": "the tokenizer is the checkpoint's; prompts may be ids, {'prompt_token_ids': [...]}",
     "served_model_name": "only a server has one, foretoken serve --served-model-name",

@@ -23,8 +23,8 @@ from foretoken.methods.eagle.config import EAGLE2, EAGLE3, UNKNOWN, EagleConfig,
 from foretoken.methods.eagle.makers import in_our_form
 from foretoken.methods.eagle.network import EagleNetwork
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.made import Origin
 
 _EAGLE2_NAMES = (("layers.0.", "transformer."), ("fc.", "fusion_fc."))
 _LM_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from foretoken.drafting.logistic import Logistic, LogisticConfig, LogisticHead
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.made import Origin
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
 from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
 from foretoken.forward import anatomy
-from foretoken.models import grown
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.made import Origin, before_head, widened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +194,8 @@ class Adapter(LearnedPart, nn.Module):
         origin.check_shared(self.title, target.name)
         depth, copies = origin.depth(self.config.exit_layer), origin.copies
         config = AdapterConfig.for_target(target.config, depth, target.name, fingerprint_of(target.source))
-        weights = {name: grown.widened(weight, copies) for name, weight in self.state_dict().items()}
-        weights["norm_out.weight"] = grown.before_head(self.norm_out.weight.detach(), copies)
+        weights = {name: widened(weight, copies) for name, weight in self.state_dict().items()}
+        weights["norm_out.weight"] = before_head(self.norm_out.weight.detach(), copies)
         return Adapter.of(config, weights)
 
     def check_shape(self, model: LanguageModel) -> None:

@@ -34,8 +34,8 @@ from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
 from foretoken.forward import anatomy, target_kv
 from foretoken.forward.target_kv import TargetKV, apply_rotary
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.made import Origin
 
 WINDOW = 512  # tokens before the query in the self-attention's window
 LEVELS = 5  # gaps in training: as deep as the paper's tree

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from foretoken.drafting.logistic import Logistic, LogisticConfig, LogisticHead
 from foretoken.models.fingerprint import fingerprint, fingerprint_of
-from foretoken.models.grown import Origin
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load_config, source_of
+from foretoken.models.made import Origin
 
 FEATURES = ("pre", "drawn", "post")
 FACTS = ("log_q", "entropy", "margin")

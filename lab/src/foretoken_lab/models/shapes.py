@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.files import folder_made_once
+from foretoken.models.made import MadeModels
 
 if TYPE_CHECKING:
     import torch
@@ -258,3 +259,6 @@ def write_random_states(name: str, folder: Path, dtype: str) -> int:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(zoo.path("base")).save_pretrained(folder)
     return sum(weight.numel() for weight in model.parameters())
+
+
+MADE = MadeModels(folder)

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.engine.llm import LLM
-from foretoken.models import grown
 from foretoken.models.load import load, load_as_is, source_of
 from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
+from foretoken_lab.models import grown
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, STATE_SPACE, Family, save_model
 

@@ -12,11 +12,11 @@ import torch
 from foretoken.core.errors import MismatchError, ModelError
 from foretoken.engine import compose
 from foretoken.methods.eagle.checkpoint import Eagle
-from foretoken.models.grown import origin_of
 from foretoken.models.load import load, load_as_is
 from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
 from foretoken.train.frozen_target import FrozenTarget
+from foretoken_lab.models.grown import origin_of
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

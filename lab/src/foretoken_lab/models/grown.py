@@ -33,7 +33,7 @@ import copy
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,13 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from foretoken import zoo
-from foretoken.core.errors import ConfigError, MismatchError, UnsupportedArchitecture
+from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.files import folder_made_once, home_expanded
 from foretoken.models.checkpoint_files import quiet
 from foretoken.models.fingerprint import fingerprint
-from foretoken.models.grown_families import FAMILIES, REASONS, Family
+from foretoken.models.load import load_as_is
+from foretoken.models.made import MadeModels, Origin, before_head, shares
+from foretoken_lab.models.grown_families import FAMILIES, REASONS, Family
 
 PREFIX = "grown:"
 
@@ -58,49 +60,6 @@ _UNITS = {"m": 1e6, "b": 1e9}
 _PER_LAYER = ("layer_types", "layers_block_type", "no_rope_layers")  # lists in a configuration
 
 _BYTES = 2  # of a weight, at least
-
-Read = Callable[[str], tuple[Any, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The original of a grown model.
-
-    Attributes:
-        folder: of the original.
-        width, layers: of the original.
-        copies: of the original's stream in that of the grown model.
-        grown_layers: of the grown model.
-        shared: whether the final norm carries shares, and the tables the original's numbers.
-    """
-
-    folder: Path
-    width: int
-    layers: int
-    copies: int
-    grown_layers: int
-    shared: bool = True
-
-    @property
-    def first_share(self) -> float:
-        """The first copy in the grown model's normed output, relative to the original's output."""
-        return 0.5 if self.copies > 1 and self.shared else 1.0
-
-    def check_shared(self, title: str, target: str) -> None:
-        """Refuse a part that computes with the original's final norm or tables, where the grown model has others.
-
-        Raises:
-            MismatchError: it has.
-        """
-        if not self.shared:
-            raise MismatchError(
-                f"the {title} of '{self.folder.name}' does not serve '{target}': models with a final norm of gain "
-                "1 + w do not grow with their parts; train one for it"
-            )
-
-    def depth(self, depth: int) -> int:
-        """The depth of the grown model at which the first copy in the stream is the original's at ``depth``."""
-        return sum(layer * self.layers // self.grown_layers < depth for layer in range(self.grown_layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +75,12 @@ class Growth:
     layers: int
 
 
-def folder(name: str, read: Read) -> Path:
+def folder(name: str) -> Path:
     """The checkpoint of a grown model, made if it is not in the cache yet.
 
     Args:
         name: ``grown:NAME:SIZE``; NAME is a model of the zoo (with or without ``zoo:``) or a local folder, SIZE is
             about how many parameters: ``100m``, ``1.5b``.
-        read: loads a checkpoint in its own dtype: its folder to the model and the tokenizer.
     Raises:
         ConfigError: the name is not of this form, or the size is less than the model's.
         ModelError: the original cannot be loaded.
@@ -132,11 +90,11 @@ def folder(name: str, read: Read) -> Path:
     mark = fingerprint(original)
 
     def write(place: Path) -> None:
-        model, tokenizer = read(str(original))
-        larger = grow(model, growth_for(model, size, name))
+        found = load_as_is(original, device="cpu")
+        larger = grow(found.model, growth_for(found.model, size, name))
         with quiet():
             larger.save_pretrained(place)
-        tokenizer.save_pretrained(place)
+        found.tokenizer.save_pretrained(place)
 
     return folder_made_once(f"grown/{original.name}-{size / 1e6:g}m-{mark[:16]}", write)
 
@@ -337,8 +295,7 @@ def _wide(weight: Tensor, grows: Sequence[bool], copies: int, reads: int | None,
         if not growing:
             continue
         if reads is not None and weight.ndim >= 2 and axis == weight.ndim + reads:
-            shares = torch.tensor(_shares(copies), dtype=weight.dtype)
-            weight = torch.cat([weight * share for share in shares], axis)
+            weight = torch.cat([weight * share for share in shares(copies)], axis)
         else:
             whole = weight.shape[axis]
             rows = [whole * each // sum(proportions) for each in proportions] or whole
@@ -355,16 +312,4 @@ def _final_norm(part: str, gain_D: Tensor, copies: int, family: Family) -> Tenso
     return torch.cat([gain_D] * kept + [silent_D] * (copies - kept))
 
 
-def widened(weight: Tensor, copies: int) -> Tensor:
-    """A matrix that reads and writes so many copies of a stream; of another parameter, its copies."""
-    return _wide(weight, [True] * weight.ndim, copies, -1, ())
-
-
-def before_head(gain_D: Tensor, copies: int) -> Tensor:
-    """The gain of a norm before a grown model's head: it carries the shares that the head, copies alone, does not."""
-    return torch.cat([gain_D * share for share in _shares(copies)])
-
-
-def _shares(copies: int) -> list[float]:
-    """Which share is read of each copy: powers of two that sum to one."""
-    return [0.5**place for place in range(1, copies)] + [0.5 ** (copies - 1)]
+MADE = MadeModels(folder, origin_of)

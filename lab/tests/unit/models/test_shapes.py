@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken.models import shapes
+from foretoken_lab.models import shapes
 
 
 @pytest.mark.parametrize("tied", [True, False])
