@@ -16,12 +16,11 @@ from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is
 from foretoken.train.feature_heads import run as training
-from foretoken.train.features import extract
 from foretoken.train.sources import parse
-from foretoken.train.taps import Wanted
 from foretoken.train.trainer import Bounds
 from helpers.head_training import BLOCK, STEP, assert_foretold, enter, fill, small_steps
 from helpers.mistakes import assert_one_line
+from helpers.stored_features import Wanted, extract
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE
 

@@ -21,31 +21,29 @@ the shard that it names, so what an index names is whole.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import random
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError, ForetokenError, InputError, MismatchError
+from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.files import write_whole
 from foretoken.forward.hidden_states import FINAL, Depth
 from foretoken.models.fingerprint import fingerprint
 from foretoken.train.mixture import sha256
-from foretoken.train.taps import All
+
+All = Literal["all"]
 
 INDEX = "index.json"
 FORMAT = 1
-HEADER_BYTES = 256  # bound on what safetensors writes about one tensor, and about the file
 
 _HIDDEN = re.compile(r"hidden\.(final|\d+)_ND")
 
@@ -143,53 +141,6 @@ class Index:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path}: damaged ({error}); remove the folder and extract the features again") from None
-
-
-def write_shard(folder: Path, index: Index, tensors: Mapping[str, Tensor], text: str) -> Index:
-    """Write the next shard, then the index that names it.
-
-    Args:
-        tensors: under the names above.
-        text: digest of the sequences.
-    Returns:
-        the new index.
-    Raises:
-        ForetokenError: the disk is full, say; the shards before it are kept.
-    """
-    place = folder / f"shard-{len(index.shards):05d}.safetensors"
-    part = place.with_suffix(".part")
-    try:
-        save_file(dict(tensors), part)
-        umask = os.umask(0)
-        os.umask(umask)
-        part.chmod(0o666 & ~umask)  # the library writes files that only their owner can read
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        shard = Shard(
-            place.name, len(tensors["starts_S"]), len(tensors["tokens_N"]), part.stat().st_size, sha256(part), text
-        )
-        os.replace(part, place)
-        index = replace(index, shards=(*index.shards, shard))
-        index.write(folder)
-    except (OSError, SafetensorError, ForetokenError) as error:
-        part.unlink(missing_ok=True)
-        raise ForetokenError(explain(folder, len(index.shards), error)) from None
-    return index
-
-
-def explain(folder: Path, kept: int, error: Exception) -> str:
-    """Why writing stopped, which shards are kept, and the remedy."""
-    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-    why = "the disk is full" if full else str(getattr(error, "strerror", None) or error)
-    return (
-        f"{folder}: features cannot be written ({why}); the shards before it, {kept}, are kept and can be read; "
-        "free space and run the same command to go on"
-    )
-
-
-def size_bound(row_bytes: int, tensors: int, tokens: int, sequences: int) -> int:
-    """Bytes that a shard takes at most: rows, starts, and what safetensors writes about them."""
-    return tokens * row_bytes + sequences * 4 + (tensors + 1) * HEADER_BYTES
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 import typer
 
 from foretoken import catalog
-from foretoken.cli.learn import features
 from foretoken.cli.learn.training import counting, found_device, progress
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers
 from foretoken.cli.shared.extended import ExtendedGroup, command_of_function
@@ -43,7 +42,9 @@ class Group(ExtendedGroup):
         return super().get_command(ctx, cmd_name)
 
     def command_of(self, name: str, declared: Any) -> Any:
-        """The command that a Command describes."""
+        """The command that a Command describes, or a function's."""
+        if not isinstance(declared, Command):
+            return super().command_of(name, declared)
         epilog = f"Example: {declared.example}"
         return command_of_function(name, _function(declared), help=declared.help, epilog=epilog)
 
@@ -63,9 +64,6 @@ app = typer.Typer(
     help="Train small learned parts for a target of yours: drafts, heads, adapters, judges.",
     epilog="Example: foretoken train draft --target ./my-model --corpus chats.jsonl --out my-draft --minutes 30",
 )
-app.command(
-    "features", epilog="Example: foretoken train features --target zoo:base --corpus my.jsonl --out my-features"
-)(features.features)
 
 
 def commands() -> Iterator[Command]:

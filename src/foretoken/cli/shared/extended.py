@@ -19,6 +19,7 @@ _OF_THE_LAB = (
     "calibrate.scylla",
     "calibrate.sparse",
     "train.base",
+    "train.features",
 )
 
 

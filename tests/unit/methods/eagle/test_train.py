@@ -20,13 +20,12 @@ from foretoken.train.feature_heads.batches import FromFeatures, FromTokens, freq
 from foretoken.train.feature_heads.expected_length import ExpectedLength, expected_steps, texts
 from foretoken.train.feature_heads.objective import Unrolled
 from foretoken.train.feature_heads.run import run
-from foretoken.train.features import extract
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
 from foretoken.train.stored_blocks import StoredBlocks
-from foretoken.train.taps import Wanted
 from foretoken.train.trainer import Bounds
 from helpers.head_training import BATCH, shortened
+from helpers.stored_features import Wanted, extract
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 

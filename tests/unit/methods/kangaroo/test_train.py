@@ -16,11 +16,10 @@ from foretoken.methods.kangaroo.network import Adapter
 from foretoken.methods.kangaroo.train import ExitTarget, FullLaw, judge
 from foretoken.models.load import load_as_is
 from foretoken.train.feature_heads.batches import FromFeatures, FromTokens
-from foretoken.train.features import extract
 from foretoken.train.sources import parse
 from foretoken.train.stored_blocks import StoredBlocks
-from foretoken.train.taps import Wanted
 from foretoken.train.trainer import Bounds
+from helpers.stored_features import Wanted, extract
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 

@@ -30,15 +30,14 @@ from foretoken.train.feature_heads.expected_length import texts
 from foretoken.train.feature_heads.objective import Unrolled
 from foretoken.train.feature_heads.run import run
 from foretoken.train.feature_heads.training import HeadTraining
-from foretoken.train.features import extract
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
 from foretoken.train.stored_blocks import StoredBlocks
-from foretoken.train.taps import Wanted
 from foretoken.train.trainer import Bounds
 from helpers.golden import tokens_of
 from helpers.head_training import BATCH, shortened
 from helpers.mtp_models import FAMILIES, INDEX, PREFIX, VOCABULARY, save_mtp, shard
+from helpers.stored_features import Wanted, extract
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import with_config

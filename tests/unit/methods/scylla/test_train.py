@@ -17,11 +17,10 @@ from foretoken.train import acceptance
 from foretoken.train.feature_heads.batches import AllPositions
 from foretoken.train.feature_heads.expected_length import texts
 from foretoken.train.feature_heads.run import run
-from foretoken.train.features import extract
 from foretoken.train.sources import parse
-from foretoken.train.taps import Wanted
 from foretoken.train.trainer import Bounds
 from helpers.head_training import BATCH, shortened
+from helpers.stored_features import Wanted, extract
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 

@@ -16,7 +16,7 @@ from foretoken.train.feature_store import FeatureStore
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "features.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "features.md"
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from foretoken.models.load import Checkpoint
-    from foretoken.train.features import Progress
     from foretoken.train.mixture import Source
+    from foretoken_lab.features.extract import Progress
 
 DTYPES = ("bfloat16", "float16", "float32")
 GIGABYTE = 10**9
@@ -82,6 +82,10 @@ def features(
     Text comes from files of yours: JSON Lines with messages, prompt + response, or text; or plain text. Without
     --corpus it is the zoo's training mixture, which foretoken-lab has. After a stop the same command goes on after the
     last complete shard; more --tokens or --max-gb extend the folder. docs/features.md describes its files.
+
+    [bold]Example[/bold]
+
+      foretoken train features --target zoo:base --corpus my.jsonl --out my-features
     """
     depths = _depths(layers)
     kept = _top_logits(top_logits)
@@ -97,8 +101,8 @@ def features(
     import torch
 
     from foretoken.models.load import load_as_is
-    from foretoken.train.features import extract, longest
-    from foretoken.train.taps import Wanted
+    from foretoken_lab.features.extract import extract, longest
+    from foretoken_lab.features.taps import Wanted
 
     quiet_transformers(verbose)
     wanted = Wanted(depths, kept, dtype)

@@ -29,9 +29,10 @@ from foretoken.models import fingerprint as fingerprints
 from foretoken.models.fingerprint import fingerprint
 from foretoken.train import feature_store
 from foretoken.train.feature_store import FeatureStore
-from foretoken.train.features import Progress, extract
 from foretoken.train.stopping import Interrupted
-from foretoken.train.taps import Taps, Wanted
+from foretoken_lab.features import extract as writing
+from foretoken_lab.features.extract import Progress, extract
+from foretoken_lab.features.taps import Taps, Wanted
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, VOCAB_SIZE, Family, randomise, save_model
 
@@ -261,7 +262,7 @@ def test_a_bound_below_one_sequence_is_refused(llama: Any, tmp_path: Path) -> No
 
 
 def test_a_full_disk_keeps_the_shards_before(llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = feature_store.save_file
+    real = writing.save_file
 
     def save(tensors: Any, path: Path) -> None:
         real(tensors, path)
@@ -270,7 +271,7 @@ def test_a_full_disk_keeps_the_shards_before(llama: Any, tmp_path: Path, monkeyp
             raise OSError(errno.ENOSPC, "No space left on device")
 
     run(llama, tmp_path / "whole", text(8))
-    monkeypatch.setattr(feature_store, "save_file", save)
+    monkeypatch.setattr(writing, "save_file", save)
     with pytest.raises(ForetokenError, match=r"the disk is full\); the shards before it, 2, are kept"):
         run(llama, tmp_path / "full", text(8))
     assert sorted(contents(tmp_path / "full")) == ["index.json", "shard-00000.safetensors", "shard-00001.safetensors"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from foretoken.core.errors import ConfigError, ForetokenError, UnsupportedArchit
 from foretoken.forward import anatomy
 from foretoken.forward.hidden_states import FINAL, Depth, reads, state_of, watching
 from foretoken.models.load import DTYPES
+from foretoken.train.feature_store import All
 
-All = Literal["all"]
 Rows = dict[str, Tensor]
 
 

@@ -1,6 +1,6 @@
 """Features of a target over text, on disk: what heads and adapters are trained from.
 
-``extract`` runs the target once over every sequence (train/taps.py) and writes shards (train/feature_store.py). It
+``extract`` runs the target once over every sequence (taps.py) and writes shards (foretoken/train/feature_store.py). It
 promises that
 
 * values are those of the library's own forward, in the dtype in which the target's weights are loaded;
@@ -12,28 +12,34 @@ promises that
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
-from foretoken.train.feature_store import INDEX, Index, explain, size_bound, write_shard
+from foretoken.train.feature_store import INDEX, Index, Shard
+from foretoken.train.mixture import sha256
 from foretoken.train.stopping import Interrupted
-from foretoken.train.taps import Rows, Taps, Wanted
+from foretoken_lab.features.taps import Rows, Taps, Wanted
 
 SHARD_BYTES = 1 << 26  # of a shard, unless its tokens are given
 SHARD_TOKENS = 1 << 16  # of it at most, so that little is lost when a run is killed
 FORWARD_TOKENS = 2048  # of one forward; a longer sequence is a forward of its own
 FORWARD_LOGITS = 1 << 26  # of one forward, if logits are wanted: 0.25 GB in float32
 ENTRY_BYTES = 512  # bound on a shard's entry in the index
+HEADER_BYTES = 256  # bound on what safetensors writes about one tensor, and about the file
 
 
 @dataclass(frozen=True)
@@ -154,9 +160,9 @@ class _Run:
                 if not shard:
                     break  # pending does not fit any more
                 tensors = self._compute(shard)
-                self._index = write_shard(self._folder, self._index, tensors, _digest(shard))
+                self._index = _write_shard(self._folder, self._index, tensors, _digest(shard))
         except OSError as error:  # reading the text, which may keep files of its own
-            raise ForetokenError(explain(self._folder, len(self._index.shards), error)) from None
+            raise ForetokenError(_explain(self._folder, len(self._index.shards), error)) from None
         except KeyboardInterrupt:
             raise Interrupted(
                 f"stopped with {self._index.tokens} tokens in {len(self._index.shards)} shards; give the same command "
@@ -204,7 +210,7 @@ class _Run:
     def _bytes_with(self, tokens: int, sequences: int) -> int:
         """Bytes in the folder, at most, while a shard of this size is added: the index is there twice for a moment."""
         index = 2 * (len(self._index.text()) + ENTRY_BYTES)
-        shard = size_bound(self._row_bytes, len(self._taps.sample) + 3, tokens, sequences)
+        shard = _size_bound(self._row_bytes, len(self._taps.sample) + 3, tokens, sequences)
         return self._index.shard_bytes + shard + index
 
     def _compute(self, shard: list[Tensor]) -> Rows:
@@ -348,3 +354,50 @@ def longest(model: Any) -> int | None:
     text = model.config.get_text_config(decoder=True)
     found = getattr(text, "max_position_embeddings", None)
     return int(found) if found else None
+
+
+def _write_shard(folder: Path, index: Index, tensors: Mapping[str, Tensor], text: str) -> Index:
+    """Write the next shard, then the index that names it.
+
+    Args:
+        tensors: under the names of a shard.
+        text: digest of the sequences.
+    Returns:
+        the new index.
+    Raises:
+        ForetokenError: the disk is full, say; the shards before it are kept.
+    """
+    place = folder / f"shard-{len(index.shards):05d}.safetensors"
+    part = place.with_suffix(".part")
+    try:
+        save_file(dict(tensors), part)
+        umask = os.umask(0)
+        os.umask(umask)
+        part.chmod(0o666 & ~umask)  # the library writes files that only their owner can read
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        shard = Shard(
+            place.name, len(tensors["starts_S"]), len(tensors["tokens_N"]), part.stat().st_size, sha256(part), text
+        )
+        os.replace(part, place)
+        index = replace(index, shards=(*index.shards, shard))
+        index.write(folder)
+    except (OSError, SafetensorError, ForetokenError) as error:
+        part.unlink(missing_ok=True)
+        raise ForetokenError(_explain(folder, len(index.shards), error)) from None
+    return index
+
+
+def _explain(folder: Path, kept: int, error: Exception) -> str:
+    """Why writing stopped, which shards are kept, and the remedy."""
+    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+    why = "the disk is full" if full else str(getattr(error, "strerror", None) or error)
+    return (
+        f"{folder}: features cannot be written ({why}); the shards before it, {kept}, are kept and can be read; "
+        "free space and run the same command to go on"
+    )
+
+
+def _size_bound(row_bytes: int, tensors: int, tokens: int, sequences: int) -> int:
+    """Bytes that a shard takes at most: rows, starts, and what safetensors writes about them."""
+    return tokens * row_bytes + sequences * 4 + (tensors + 1) * HEADER_BYTES
