@@ -47,7 +47,7 @@ from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from foretoken.train import vocabulary
+from foretoken_lab.calibrations import vocabulary
 from foretoken_lab.peers.versions import Quiet, command
 from foretoken_lab.suites.self_speculation import held_out
 

@@ -45,9 +45,7 @@ def test_short_names_belong_to_one_long_name():
 
 
 _TOKENIZER = "reads the tokenizer alone"
-_DENSE = "reads a text, or has one written, to count in it: keys and values in codes would only blur the counts"
 LEFT_OUT = {  # command -> (missing option, reason)
-    "calibrate vocabulary": ({"--kv-cache-dtype"}, _DENSE),
     "doctor": (OF_A_MODEL - {"--threads"}, "reads headers and configs alone"),
     "methods": (OF_A_MODEL, "reads the names of a model's files alone"),
     "datastore append": (OF_A_MODEL, _TOKENIZER),
@@ -67,7 +65,6 @@ LOADING = [
     "certify --method ngram",
     "bench --methods ngram",
     "rag --passages {texts} --questions {records} --retriever bm25",
-    "calibrate vocabulary --model zoo:base --corpus {texts} --size 8 --out {out}",
 ]
 
 

@@ -68,14 +68,6 @@ BAD = [
     ("certify --method ngram --threads 100000", "--threads 100000"),
     ("train eagle --target zoo:draft --out o --threads 100000", "--threads 100000"),
     ("bench --repeats 99999999999", "--repeats"),
-    (
-        "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 9 --out o --writer raw --temperature 1",
-        "--temperature 1 does nothing with --writer raw",
-    ),
-    (
-        "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 9 --out good.jsonl/kept",
-        "/good.jsonl is a file",
-    ),
     ("serve --allow-origin nope", "--allow-origin nope"),
     ("serve --allow-origin=", "--allow-origin is empty"),
     ("train eagle --target zoo:draft --out=", "--out is empty"),
@@ -338,8 +330,6 @@ PLACES = [
     "certify --method none --model",
     "train draft --out o --target",
     "train draft --target zoo:draft --out",
-    "calibrate sparse --corpus good.jsonl --model",
-    "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 100 --out",
     "datastore build good.jsonl --out o --model",
     "datastore info",
     "rag --passages good.jsonl --questions good.jsonl --model",

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("alone")
         "generate Hi --model shape:100m",
         "calibrate sparse --model zoo:base --corpus mine.jsonl",
         "calibrate scylla --model zoo:base",
+        "calibrate vocabulary --model zoo:base --corpus mine.jsonl --size 9 --out out",
         "train base --recipe base",
         "bench --suite rules",
         "bench --report report.html",

@@ -8,23 +8,23 @@ from helpers.option_names import OF_A_MODEL, assert_options_reach, disagreements
 
 
 def of_the_lab():
-    groups, calibrations = ("analyze", "eval"), ("calibrate scylla", "calibrate sparse")
-    return [
-        each
-        for each in options()
-        if each[0].split(" ")[0] in groups or each[0].startswith("bench ") or each[0] in calibrations
-    ]
+    groups = ("analyze", "calibrate", "eval")
+    return [each for each in options() if each[0].split(" ")[0] in groups or each[0].startswith("bench ")]
 
 
 def test_a_name_has_one_kind_of_value_everywhere():
-    assert len({command for command, _, _ in of_the_lab()}) == 8
+    assert len({command for command, _, _ in of_the_lab()}) == 9
     assert disagreements(list(options())) == []
 
 
 def test_whatever_loads_a_model_has_the_options_of_a_model():
     # heads are trained by the folder of a target, in its own dtype, on a CPU; the text part of it alone; keys and
     # values in codes would only blur the counts
-    left_out = {"analyze scaling": OF_A_MODEL - {"--threads"}, "calibrate sparse": {"--kv-cache-dtype"}}
+    left_out = {
+        "analyze scaling": OF_A_MODEL - {"--threads"},
+        "calibrate sparse": {"--kv-cache-dtype"},
+        "calibrate vocabulary": {"--kv-cache-dtype"},
+    }
     ours = {command for command, _, _ in of_the_lab()}
     found = missing_of_a_model(options())
     assert {command: missing for command, missing in found.items() if command in ours} == left_out
@@ -35,6 +35,7 @@ LOADING = [
     "bench verify",
     "analyze acceptance",
     "analyze tradeoff --rules typical",
+    "calibrate vocabulary --model zoo:base --corpus {texts} --size 8 --out {out}",
     "calibrate sparse --model zoo:moe --corpus {texts} --out {out}",
     "calibrate scylla --model zoo:base --head {folder}",
 ]

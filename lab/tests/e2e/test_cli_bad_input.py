@@ -41,6 +41,14 @@ BAD = [
     ("eval --task code --method=", "--method is empty"),
     ("eval --list --limit 5 --json", "leave --limit out"),
     ("eval --task list --model x", "leave --model out"),
+    (
+        "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 9 --out o --writer raw --temperature 1",
+        "--temperature 1 does nothing with --writer raw",
+    ),
+    (
+        "calibrate vocabulary --model zoo:draft --corpus good.jsonl --size 9 --out good.jsonl/kept",
+        "/good.jsonl is a file",
+    ),
     ("bench --suite sprintr", "did you mean 'sprinter'"),
     ("bench --suite self_speculation --model zoo:base", "use --data DIR"),
     ("bench serve --url http://localhost:1 --out no/out.json", "there is no folder no"),

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from foretoken.cli import methods, zoo
-from foretoken.cli.learn import calibrate, datastore, train
+from foretoken.cli.learn import datastore, train
 from foretoken.cli.prove import bench, certify, doctor
 from foretoken.cli.run import batch, chat, generate, rag, serve
 from foretoken.cli.shared.console import OutputClosed, emit, note, prepare_output, silence_libraries
@@ -45,7 +45,6 @@ app.add_typer(bench.app, name="bench")
 app.command("certify")(certify.certify)
 app.command("doctor")(doctor.doctor)
 app.add_typer(train.app, name="train")
-app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(datastore.app, name="datastore")
 app.command("rag")(rag.rag)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)

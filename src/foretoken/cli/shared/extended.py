@@ -16,8 +16,7 @@ _OF_THE_LAB = (
     "eval",
     "bench.serve",
     "bench.verify",
-    "calibrate.scylla",
-    "calibrate.sparse",
+    "calibrate",
     "train.base",
     "train.features",
 )

@@ -1,18 +1,14 @@
-"""``foretoken calibrate``: measure a model on text, for methods that need such statistics before they decode."""
+"""``foretoken calibrate vocabulary``: the tokens that drafters score, counted in text."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from foretoken.cli.learn.training import counting as counting_up
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers
-from foretoken.cli.shared.extended import ExtendedGroup
 from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.options import (
     Model,
@@ -24,34 +20,9 @@ from foretoken.cli.shared.options import (
     out_option,
 )
 from foretoken.core.errors import ConfigError
-from foretoken.core.files import check_folder, check_readable
+from foretoken.core.files import check_folder
 from foretoken.options.model import ModelOptions
-
-T = TypeVar("T")
-
-_CHECKED_DOCUMENTS = 10_000  # of each file, before a model is loaded for them
-
-
-class Group(ExtendedGroup):
-    """``foretoken calibrate``, with subcommands of other distributions."""
-
-    path = "calibrate."
-
-
-app = typer.Typer(
-    name="calibrate",
-    cls=Group,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Measure a model on text, for methods that need such statistics before they decode.",
-)
-
-
-@app.callback(
-    epilog="Example: foretoken calibrate vocabulary --model zoo:base --corpus chats.jsonl --size 2048 --out kept"
-)
-def root() -> None:
-    """Measure a model on text, for methods that need such statistics before they decode."""
+from foretoken_lab.cli.calibrate_corpus import check_corpus, check_documents, counted
 
 
 class Writer(str, Enum):
@@ -62,7 +33,6 @@ class Writer(str, Enum):
     target = "target"
 
 
-@app.command("vocabulary")
 @with_flags
 def vocabulary(
     *,
@@ -129,7 +99,7 @@ def vocabulary(
     from foretoken.models.fingerprint import vocabulary_fingerprint
     from foretoken.models.language_model import check_same_vocabulary
     from foretoken.models.load import load
-    from foretoken.train import vocabulary as counting
+    from foretoken_lab.calibrations import vocabulary as counting
 
     check_folder(out, "--out")
     check_place(out)
@@ -204,32 +174,3 @@ def vocabulary(
         if found.with_context < counting.ENOUGH:
             note(f"that is below {counting.ENOUGH:.0%}: a larger --size, or text more like the drafts to come")
     note(f"wrote {out}: use it with --set draft_vocab={out}")
-
-
-def counted(pieces: Iterable[T], size: Callable[[T], int], title: str, total: int) -> Iterator[T]:
-    """The same pieces; says how much has gone by, of about a total."""
-    done = 0
-    with counting_up(title, total) as report:
-        for piece in pieces:
-            yield piece
-            done += size(piece)
-            report(done)
-
-
-def check_corpus(corpus: Sequence[Path]) -> None:
-    """Refuse a corpus that cannot be read.
-
-    Raises:
-        ConfigError, InputError: a file is missing or unreadable.
-    """
-    for path in corpus:
-        check_readable(path, "--corpus")
-
-
-def check_documents(corpus: Sequence[Path]) -> None:
-    """Read the first records of every file, so that a bad one is refused before a model is loaded for them."""
-    from foretoken.data.documents import documents
-
-    for path in corpus:
-        for _ in itertools.islice(documents(path), _CHECKED_DOCUMENTS):
-            pass

@@ -8,7 +8,7 @@ import pytest
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.data.documents import chat, text
-from foretoken.train.vocabulary import Chosen, Written, choose, forced, generated, in_turn, raw
+from foretoken_lab.calibrations.vocabulary import Chosen, Written, choose, forced, generated, in_turn, raw
 from helpers.zoo_llms import base, target
 
 
