@@ -62,7 +62,7 @@ demo: product
 
 bench: setup
 	mkdir -p bench-report
-	$(BIN)/foretoken bench --model zoo:base --methods $(or $(METHODS),none,draft_model,ngram,suffix,suffix_first) --out bench-report/bench.json --report bench-report/bench.html
+	$(BIN)/foretoken bench --model zoo:base --methods $(or $(METHODS),none,auto,draft_model,ngram,suffix) --out bench-report/bench.json --report bench-report/bench.html
 
 fix: setup
 	$(BIN)/ruff check --fix .

@@ -23,7 +23,7 @@ else
     echo "SmolLM2 cannot be fetched (see above): the bundled zoo:base and its draft answer instead"
     model=zoo:base drafting=(--method draft_model --draft-model zoo:draft)
     : "${prompt:=Tom has 12 marbles. He buys 30 more. How many marbles does he have now?}"
-    : "${methods:=none,draft_model,ngram,suffix,suffix_first}"
+    : "${methods:=none,auto,draft_model,ngram,suffix}"
 fi
 shown generate "$prompt" --model "$model" "${drafting[@]}" --max-tokens 128
 shown bench --model "$model" --methods "$methods" --limit 1 --repeats 2 | sed '/^speed-up by category/,$d'

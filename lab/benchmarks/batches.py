@@ -41,7 +41,7 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 140)
     short = [each for each in read_prompts(options.data / PROMPTS) if len(each.text) <= options.longest]
     prompts = [replace(each, category="chat") for each in short[: options.prompts]]
-    target = LLM(options.model, dtype=options.dtype, threads=options.threads).target
+    target = LLM(options.model, dtype=options.dtype, threads=options.threads, speculative_config=None).target
     found = []
     for size in options.batch_size:
         found.append(run(target, prompts, size, options))

@@ -96,7 +96,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True)
-    base = LLM(arguments.model, dtype=arguments.dtype, device="cpu", threads=arguments.threads, seed=0)
+    base = LLM(
+        arguments.model, dtype=arguments.dtype, device="cpu", threads=arguments.threads, seed=0, speculative_config=None
+    )
     heads = [(name or "head", folder) for name, _, folder in (each.rpartition("=") for each in arguments.head)]
     engines = engines_for(base, heads, [int(each) for each in arguments.nodes.split(",")])
     runs: dict[str, list[dict[str, dict[str, float]]]] = {label: [] for label in engines}

@@ -103,7 +103,7 @@ def main() -> int:
 
 def _measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row for each method, task and temperature."""
-    llm = LLM(options.model, dtype=options.dtype, threads=options.threads)
+    llm = LLM(options.model, dtype=options.dtype, threads=options.threads, speculative_config=None)
     methods = parse_methods(options.methods, options.set, target=options.model)
     count = {} if options.nodes == "auto" else {"num_speculative_tokens": int(options.nodes)}
     llms = {each.label: llm.with_method({**(count if each.label != "none" else {}), **each.config}) for each in methods}

@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    base = LLM(arguments.model, dtype="float32", device="cpu", threads=1, seed=0)
+    base = LLM(arguments.model, dtype="float32", device="cpu", threads=1, seed=0, speculative_config=None)
     sizes = [int(each) for each in arguments.sizes.split(",")]
     accepted, draft = [], None
     for size in sizes:

@@ -171,7 +171,9 @@ def main() -> None:
     parser.add_argument("--milliseconds", type=float, default=60.0, help="that the picture shows of each")
     arguments = parser.parse_args()
     params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True)
-    base = LLM(arguments.model, dtype=arguments.dtype, device="cpu", threads=arguments.threads, seed=0)
+    base = LLM(
+        arguments.model, dtype=arguments.dtype, device="cpu", threads=arguments.threads, seed=0, speculative_config=None
+    )
     lengths = [int(each) for each in arguments.lengths.split(",")]
     configs = recipes(arguments.draft, lengths, arguments.head)
     engines = {label: base.with_method(config) for label, config in configs.items()}

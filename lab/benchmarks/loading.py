@@ -28,7 +28,7 @@ import json, sys, time
 begin = time.perf_counter()
 from foretoken import LLM, SamplingParams
 imported = time.perf_counter()
-llm = LLM(sys.argv[1], dtype=sys.argv[2])
+llm = LLM(sys.argv[1], dtype=sys.argv[2], speculative_config=None)
 loaded = time.perf_counter()
 llm.generate(["Once"], SamplingParams(max_tokens=1, ignore_eos=True))
 print(json.dumps({"imports": imported - begin, "load": loaded - imported}))

@@ -62,7 +62,7 @@ def main() -> int:
     quiet = Quiet()
     if options.json:
         check_writable(options.json, "--json")
-    llm = LLM(options.target, dtype=options.dtype, threads=options.threads)
+    llm = LLM(options.target, dtype=options.dtype, threads=options.threads, speculative_config=None)
     rows = _measure(llm, options)
     for name in options.methods:
         held = {row["drafter_bytes"] for row in rows if row["method"] == name}

@@ -39,7 +39,7 @@ def main() -> int:
     options = _options()
     measurement = Measurement("overhead.py", options.json, threads=options.threads)
     console = Console(width=None if sys.stdout.isatty() else 160)
-    llm = LLM(options.model, dtype=options.dtype, threads=options.threads, max_num_seqs=1)
+    llm = LLM(options.model, dtype=options.dtype, threads=options.threads, max_num_seqs=1, speculative_config=None)
     found: dict[str, Any] = {}
     parts = options.parts.split(",")
     if "engine" in parts:

@@ -67,7 +67,7 @@ def main() -> int:
     quiet = Quiet()
     if options.json:
         check_writable(options.json, "--json")
-    llm = LLM(options.model, dtype=options.dtype, threads=options.threads)
+    llm = LLM(options.model, dtype=options.dtype, threads=options.threads, speculative_config=None)
     draft = load_draft(options.draft_model, llm.target)
     rows = []
     for temperature in options.temperatures:

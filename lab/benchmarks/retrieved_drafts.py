@@ -52,7 +52,7 @@ def main() -> int:
     quiet = Quiet()
     if options.json:
         check_writable(options.json, "--json")
-    llm = LLM(options.target, dtype=options.dtype, threads=options.threads)
+    llm = LLM(options.target, dtype=options.dtype, threads=options.threads, speculative_config=None)
     with tempfile.TemporaryDirectory() as folder:
         sizes = _stores(llm, Path(folder), options)
         rows = _measure(llm, Path(folder), options)

@@ -225,7 +225,7 @@ def _bandwidth_line(rows: list[dict[str, Any]]) -> str:
 
 def scripted(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Plain decoding and every (acceptance, length) on the same prompt, interleaved."""
-    plain = LLM(str(folder), dtype=options.dtype, max_num_seqs=1)
+    plain = LLM(str(folder), dtype=options.dtype, max_num_seqs=1, speculative_config=None)
     generator = torch.Generator().manual_seed(1)
     prompt = torch.randint(7, 8000, (options.context,), generator=generator).tolist()
     count = options.max_tokens

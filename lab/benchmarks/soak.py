@@ -346,7 +346,7 @@ def main() -> None:
     options = parser.parse_args()
     rng = random.Random(options.seed)
     measurement = Measurement("soak.py", options.json, threads=None)
-    llm = LLM(options.model, dtype="float32", threads=1)
+    llm = LLM(options.model, dtype="float32", threads=1, speculative_config=None)
     prompts = rng.sample([each.text for each in read_prompts(BUNDLED_SUITE)], options.prompts)
     recipe = chosen_recipe(options.method, None, target=options.model, draft_model=None)
     drawn = LLM(options.model, dtype="float32", threads=1, speculative_config=recipe)

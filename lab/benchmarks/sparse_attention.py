@@ -241,7 +241,7 @@ class Overlap:
 
 def overlap(options: argparse.Namespace, kept: Kept) -> None:
     """Decode, watch, and write down the sums of every prompt."""
-    llm = LLM(options.target, threads=options.threads, dtype=options.dtype, max_num_seqs=1)
+    llm = LLM(options.target, threads=options.threads, dtype=options.dtype, max_num_seqs=1, speculative_config=None)
     rule = BlockRule(budget=options.budget, dense_below=0, size=options.block)
     params = SamplingParams(max_tokens=options.max_tokens, ignore_eos=True)
     for method in options.methods:
@@ -282,7 +282,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def acceptance(options: argparse.Namespace, kept: Kept) -> None:
     """Every question with every method and setting; a row for each question and task."""
-    llm = LLM(options.target, threads=options.threads, dtype=options.dtype, max_num_seqs=1)
+    llm = LLM(options.target, threads=options.threads, dtype=options.dtype, max_num_seqs=1, speculative_config=None)
     kept.facts["held_out"] = held_out(options.target, options.data)
     engines = {}
     for method in options.methods:

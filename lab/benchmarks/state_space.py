@@ -92,7 +92,7 @@ def verification(name: str, dtype: str, counts: list[int], repeats: int) -> list
 
 def decoding(name: str, dtype: str, repeats: int) -> dict[str, Any]:
     """Milliseconds a token, prompt taken off: ours and the library's, in turns."""
-    llm = LLM(name, dtype=dtype, device="cpu")
+    llm = LLM(name, dtype=dtype, device="cpu", speculative_config=None)
     theirs: Any = AutoModelForCausalLM.from_pretrained(source_of(name), dtype=getattr(torch, dtype))
     prompt = ids(32)
     given = torch.tensor([prompt])
@@ -130,7 +130,7 @@ def recipes(draft: str, sizes: list[int]) -> dict[str, dict[str, Any] | None]:
 
 def speculation(name: str, dtype: str, draft: str, sizes: list[int], repeats: int) -> list[dict[str, Any]]:
     """Tokens per second of every recipe, over plain decoding and over the best chain, within each repeat."""
-    base = LLM(name, dtype=dtype, device="cpu", seed=0)
+    base = LLM(name, dtype=dtype, device="cpu", seed=0, speculative_config=None)
     engines = {label: base.with_method(config) for label, config in recipes(draft, sizes).items()}
     suite = limit_per_category(read_prompts(BUNDLED_SUITE), 1)
     prompts = [base.chat_prompt([{"role": "user", "content": each.text}]) for each in suite]

@@ -86,6 +86,16 @@ _TABLE = (
         guarantee="nothing is drafted",
     ),
     Entry(
+        name="auto",
+        kind="drafter",
+        import_path="foretoken.methods.auto.drafter:AutoDrafter",
+        summary="the default: copies, or the draft model or head at hand, whichever is faster now, or nothing",
+        paper="ours; what HedgeSpec, arXiv:2510.20064, calls full information decides among drafters",
+        promise="lossless",
+        guarantee="that of the draft's default verifier; a request with a seed keeps the tokens of plain decoding",
+        weights="a draft model or a head, if there is one",
+    ),
+    Entry(
         name="draft_model",
         kind="drafter",
         import_path="foretoken.drafters.draft_model:ModelDrafter",

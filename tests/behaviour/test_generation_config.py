@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def loaded(folder: Path, settings: dict[str, Any], **options: Any) -> LLM:
     (folder / "generation_config.json").write_text(json.dumps(settings))
-    return LLM(folder, device="cpu", **options)
+    return LLM(folder, device="cpu", speculative_config=None, **options)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -106,4 +106,4 @@ def test_a_value_out_of_range(folder: Path, settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("choice", ["sglang", "Auto", None, True])
 def test_an_unknown_choice(folder: Path, choice: Any) -> None:
     with pytest.raises(ConfigError, match="generation_config="):
-        LLM(folder, device="cpu", generation_config=choice)
+        LLM(folder, device="cpu", generation_config=choice, speculative_config=None)

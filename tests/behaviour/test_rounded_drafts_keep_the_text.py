@@ -26,7 +26,7 @@ RECIPES = [
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM("zoo:base", device="cpu", dtype="bfloat16", threads=1)
+    return LLM("zoo:base", device="cpu", dtype="bfloat16", threads=1, speculative_config=None)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe["method"])

@@ -120,7 +120,7 @@ def test_generate_and_stream_keep_the_space(kind: str, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS[kind]
     assert len(tokenizer) <= VOCAB_SIZE
     tokenizer.save_pretrained(tmp_path)
-    llm = LLM(tmp_path, device="cpu")
+    llm = LLM(tmp_path, device="cpu", speculative_config=None)
     space = next(index for index in range(len(tokenizer)) if tokenizer.convert_ids_to_tokens(index) == "▁the")
     params = SamplingParams(max_tokens=3, ignore_eos=True, logit_bias={space: 100.0})
     (output,) = llm.generate("a dog", params)

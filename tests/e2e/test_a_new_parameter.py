@@ -68,7 +68,7 @@ found = {
     "file": [in_a_file(floor_p=2), in_a_file(flor_p=1)],
     "table": parameters(SamplingParams, over_http=True),
 }
-with LLM("zoo:base") as llm, served(llm) as server:
+with LLM("zoo:base", speculative_config=None) as llm, served(llm) as server:
     params = [SamplingParams(max_tokens=24), SamplingParams(**drawn), SamplingParams(**drawn, floor_p=1)]
     found["texts"] = [out.text for out in llm.generate([PROMPT] * 3, params)]
     body = {"model": "zoo:base", "prompt": PROMPT, **drawn}

@@ -60,7 +60,7 @@ def client(address: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def expected() -> str:
-    llm = LLM("zoo:base", dtype="float32", threads=1)
+    llm = LLM("zoo:base", dtype="float32", threads=1, speculative_config=None)
     return llm.chat([{"role": "user", "content": QUESTION}], SamplingParams(max_tokens=60))[0].text
 
 

@@ -255,7 +255,7 @@ def test_the_clock_of_attention_is_a_part_of_the_forward() -> None:
 
 def test_a_whole_budget_gives_the_dense_text() -> None:
     """The zoo's model for long contexts, with drafts, whichever way blocks are shared."""
-    llm = LLM("zoo:long", device="cpu", max_num_seqs=1)
+    llm = LLM("zoo:long", device="cpu", max_num_seqs=1, speculative_config=None)
     names = ["Maria", "Tom", "Ann", "Leo", "Ruth"]
     text = " ".join(f"{names[n % 5]} has {n * 7 % 90} apples and {n * 3 % 40} pears." for n in range(60))
     params = SamplingParams(max_tokens=16, ignore_eos=True)

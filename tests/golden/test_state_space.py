@@ -183,7 +183,7 @@ def test_layers_that_run_in_the_library_s_modules_say_so(root: Path, caplog: pyt
 
 @cache
 def hybrid(name: str) -> LLM:
-    return LLM(f"zoo:{name}", dtype="float32", device="cpu", seed=0)
+    return LLM(f"zoo:{name}", dtype="float32", device="cpu", seed=0, speculative_config=None)
 
 
 @pytest.mark.parametrize("name", ["mamba", "hybrid"])

@@ -38,7 +38,7 @@ _measured_once = lru_cache(maxsize=4)(Costs.measured)  # a second for every reci
 @cache
 def base() -> LLM:
     """The target, plain decoding."""
-    return LLM("zoo:base", dtype="float32", device="cpu", seed=0)
+    return LLM("zoo:base", dtype="float32", device="cpu", seed=0, speculative_config=None)
 
 
 def target() -> LanguageModel:

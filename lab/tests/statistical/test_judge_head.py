@@ -25,7 +25,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def told() -> dict[str, dict[str, Any]]:
     """Of each task: what newly mined tokens say, of questions that the head was not made from."""
-    plain = LLM("zoo:base", device="cpu", threads=1, max_num_seqs=ABREAST, enable_prefix_caching=True)
+    plain = LLM(
+        "zoo:base", device="cpu", threads=1, max_num_seqs=ABREAST, enable_prefix_caching=True, speculative_config=None
+    )
     draft = load("zoo:draft", device="cpu")
     mined = mine(plain, draft, Mining(tasks=TASKS, count=400, held_out=True))
     labels, of_draft = read_states(plain.target, mined.questions), read_states(draft, mined.questions)

@@ -75,7 +75,7 @@ def certify(
     settings = dict(settings or {})
     _check_lossless(method, settings)
     say(f"loading {model} in {loading.dtype}")
-    plain_llm = LLM(model, max_num_seqs=64, max_rows_per_step=1024, **asdict(loading))
+    plain_llm = LLM(model, speculative_config=None, max_num_seqs=64, max_rows_per_step=1024, **asdict(loading))
     check_room(plain_llm, quick=quick)
     # an adaptive length may decide against drafting here, which would prove nothing; the distribution is the same for
     # any

@@ -22,7 +22,7 @@ _HEADINGS = {
     "verifier": "verifiers (--set verifier=NAME): they accept or reject tokens",
     "plan": "plans (--set plan=NAME, verification.KEY=VALUE, stree.KEY=VALUE): how the target computes drafts",
 }
-_FIRST = ("draft_model", "ngram", "suffix", "suffix_first")  # the common options
+_FIRST = ("auto", "draft_model", "ngram", "suffix", "suffix_first")  # the common options
 _COMMON_OPTIONS = ("num_speculative_tokens", "verifier")  # options of every drafter, in addition to its Config
 
 
@@ -129,6 +129,8 @@ def _lacks(entry: catalog.Entry, model: str) -> str:
     from foretoken.models.load import source_of
 
     declared = entry.load().declared
+    if declared.finds_model:
+        return ""
     if declared.draft_model:
         brought = zoo.drafts_for(zoo.DRAFT, model)
         return "" if brought else "add --draft-model MODEL, a smaller checkpoint with the same tokenizer"

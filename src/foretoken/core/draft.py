@@ -203,6 +203,37 @@ class Draft:
             expected += reach
         return expected - 1.0
 
+    @property
+    def extensible(self) -> bool:
+        """Whether :meth:`followed_by` has a meaning: it is a chain of tokens only, with a confidence each."""
+        plain = self.resume is None and self.evidence is None
+        return plain and len(self.confidence) == len(self) > 0 and self.tree.is_chain
+
+    def followed_by(self, copies: Draft) -> Draft:
+        """This chain and another one of point masses after it, which follow from the tokens before them.
+
+        Where some tokens have columns only, it ends at the first that has none: its q cannot be written there.
+        """
+        law, count = self.law, len(copies)
+        if isinstance(law, _Tabulated):
+            columns = [token if law.columns is None else law.columns.of(token) for token in copies.tree.tokens]
+            count = next((place for place, column in enumerate(columns) if column < 0), count)
+            rows, width = law.q_KV.shape
+            q_KV = law.q_KV.new_zeros((rows + count, width))
+            q_KV[:rows] = law.q_KV
+            for place, column in enumerate(columns[:count]):
+                q_KV[rows + place, column] = 1.0
+            law = replace(law, q_KV=q_KV, row_of=(*law.row_of, *range(rows, rows + count)))
+        if not count:
+            return self
+        return replace(
+            self,
+            tree=TokenTree((*self.tree.tokens, *copies.tree.tokens[:count])),
+            law=law,
+            confidence=(*self.confidence, *copies.confidence[:count]),
+            sources=(*self.sources, *copies.sources[:count]),
+        )
+
     def part(self, begin: int, stop: int | None = None) -> Draft:
         """Nodes ``begin`` to ``stop - 1`` of a chain as a draft of their own, each with the row that it was drawn from.
 

@@ -5,7 +5,8 @@ ForetokenError                  exit code 1
 ├── InputError                  a prompt or a data file that cannot be used; exit code 2
 ├── ModelError                  a checkpoint that cannot be loaded or run
 │   ├── UnsupportedArchitecture attention that does not go through the library's interface
-│   └── MismatchError           draft and target do not fit each other
+│   ├── MismatchError           draft and target do not fit each other
+│   └── NoMemory                the weights take more memory than there is
 └── RequestError                one request failed while it ran (the others go on)
 """
 
@@ -43,6 +44,10 @@ class UnsupportedArchitecture(ModelError):
 
 class MismatchError(ModelError):
     """Two models do not fit each other (vocabulary, tokenizer, width)."""
+
+
+class NoMemory(ModelError):
+    """The weights take more memory than there is."""
 
 
 class RequestError(ForetokenError):

@@ -45,7 +45,8 @@ class Metrics:
     rows that lay before a sparse target's verifications, ``prefix_rows_read`` those of them that a head read.
     ``num_discarded_tokens`` were drafted ahead, after what did not stand: never put to the test, no draft tokens.
     ``num_moved_bytes`` went between target and drafter, where the two are not in one place.
-    ``drafted_by_source`` and ``accepted_by_source`` count draft tokens by what proposed them, where a drafter says so.
+    ``drafted_by_source`` and ``accepted_by_source`` count draft tokens by what proposed them, where a drafter says so,
+    ``steps_by_source`` the steps with such tokens, and ``off_steps`` those without a draft, by the code of the reason.
     ``emitted`` says of one request when its tokens came, a step at a time, and ``drafts`` has the length of each draft
     and the number of its accepted tokens; they are not added up.
     """
@@ -71,6 +72,8 @@ class Metrics:
     prefix_rows_read: float = 0.0
     drafted_by_source: dict[str, int] = field(default_factory=dict)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
+    steps_by_source: dict[str, int] = field(default_factory=dict)
+    off_steps: dict[str, int] = field(default_factory=dict)
     emitted: list[Emitted] = field(default_factory=list)
     drafts: list[tuple[int, int]] = field(default_factory=list)
 
@@ -143,10 +146,24 @@ class Metrics:
 
     def count_sources(self, sources: tuple[str, ...], accepted: Sequence[int]) -> None:
         """Count one draft by what proposed it: the source of every node, and the nodes that were accepted."""
+        for source in dict.fromkeys(sources):
+            self.steps_by_source[source] = self.steps_by_source.get(source, 0) + 1
         for source in sources:
             self.drafted_by_source[source] = self.drafted_by_source.get(source, 0) + 1
         for node in accepted if sources else ():
             self.accepted_by_source[sources[node]] = self.accepted_by_source.get(sources[node], 0) + 1
+
+    @property
+    def by_source(self) -> dict[str, dict[str, int]]:
+        """Steps, drafted and accepted tokens of each source."""
+        return {
+            source: {
+                "steps": steps,
+                "drafted": self.drafted_by_source[source],
+                "accepted": self.accepted_by_source.get(source, 0),
+            }
+            for source, steps in self.steps_by_source.items()
+        }
 
     def add(self, other: Metrics) -> None:
         """Add another request's counters to these."""
@@ -173,6 +190,8 @@ class Metrics:
         for mine, theirs in (
             (self.drafted_by_source, other.drafted_by_source),
             (self.accepted_by_source, other.accepted_by_source),
+            (self.steps_by_source, other.steps_by_source),
+            (self.off_steps, other.off_steps),
         ):
             for source, count in theirs.items():
                 mine[source] = mine.get(source, 0) + count

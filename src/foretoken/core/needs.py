@@ -75,6 +75,10 @@ class Offers:
             token may be the drafter's: it drafts the first and the last, too, whatever other requests run, and observes
             steps without a draft.
         probes: whether a verifier asks for rows after drafts (``Verifier.probe``) by which it decides.
+        portfolio: of a drafter that copies, and calls another one where that pays: "", or the code of why there is no
+            other one, see docs/methods/auto.md; None: it is no such drafter.
+        keeps_seeds: whether its drafts for requests with a seed are point masses, so that under `match` the seed gives
+            the tokens of plain decoding.
         ahead: whether a drafter can propose while the target computes, on another thread and for tokens that are not
             committed yet: its drafts follow from tokens alone, and whatever it was shown before changes nothing.
     """
@@ -87,6 +91,8 @@ class Offers:
     takes_turns: bool = False
     probes: bool = False
     ahead: bool = False
+    portfolio: str | None = None
+    keeps_seeds: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +138,7 @@ class Declared:
 
     Attributes:
         draft_model: whether the option ``model`` names a second checkpoint of the target's vocabulary.
+        finds_model: whether it does without that, or takes a model at hand.
         datastore: whether the option ``datastore`` names texts in the target's tokens to retrieve from.
         own_verifier: the rule that a drafter brings; None: the strongest lossless one.
         learned_part: "module:Class" of its trained part (drafting/learned_part.py); None: it has none.
@@ -142,6 +149,7 @@ class Declared:
     """
 
     draft_model: bool = False
+    finds_model: bool = False
     datastore: bool = False
     own_verifier: str | None = None
     learned_part: str | None = None

@@ -79,6 +79,9 @@ class Budget:
             but its own past, so neither from other requests nor from anything measured.
         least_reach: a node must be likelier than that to stand in order to be worth anything: descendants of one that
             is not are never looked for.
+        second: of a drafter that copies, and calls another one where that pays (``Offers.portfolio``): the budget of
+            the other one; None: the same.
+        rate: expected tokens of a step that drafts by it, per token of plain decoding in its time; 0: not known.
     """
 
     max_nodes: int
@@ -87,6 +90,13 @@ class Budget:
     evidence: type[Evidence] | None = None
     history_only: bool = False
     least_reach: float = 0.0
+    second: Budget | None = None
+    rate: float = 0.0
+
+    @property
+    def limit(self) -> int:
+        """Draft nodes at most, whichever drafter proposes them."""
+        return self.max_nodes if self.second is None else max(self.max_nodes, self.second.max_nodes)
 
 
 @dataclass(frozen=True, slots=True)

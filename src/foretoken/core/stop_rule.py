@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,3 +45,19 @@ class StopRule(Protocol):
             num_nodes: nodes already in this draft.
         """
         ...
+
+    def rate(self, num_nodes: int) -> float:
+        """Expected tokens of a step with the first nodes of this draft, per token of plain decoding in its time.
+
+        0: unknown.
+        """
+        return 0.0
+
+    def after(self, first: StopRule, confidence: Sequence[float]) -> StopRule:
+        """The rule of nodes that follow a chain which another rule has let through.
+
+        Args:
+            first: the chain's rule.
+            confidence: in each node of the chain.
+        """
+        return self

@@ -21,7 +21,7 @@ from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.drafters.agreement import LONGEST_MATCH, AgreementRates
 from foretoken.drafters.best_first_tree import grow
-from foretoken.drafters.suffix_automaton import SuffixAutomaton
+from foretoken.drafters.suffix_automaton import ROOT_STATE, SuffixAutomaton
 from foretoken.options.option import Checked, Option
 
 # a context was continued once; several times in the same way; in several ways
@@ -98,6 +98,25 @@ class SuffixDrafter(Drafter):
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
 
+    def after(self, context: Context, tokens: Sequence[int], budget: Budget) -> Draft:
+        """Propose what followed earlier where the text ended with these tokens; after :meth:`propose` of this step."""
+        automaton = self._automata.get(context.request_id)
+        if automaton is None:
+            return NO_DRAFT
+        next_, link, length, longest = automaton.next, automaton.link, automaton.length, self.config.max_match
+        state, matched = automaton.repeated_suffix(longest)
+        for token in tokens:
+            while state and token not in next_[state]:
+                state = link[state]
+                matched = length[state]
+            following = next_[state].get(token)
+            state, matched = (ROOT_STATE, 0) if following is None else (following, matched + 1)
+            if matched > longest:  # drop the oldest token
+                matched = longest
+                if length[link[state]] >= longest:
+                    state = link[state]
+        return self._grow(automaton, budget, self._rates_of(context, budget), (state, matched))
+
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Nothing to do: the next proposal learns from the committed tokens themselves."""
 
@@ -115,11 +134,15 @@ class SuffixDrafter(Drafter):
         if automaton is None:
             # one more than the context: a continuation of the longest context is counted, too
             automaton = self._automata[context.request_id] = SuffixAutomaton(self.config.max_match + 1)
-        rates = (
-            self._own_rates.setdefault(context.request_id, self._new_rates()) if budget.history_only else self._rates
-        )
+        rates = self._rates_of(context, budget)
         self._index(automaton, context, rates)
-        return self._grow(automaton, budget, rates)
+        return self._grow(automaton, budget, rates, automaton.repeated_suffix(self.config.max_match))
+
+    def _rates_of(self, context: Context, budget: Budget) -> list[AgreementRates]:
+        """Of all requests, or a seeded one's own."""
+        if budget.history_only:
+            return self._own_rates.setdefault(context.request_id, self._new_rates())
+        return self._rates
 
     def _index(self, automaton: SuffixAutomaton, context: Context, rates: list[AgreementRates]) -> None:
         """Append new tokens; the rates learn from the emitted ones."""
@@ -133,8 +156,10 @@ class SuffixDrafter(Drafter):
                 rates[_kind(automaton, edges)].learn(matched, token in edges)
             automaton.extend((token,))
 
-    def _grow(self, automaton: SuffixAutomaton, budget: Budget, rates: list[AgreementRates]) -> Draft:
-        """Grow the tree from the longest repeated suffix; a node's place is its state, and the tokens matched there."""
+    def _grow(
+        self, automaton: SuffixAutomaton, budget: Budget, rates: list[AgreementRates], root: tuple[int, int]
+    ) -> Draft:
+        """Grow the tree from a repeated suffix; a node's place is its state, and the tokens matched there."""
         min_match, max_match, branching = self.config.min_match, self.config.max_match, self._branching
         next_, link, length, count = automaton.next, automaton.link, automaton.length, automaton.count
 
@@ -160,7 +185,7 @@ class SuffixDrafter(Drafter):
             ranked.sort(key=_by_count, reverse=True)
             return [(rate * number, token, (child, longer)) for number, token, child in ranked[:branching]]
 
-        return grow(budget, automaton.repeated_suffix(max_match), continuations, self.config.min_score)
+        return grow(budget, root, continuations, self.config.min_score)
 
 
 def _kind(automaton: SuffixAutomaton, edges: dict[int, int]) -> int:

@@ -220,7 +220,8 @@ def _named(method: str, settings: Mapping[str, Any], target: Any, verifier: Veri
             names = [*known, *OWN_KEYS, *plans, *(_options(verifier) if verifier is not None else ())]
             remedy = SPECULATION.get(key) or nearest(key, names)
             raise ConfigError(f"unknown option '{key}' for method '{method}'{_owner(key)}: {remedy}")
-    if drafter_class.declared.draft_model and settings.get("model") is None and zoo.drafts_for(zoo.DRAFT, target.name):
+    wants_draft = drafter_class.declared.draft_model and not drafter_class.declared.finds_model
+    if wants_draft and settings.get("model") is None and zoo.drafts_for(zoo.DRAFT, target.name):
         settings["model"] = zoo.DRAFT  # found for its target, as a head next to the target's weights is
     for field in dataclasses.fields(drafter_class.Config):
         if field.name not in settings and field.default is field.default_factory is dataclasses.MISSING:

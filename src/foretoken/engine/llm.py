@@ -17,6 +17,7 @@ from foretoken.engine.intake.progress import shown
 from foretoken.engine.intake.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
 from foretoken.engine.intake.vllm_options import absent, arguments, check_options
 from foretoken.options.model import EngineOptions, ModelOptions
+from foretoken.options.recipe import AUTO
 from foretoken.options.sampling import SamplingParams
 
 # What computes takes seconds to import, transformers most of them: it is imported when a model is loaded, and options
@@ -43,8 +44,8 @@ class LLM:
     Args:
         model: ``zoo:NAME``, a local Hugging Face folder, or a hub id.
         speculative_config: ``method``, ``verifier``, ``num_speculative_tokens`` (absent: adaptive), ``executor``
-            ("serial", "pearl" or "auto") and the method's own options; None is plain decoding. ``foretoken methods``
-            lists methods and verifiers, which may also be instances of your own.
+            ("serial", "pearl" or "auto") and the method's own options; by default `auto` drafts what pays. None is
+            plain decoding. ``foretoken methods`` lists methods and verifiers, which may also be instances of your own.
         dtype, kv_cache_dtype, revision, trust_remote_code, max_model_len, device, threads: how the checkpoint is
             loaded, see :class:`~foretoken.options.model.ModelOptions`.
         max_num_seqs, max_rows_per_step, seed, generation_config, enable_prefix_caching, prefix_cache_bytes: of the
@@ -62,7 +63,7 @@ class LLM:
         self,
         model: str | Path,
         *,
-        speculative_config: Mapping[str, Any] | None = None,
+        speculative_config: Mapping[str, Any] | None = AUTO,
         dtype: str = ModelOptions.dtype,
         kv_cache_dtype: str = ModelOptions.kv_cache_dtype,
         revision: str | None = ModelOptions.revision,
@@ -125,8 +126,8 @@ class LLM:
 
         Args:
             target: as ``foretoken.models.load.load`` gives it, or the ``target`` of another ``LLM``.
-            speculative_config, max_num_seqs, max_rows_per_step, seed, enable_prefix_caching, prefix_cache_bytes: as for
-                the class.
+            speculative_config: as for the class; by default plain decoding.
+            max_num_seqs, max_rows_per_step, seed, enable_prefix_caching, prefix_cache_bytes: as for the class.
             default_params: of requests that bring none; None: greedy, as ``SamplingParams()`` has it.
         Raises:
             ConfigError: an option is unknown or out of range.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from foretoken.core.check import check
@@ -105,7 +106,22 @@ class Proposer:
                     TokenTree(forced), PointMass(), sources=("grammar",) * len(forced), by_engine=True
                 )
                 spare -= len(forced)
+        if self._recipe.drafter.offers.portfolio is not None:
+            for request, draft in zip(decoding, drafts, strict=True):
+                request.off = "" if len(draft) else self._why_off(request, spare_rows, len(decoding))
         return drafts
+
+    def _why_off(self, request: Request, spare_rows: int, num_requests: int) -> str:
+        """The code of why a request has no draft, see docs/methods/auto.md."""
+        recipe = self._recipe
+        if request.max_draft == 0:
+            return "switched_off"
+        if min(request.tokens_left - 1, self._max_length - len(request.tokens)) < 1:
+            return "context"
+        if spare_rows < num_requests:
+            return "batch"
+        seeded = request.params.repeatable and not request.history_only and recipe.promise != "same stream"
+        return recipe.drafter.offers.portfolio or ("seeded" if seeded else "slower")
 
     def _copies(self, decoding: Sequence[Request], spare_rows: int) -> dict[int, Draft]:
         """Copies of the predictions of requests, by place; empty ones are left out."""
@@ -146,7 +162,7 @@ class Proposer:
         """
         if self._recipe.num_nodes == 0 or not decoding:
             return [NO_DRAFT] * len(decoding)
-        rules: dict[int, StopRule] = {}
+        rules: dict[int, StopRule | None] = {}
         if self._recipe.may_skip_drafting:
             newest = max(request.request_id for request in decoding)
             if not self._controller.rests(len(decoding), newest):
@@ -154,12 +170,14 @@ class Proposer:
             if not rules and not any(request.history_only for request in decoding):
                 return [NO_DRAFT] * len(decoding)  # nearly every step, where drafting does not pay
         budgets = self._budgets(decoding, spare_rows, rules)
-        if not any(budget.max_nodes for budget in budgets):
+        if not any(budget.limit for budget in budgets):
             return [NO_DRAFT] * len(decoding)
         self._backlog.show()
         marks = [(request, request.streams.mark()) for request in decoding if request.params.repeatable]
         try:
-            return self._ask(decoding, budgets)
+            drafts = self._ask(decoding, budgets)
+            self._controller.proposed(decoding, drafts)
+            return drafts
         except Exception as error:
             if len(decoding) == 1:
                 self._faults.fail(decoding[0], error)
@@ -236,17 +254,25 @@ class Proposer:
         """Nodes for each of the requests that share the rows which are not reserved."""
         return min(self._recipe.num_nodes, max(0, spare_rows - self._own_rows * num_own) // max(1, sharing))
 
-    def _chosen(self, decoding: Sequence[Request], queued: bool) -> dict[int, StopRule]:
-        """The controller's rules for the requests that it drafts for, by request."""
-        shared = [each for each in decoding if each.shown and not each.history_only and each.max_draft != 0]
+    def _chosen(self, decoding: Sequence[Request], queued: bool) -> dict[int, StopRule | None]:
+        """The controller's rules for the requests that it drafts for, by request; None: by a second drafter only."""
+        both = self._recipe.drafter.offers.portfolio is not None
+        shared = [each for each in decoding if (both or each.shown) and not each.history_only and each.max_draft != 0]
         rules = self._controller.choose(shared, len(decoding), queued=queued)
-        return {each.request_id: rule for each, rule in zip(shared, rules, strict=True) if rule is not None}
+        return {
+            each.request_id: rule
+            for each, rule in zip(shared, rules, strict=True)
+            if rule is not None or self._controller.second(each) is not None
+        }
 
-    def _budgets(self, decoding: Sequence[Request], spare_rows: int, rules: dict[int, StopRule]) -> list[Budget]:
+    def _budgets(
+        self, decoding: Sequence[Request], spare_rows: int, rules: Mapping[int, StopRule | None]
+    ) -> list[Budget]:
         recipe = self._recipe
         num_own = sum(request.history_only for request in decoding)
         sharing = len(rules) if recipe.may_skip_drafting else len(decoding) - num_own
         shared_nodes = self._shared(num_own, sharing, spare_rows)
+        both = recipe.may_skip_drafting and recipe.drafter.offers.portfolio == ""
         budgets = []
         for request in decoding:
             own = request.history_only
@@ -268,7 +294,13 @@ class Proposer:
             depth = min(request.tokens_left - (not recipe.takes_turns), nodes)
             # A tree may be wider than deep: all of its rows must fit into the cache.
             most = min(nodes, self._max_length - len(request.tokens)) if depth else 0
-            budgets.append(Budget(most, depth, stop_rule, recipe.evidence_for(request.params), own))
+            budget = Budget(most, depth, stop_rule, recipe.evidence_for(request.params), own)
+            if both and not own:
+                second, found = Budget(0, 0), self._controller.second(request)
+                if found is not None:
+                    second = replace(budget, stop_rule=found[0], rate=found[1])
+                budget = replace(budget, max_nodes=most if stop_rule is not None else 0, second=second)
+            budgets.append(budget)
         return budgets
 
     def _ask(self, requests: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
@@ -288,10 +320,10 @@ class Proposer:
                     raise RequestError(
                         f"drafter '{self._recipe.method}' proposed the token {token!r}: tokens must be integers"
                     )
-            if len(tokens) > budget.max_nodes or min(tokens) < 0 or max(tokens) >= self._target.vocab_size:
+            if len(tokens) > budget.limit or min(tokens) < 0 or max(tokens) >= self._target.vocab_size:
                 raise RequestError(
                     f"drafter '{self._recipe.method}' proposed {len(tokens)} tokens, {min(tokens)} to {max(tokens)}: "
-                    f"at most {budget.max_nodes} below {self._target.vocab_size} may be"
+                    f"at most {budget.limit} below {self._target.vocab_size} may be"
                 )
             confidence = draft.confidence
             if confidence and not (len(confidence) == len(tokens) and all(0.0 <= each <= 1.0 for each in confidence)):

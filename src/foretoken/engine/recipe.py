@@ -82,7 +82,14 @@ class Recipe:
     def promise_for(self, params: SamplingParams) -> str:
         """The promise for one request."""
         promise = self.promise
-        return "same text" if params.greedy and promise != "approximate" else promise
+        if params.greedy and promise != "approximate":
+            return "same text"
+        return "same stream" if params.repeatable and self._keeps_seeds else promise
+
+    @property
+    def _keeps_seeds(self) -> bool:
+        """Whether requests with a seed get the tokens of plain decoding, though others may not."""
+        return self.drafter.offers.keeps_seeds and self.verifier is None and self.plan.exact
 
     @property
     def takes_turns(self) -> bool:
@@ -103,7 +110,7 @@ class Recipe:
         Otherwise its seed would not give the same tokens; with turns, the number of rows that other requests leave
         would decide whether drafter or target writes a token.
         """
-        return self.takes_turns or (params.repeatable and self.promise != "same stream")
+        return self.takes_turns or (params.repeatable and self.promise_for(params) != "same stream")
 
     def evidence_for(self, params: SamplingParams) -> type[Evidence] | None:
         """The evidence that drafts of a request must carry for the verifier."""

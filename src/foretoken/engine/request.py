@@ -74,7 +74,9 @@ class Request:
         max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
         ahead_rule: decides the length of drafts ahead; None if there are none.
         prediction: its place in its predicted output; None: there is none.
+        off: the code of why it has no draft in this step; "": not known.
         ledger: its drafting so far, if the controller selects the requests that get drafts.
+        model_ledger: the same of a second drafter (engine/draft_length/portfolio.py).
         started, admitted: when it was queued, and when it got its slot, by ``time.perf_counter``.
         prompt_logprobs: of the prompt's tokens but the first, as far as it was read; None: not requested.
         finish_reason: None while running; then "stop", "length", "cancelled" or "error".
@@ -110,7 +112,9 @@ class Request:
     max_draft: int | None = None
     ahead_rule: OwnPastRule | None = None
     prediction: PredictionReader | None = None
+    off: str = ""
     ledger: DraftLedger = field(default_factory=DraftLedger)
+    model_ledger: DraftLedger = field(default_factory=DraftLedger)
     started: float = 0.0
     admitted: float = 0.0
 

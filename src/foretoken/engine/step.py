@@ -24,10 +24,12 @@ from foretoken.core.metrics import Emitted
 from foretoken.core.needs import HiddenLayers
 from foretoken.core.protocols import Features, Outcome, Plan
 from foretoken.core.tree import EMPTY_TREE, TokenTree
+from foretoken.drafters.copies_first import COPIES
 from foretoken.engine import executors
 from foretoken.engine.decide import Decider
 from foretoken.engine.draft_length.controller import Controller
 from foretoken.engine.draft_length.history_only import ROW_COST
+from foretoken.engine.draft_length.portfolio import Portfolio
 from foretoken.engine.executors.executor import Executor
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
 from foretoken.engine.faults import Faults
@@ -90,7 +92,8 @@ class Engine:
             enough=MAX_PROMPT_ROWS_CPU if target.device.type == "cpu" else None,
         )
         reading = recipe.drafter.reading_flops(1) / target.reading_flops(1)
-        self.controller = Controller(reading)
+        both = recipe.drafter.offers.portfolio == ""
+        self.controller = Portfolio(reading, COPIES) if both else Controller(reading)
         self.executor: Executor = executors.NAMED[recipe.executor]()
         self.lock = threading.RLock()  # one step at a time, whoever asks for it; requests change inside of it only
         last_state = None if recipe.verifier is None else recipe.verifier.needs.last_state
@@ -304,7 +307,10 @@ class Engine:
                 if rule is not None and not draft.by_engine:
                     rule.learn(draft, verdict)
             drafted = not draft.by_engine and (len(draft) > 0 or job.guess is not None)
-            job.request.ledger.count(len(draft) if drafted else 0, taken - 1 if drafted else 0)
+            self.controller.count(job.request, draft if drafted else NO_DRAFT, taken - 1 if drafted else 0)
+            if job.request.off and not len(draft) and not job.prompt:
+                off_steps = job.request.metrics.off_steps
+                off_steps[job.request.off] = off_steps.get(job.request.off, 0) + 1
             if len(draft) or job.guess is not None:
                 current.num_nodes += len(draft)
                 current.num_accepted += taken - 1
@@ -312,7 +318,7 @@ class Engine:
                 job.request.metrics.count_draft(depths, accepted)
                 job.request.metrics.count_sources(draft.sources, verdict.path[:taken])
                 if self.recipe.adaptive and job.request.own_rule is None and len(draft) and not draft.by_engine:
-                    self.controller.learn(draft, verdict, job.request.ledger)
+                    self.controller.compare(job.request, draft, verdict)
             if (len(draft) and not draft.by_engine) or self.recipe.takes_turns:
                 tested.append(job)
                 outcomes.append(Outcome(job.request.request_id, draft, verdict, tuple(tokens)))

@@ -52,6 +52,8 @@ class Totals:
         drafts, draft_tokens, accepted_tokens: drafts that were verified, their tokens, and the accepted ones.
         accepted_at: drafts that were accepted to this depth.
         ended: finish reason -> requests.
+        sources: (source, "accepted" or "rejected") -> draft tokens of requests that have ended.
+        off_steps: code of the reason -> steps without a draft, of such requests.
     """
 
     prompt_tokens: int = 0
@@ -63,6 +65,8 @@ class Totals:
     accepted_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)
     ended: dict[str, int] = field(default_factory=dict)
+    sources: dict[tuple[str, str], int] = field(default_factory=dict)
+    off_steps: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def count_prompt(self, group: Sequence[Request]) -> None:
@@ -91,6 +95,12 @@ class Totals:
                 self.cached_tokens += request.num_cached
             reason = request.finish_reason or ""
             self.ended[reason] = self.ended.get(reason, 0) + 1
+            for source, counts in metrics.by_source.items():
+                rejected = counts["drafted"] - counts["accepted"]
+                for outcome, count in (("accepted", counts["accepted"]), ("rejected", rejected)):
+                    self.sources[source, outcome] = self.sources.get((source, outcome), 0) + count
+            for code, count in metrics.off_steps.items():
+                self.off_steps[code] = self.off_steps.get(code, 0) + count
             self.drafts += metrics.drafted_at[0] if metrics.drafted_at else 0
             self.accepted_at += [0] * (len(metrics.accepted_at) - len(self.accepted_at))
             for depth, count in enumerate(metrics.accepted_at):

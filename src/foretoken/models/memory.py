@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from foretoken.core.errors import ModelError
+from foretoken.core.errors import NoMemory
 
 _SYSTEM = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")  # of a container; version 2
@@ -20,11 +20,11 @@ def check_fits(name: str, needed: int) -> None:
         name: the user's name for it.
         needed: bytes that its weights take at least, once they are loaded.
     Raises:
-        ModelError: there are fewer.
+        NoMemory: there are fewer.
     """
     free = free_memory()
     if free is not None and needed > free:
-        raise ModelError(
+        raise NoMemory(
             f"model '{name}' takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free: end other "
             "programs, or take a smaller model or one of fewer bits (for a folder --dtype int4 or int8)"
         )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from foretoken.options.option import Checked, Option, documented
+
+AUTO: Mapping[str, Any] = MappingProxyType({"method": "auto"})
+"""The ``speculative_config`` where none is given."""
 
 EXECUTORS = ("serial", "pearl", "auto")
 LANES = ("thread", "process", "gloo")
@@ -32,7 +37,7 @@ class RecipeOptions(Checked):
         Option(
             "The drafter: a name from the catalogue, or your own instance.",
             convert=_name_or_instance,
-            more="By default, a draft model if `model` is set; else plain decoding.",
+            more="By default, a draft model if `model` is set; else plain decoding. Without any config: auto.",
         ),
     ] = None
     num_speculative_tokens: Annotated[

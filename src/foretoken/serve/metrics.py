@@ -130,6 +130,20 @@ class LoopCollector(Collector):
         for reason, count in dict(totals.ended).items():
             ended.add_metric((self._name, reason), count)
         yield ended
+        tokens = CounterMetricFamily(
+            "foretoken:source_tokens",
+            "Draft tokens by what proposed them, and whether they were accepted.",
+            labels=("model_name", "source", "outcome"),
+        )
+        for (source, outcome), count in dict(totals.sources).items():
+            tokens.add_metric((self._name, source, outcome), count)
+        yield tokens
+        off = CounterMetricFamily(
+            "foretoken:speculation_off_steps", "Steps without a draft, by reason.", labels=("model_name", "reason")
+        )
+        for code, count in dict(totals.off_steps).items():
+            off.add_metric((self._name, code), count)
+        yield off
         per_step = totals.tokens / totals.steps if totals.steps else 0.0
         share = totals.accepted_tokens / totals.draft_tokens if totals.draft_tokens else 0.0
         yield self._gauge(

@@ -238,6 +238,8 @@ class Service:
             "tokens_per_step": round(total.tokens_per_step, 4),
             "draft_tokens": total.num_draft_tokens,
             "accepted_tokens": total.num_accepted_tokens,
+            "sources": total.by_source,
+            "off": total.off_steps,
             "distortion": None if total.distortion != total.distortion else total.distortion,
         }
         return {"speculation": report}

@@ -99,7 +99,7 @@ def test_a_drafted_text_is_spelled_as_the_target_splits_it(text: str) -> None:
 
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM(TARGET, device="cpu", dtype="float32")
+    return LLM(TARGET, device="cpu", dtype="float32", speculative_config=None)
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,7 @@ def test_a_draft_token_that_the_target_cannot_read_changes_nothing(family, param
     with torch.no_grad():
         model.get_input_embeddings().weight[DAMAGED] = torch.nan
     model.save_pretrained(folder)
-    plain = LLM(folder, device="cpu")
+    plain = LLM(folder, device="cpu", speculative_config=None)
     drafted = plain.with_method({"method": Damaging(), "num_speculative_tokens": 4})
     prompts = [{"prompt_token_ids": [1, each, 30, 40]} for each in (20, 21)]
     every = [plan(12, **params), plan(12, **params, logit_bias={DAMAGED: -100.0})]

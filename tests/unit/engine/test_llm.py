@@ -173,7 +173,9 @@ def test_a_recipe_over_a_loaded_target_shares_its_weights_and_nothing_else():
     assert llm.engine.cache is not base().engine.cache
     assert ids(llm.generate(PROMPTS, plan(20))) == [greedy(prompt)[:20] for prompt in PROMPTS]
     sampled = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
-    seeded = [LLM.from_target(target(), seed=5).generate(PROMPTS[0], sampled) for _ in range(2)]
+    seeded = [
+        LLM.from_target(target(), seed=5).generate(PROMPTS[0], sampled) for _ in range(2)
+    ]
     assert ids(seeded[0]) == ids(seeded[1])  # the seed of the constructor is that of requests without one
     assert_idle(llm)
 
@@ -197,7 +199,7 @@ def test_another_recipe_over_the_same_target_changes_nothing_else():
 @pytest.mark.parametrize("name", ["enable_prefix_caching", "trust_remote_code"])
 def test_a_switch_is_on_or_off(name):
     with pytest.raises(ConfigError, match=f"{name}='yes' must be true or false"):
-        LLM("zoo:base", **{name: "yes"})
+        LLM("zoo:base", speculative_config=None, **{name: "yes"})
 
 
 def test_closing_cancels_running_and_waiting_requests_and_ends_workers():

@@ -365,11 +365,13 @@ def test_code_of_a_checkpoint_is_not_run_unasked(with_code: Path) -> None:
 
 
 def test_code_of_a_checkpoint_is_run_when_it_is_trusted(with_code: Path, saved: Path) -> None:
-    llm = LLM(with_code, device="cpu", trust_remote_code=True)
+    llm = LLM(with_code, device="cpu", trust_remote_code=True, speculative_config=None)
     assert type(llm.target.model).__name__ == "OwnForCausalLM"
     assert llm.target.trusted
     params = SamplingParams(max_tokens=12, ignore_eos=True)
-    (ours,), (plain,) = (each.generate([[1, 20, 30]], params) for each in (llm, LLM(saved, device="cpu")))
+    (ours,), (plain,) = (
+        each.generate([[1, 20, 30]], params) for each in (llm, LLM(saved, device="cpu", speculative_config=None))
+    )
     assert ours.token_ids == plain.token_ids
 
 
@@ -433,7 +435,7 @@ def test_tables_of_other_sizes_are_accepted(saved: Path, tmp_path: Path, size: i
     target, draft = (saved, other) if wide == "draft" else (other, saved)
     prompt = [5, 6, min(size, VOCAB_SIZE) - 1]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    plain = LLM(target, device="cpu").generate([{"prompt_token_ids": prompt}], params)
+    plain = LLM(target, device="cpu", speculative_config=None).generate([{"prompt_token_ids": prompt}], params)
     drafted = pair_of(target, draft).generate([{"prompt_token_ids": prompt}], params)
     assert drafted[0].outputs[0].error is None
     assert drafted[0].token_ids == plain[0].token_ids
@@ -443,7 +445,7 @@ def test_after_a_token_without_a_draft_row_nothing_is_drafted(saved: Path, tmp_p
     narrow = save_model("gpt2", tmp_path, vocab_size=99)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     prompts = [{"prompt_token_ids": [5, VOCAB_SIZE - 1, 6]}, {"prompt_token_ids": [5, 6, 7]}]
-    plain = LLM(saved, device="cpu").generate(prompts, params)
+    plain = LLM(saved, device="cpu", speculative_config=None).generate(prompts, params)
     drafted = pair_of(saved, narrow).generate(prompts, params)
     assert [each.outputs[0].error for each in drafted] == [None, None]
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]

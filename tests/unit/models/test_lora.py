@@ -44,7 +44,11 @@ def adapter(peft: Any, base: Path, folder: Path, targets: list[str], **options: 
 
 def ours(folder: Path) -> list[int]:
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
-    return LLM(str(folder), device="cpu").generate([{"prompt_token_ids": PROMPT}], params)[0].token_ids
+    return (
+        LLM(str(folder), device="cpu", speculative_config=None)
+        .generate([{"prompt_token_ids": PROMPT}], params)[0]
+        .token_ids
+    )
 
 
 def theirs(model: Any) -> list[int]:

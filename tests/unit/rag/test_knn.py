@@ -172,7 +172,7 @@ def test_more_ties_than_candidates_are_found_alike_alone_and_among_others(width,
 
 def test_the_text_is_the_baseline_s_over_earlier_answers_with_equal_contexts():
     """Sixty earlier answers: of the ninth question one token was another, before ties were searched to their end."""
-    llm = LLM("zoo:base")  # with the native decoder
+    llm = LLM("zoo:base", speculative_config=None)  # with the native decoder
     things = ("boy", "ball", "cake", "car", "song", "fish")
     animals = ("dog", "cat", "boat", "tree", "king", "girl", "bird", "house", "river", "star")
     asked = [f"Tell me about a {animal} and a {thing}." for animal in animals for thing in things]

@@ -64,7 +64,7 @@ def main() -> int:
         raise ConfigError(f"--dtype {options.dtype}: '{options.model}' is a GGUF file, which has its own; leave it out")
     options.dtype = adapters.FILE if file is not None else options.dtype or "bfloat16"
     given = {} if file is not None else {"dtype": options.dtype}
-    target = LLM(options.model, threads=options.threads, max_num_seqs=1, **given)
+    target = LLM(options.model, threads=options.threads, max_num_seqs=1, speculative_config=None, **given)
     ids_of = [_prompt_ids(target, prompt) for prompt in prompts]
     context = max(map(len, ids_of)) + options.max_tokens + 64  # a draft may follow the last token
     engines = _engines(options, target, draft, context)

@@ -108,7 +108,7 @@ def test_every_growing_family_keeps_its_function(family: str, copies: int, tmp_p
 def test_a_grown_model_runs_in_our_engine(family: str, tmp_path: Path) -> None:
     source, prompt = save_model(family, tmp_path), {"prompt_token_ids": [1, 40, 61, 72, 40, 61]}
     params = SamplingParams(max_tokens=12, ignore_eos=True)
-    original = LLM(str(source), dtype="float32", device="cpu")
+    original = LLM(str(source), dtype="float32", device="cpu", speculative_config=None)
     larger = LLM(f"grown:{source}:2m", dtype="float32", device="cpu", speculative_config={"method": "ngram"})
     assert larger.target.num_parameters > 5 * original.target.num_parameters
     assert larger.generate(prompt, params)[0].token_ids == original.generate(prompt, params)[0].token_ids
@@ -127,7 +127,7 @@ def test_gemma_is_not_rounded_in_bfloat16_and_its_parts_do_not_grow(tmp_path: Pa
 
 def test_a_grown_hybrid_says_what_the_original_says_and_a_drafter_drafts_for_it() -> None:
     params = SamplingParams(max_tokens=24, ignore_eos=True)
-    original = LLM("zoo:hybrid", dtype="float32", device="cpu")
+    original = LLM("zoo:hybrid", dtype="float32", device="cpu", speculative_config=None)
     larger = LLM("grown:hybrid:50m", dtype="float32", device="cpu", speculative_config={"method": "suffix"})
     assert larger.target.num_parameters > 2.5 * original.target.num_parameters
     assert larger.target.native_decoder is not None or build.library() is None

@@ -26,7 +26,9 @@ def test_a_random_file_answers_and_has_the_kinds_of_its_name(tiny: str, tmp_path
     q4_k, q6_k = 12, 14  # ggml's numbers
     assert stored["blk.0.ffn_down.weight"] == stored["blk.0.attn_q.weight"] == q4_k
     assert stored["blk.1.ffn_down.weight"] == stored["output.weight"] == q6_k
-    (out,) = LLM(str(path), max_model_len=64).generate(["1 2 3"], SamplingParams(max_tokens=4, ignore_eos=True))
+    (out,) = LLM(str(path), max_model_len=64, speculative_config=None).generate(
+        ["1 2 3"], SamplingParams(max_tokens=4, ignore_eos=True)
+    )
     assert len(out.token_ids) == 4
 
 

@@ -22,7 +22,7 @@ LOSSLESS = ["ngram", "suffix"]
 
 @cache
 def llm():
-    return LLM("zoo:draft", dtype="float32", device="cpu", seed=0)
+    return LLM("zoo:draft", dtype="float32", device="cpu", seed=0, speculative_config=None)
 
 
 @cache
@@ -115,7 +115,7 @@ def example(words):
 
 
 def test_prompts_that_do_not_fit_are_left_out_and_counted():
-    small = LLM("zoo:draft", dtype="float32", device="cpu", seed=0, max_model_len=64)
+    small = LLM("zoo:draft", dtype="float32", device="cpu", seed=0, max_model_len=64, speculative_config=None)
     finished = []
     found = evaluate(
         small,

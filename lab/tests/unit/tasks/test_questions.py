@@ -61,7 +61,9 @@ def test_unknown_tasks_are_refused() -> None:
 
 def test_on_the_bundled_pair_every_label_can_be_checked_again() -> None:
     target = load("zoo:base", device="cpu")
-    llm = LLM.from_target(target, max_num_seqs=judge_mining.ABREAST, enable_prefix_caching=True)
+    llm = LLM.from_target(
+        target, max_num_seqs=judge_mining.ABREAST, enable_prefix_caching=True, speculative_config=None
+    )
     seen: list[int] = []
     names = ("code", "keys")
     found = mine(llm, load("zoo:draft", device="cpu"), Mining(tasks=names, count=6), seen.append)
@@ -72,7 +74,9 @@ def test_on_the_bundled_pair_every_label_can_be_checked_again() -> None:
         for each in islice(TASKS[name](1000), 20)
     }
     assert 0 < len(found.questions) == sum(found.right.values())
-    plain = LLM.from_target(target, max_num_seqs=judge_mining.ABREAST)  # without what the run reuses
+    plain = LLM.from_target(
+        target, max_num_seqs=judge_mining.ABREAST, speculative_config=None
+    )  # without what the run reuses
     tried: list[tuple[int, list[int], bool]] = []
     for number, question in enumerate(found.questions):
         for node, label in enumerate(question.labels):

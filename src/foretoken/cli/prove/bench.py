@@ -42,7 +42,7 @@ from foretoken.data.prompts import Prompt, filled_up, limit_per_category
 from foretoken.options.sampling import SamplingParams
 
 _INTERRUPTED = 130
-_DEFAULT_METHODS = "draft_model,ngram,suffix,suffix_first"
+_DEFAULT_METHODS = "auto,draft_model,ngram,suffix"
 _REPORTS = {"--csv": "csv", "--report": "html"}  # option -> name of an entry point
 _OF_PARAMS = ("max_tokens", "temperature", "ignore_eos")  # settings that a named suite may provide
 _MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
@@ -70,7 +70,7 @@ def bench(
             metavar="A,B,…",
             help="Comma-separated names; '+' adds an option to one: draft_model+num_speculative_tokens=4. "
             "Plain decoding (none) is always measured.",
-            show_default="draft_model, ngram, suffix, suffix_first",
+            show_default="auto, draft_model, ngram, suffix",
             rich_help_panel=_METHOD,
         ),
     ] = None,
@@ -205,7 +205,7 @@ def bench(
         model = model if "model" in said else named.model
         methods = methods or ",".join(named.methods)
     offered = draft_model if named is None or "model" in said else draft_model or named.draft_model
-    names = methods or (_DEFAULT_METHODS if offered or model == DEFAULT_MODEL else "ngram,suffix")
+    names = methods or (_DEFAULT_METHODS if offered or model == DEFAULT_MODEL else "auto,ngram,suffix")
     rows = parse_methods(names, sets or [], target=model, draft_model=offered)
     check_draft_is_used(draft_model, rows)
     check_model_name(model)

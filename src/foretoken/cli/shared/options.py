@@ -41,7 +41,7 @@ Method = Annotated[
     typer.Option(
         "--method",
         help="Drafting method; 'foretoken methods' lists them.",
-        show_default="suffix; with --draft-model that of its folder",
+        show_default="auto; with --draft-model that of its folder",
         rich_help_panel=_METHOD,
     ),
 ]

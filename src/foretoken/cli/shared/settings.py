@@ -13,7 +13,7 @@ from foretoken.core.files import check_name
 from foretoken.drafting.published.folder import method_for
 
 DEFAULT_MODEL = "zoo:base"
-DEFAULT_METHOD = "suffix"
+DEFAULT_METHOD = "auto"
 DEFAULT_DRAFT = zoo.DRAFT
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 
@@ -74,7 +74,7 @@ def speculative_config(
             raise ConfigError(f"--draft-model does not apply to method '{method}', which needs {entry.needs}")
         if config.setdefault("model", draft_model) != draft_model:
             raise ConfigError(f"--draft-model {draft_model} contradicts --set model={config['model']}: keep one")
-    if wants_draft and not config.get("model"):
+    if wants_draft and not declared.finds_model and not config.get("model"):
         if not zoo.drafts_for(DEFAULT_DRAFT, target):
             raise ConfigError(f"method '{method}' needs {entry.needs}: add --draft-model PATH, or try --method suffix")
         config["model"] = DEFAULT_DRAFT
@@ -89,7 +89,7 @@ def chosen_recipe(
 ) -> dict[str, Any]:
     """Return the ``speculative_config`` of a command with ``--method``, ``--set`` and ``--draft-model``.
 
-    The default method is that of the draft model's folder, see drafting/published/, and suffix without one.
+    The default method is that of the draft model's folder, see drafting/published/, and auto without one.
     """
     if method is not None and not method.strip():
         raise ConfigError("--method is empty: use a name from 'foretoken methods', or leave it out")

@@ -29,6 +29,7 @@ weight is s + (1 - s) n / k for those and s for the others; 1 for all where a re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from foretoken.core.draft import Draft
@@ -37,7 +38,7 @@ from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.engine.draft_length.confidence import Confidence, Reaches
 from foretoken.engine.draft_length.draft_ledger import Candidate, DraftLedger
-from foretoken.engine.draft_length.moving_averages import LATE, Mean
+from foretoken.engine.draft_length.moving_averages import LATE, Line, Mean
 from foretoken.engine.draft_length.step_costs import Reading, StepCosts
 
 _SHARE = 1.0 / 128  # of all time that trials may cost, and a quarter as much of a request's own time
@@ -54,6 +55,7 @@ _PROBE_EVERY = 32  # after so many empty drafts in a row, draft once anyway: the
 _PROBE_NODES = 2
 _TIED = 2.0  # tokens: requests run equally long that will end so closely together
 _LEAST_SHARE = 1.0 / 64  # of a step, that a request's own row takes
+_LEAST_TIME = 0.1  # of a step with a draft, in tokens of plain decoding
 
 
 class Controller:
@@ -61,15 +63,18 @@ class Controller:
 
     Args:
         reading: what the drafter's reading of a token costs, in tokens of plain decoding, by arithmetic.
+        steps: costs of steps, by the magnitude of the number of requests; of another source's controller, to share.
     """
 
-    def __init__(self, reading: float = 0.0) -> None:
+    def __init__(self, reading: float = 0.0, steps: dict[int, StepCosts] | None = None) -> None:
         self.confidence = Confidence()
         self.resting = False  # whether no request is drafted for in this step, so that nothing need be measured
         self._reading = Reading(reading)
+        self._steps = {} if steps is None else steps
         self._regimes: dict[int, _Regime] = {}  # by the magnitude of the number of requests
         self._answer = Mean(_KEEPS)  # tokens of an answer
         self._asked: list[Candidate] = []
+        self._before: list[tuple[int, int, int]] = []  # of each of them: tokens read, last call, unread
         self._backlog = self._newest = self._step = self._rest = self._rest_of = 0
         self._empty_steps = self._num_probes = self._total_asked = 0
         self._probing = False
@@ -120,7 +125,7 @@ class Controller:
         regime = self._regime(num_requests)
         costs = regime.costs
         self._step += 1
-        self._asked, self._backlog, self._probing = [], 0, False
+        self._asked, self._before, self._backlog, self._probing = [], [], 0, False
         self._newest = max((each.request_id for each in requests), default=self._newest)
         if not costs.known or regime.since_plain >= _PLAIN_TURN or not requests:
             return [None] * len(requests)
@@ -132,13 +137,13 @@ class Controller:
             self._note(request)
         self._probing = not costs.row_known
         if self._empty_steps >= _PROBE_EVERY:
-            probe = costs.drafting.at(_PROBE_NODES) + _PROBE_NODES * costs.row
+            probe = regime.drafting.at(_PROBE_NODES) + _PROBE_NODES * costs.row
             self._probing |= regime.savings >= probe / costs.token(num_requests)
         probed = self._asked[self._num_probes % len(self._asked)] if self._probing else None  # each time another
         self._num_probes += self._probing
         token = costs.token(num_requests)
-        asking = costs.drafting.intercept / len(self._asked) / token
-        prices = _Prices(asking, costs.drafting.slope / token, max(0.0, costs.row) / token, regime.rate)
+        asking = regime.drafting.intercept / len(self._asked) / token
+        prices = _Prices(asking, regime.drafting.slope / token, max(0.0, costs.row) / token, regime.rate)
         chosen = {id(request) for request in self._asked}
         return [
             _Rule(self.confidence, each.ledger, prices, _PROBE_NODES if each is probed else 0)
@@ -156,26 +161,73 @@ class Controller:
             draft, total: seconds of drafting, and of the whole step.
             prompts: whether it read prompts, too: then the step's time says nothing about decoding.
         """
-        regime = self._regime(num_requests)
-        costs, asked, backlog = regime.costs, self._asked, self._backlog
-        whole = all(each.ledger.gained >= each.ledger.nodes * each.ledger.weight for each in asked)
-        cost = 0.0
-        if costs.known:
-            plain = num_requests * costs.token(num_requests)
-            base = costs.base
-            expected = costs.drafting.at(nodes) + backlog * self._reading.token(base * plain / num_requests) / base
-            cost = min(draft / base, LATE * max(expected, plain)) if costs.drafting.seen else draft / base
-            if backlog:  # where drafting was never timed, it is part of it; arithmetic may say far more
-                read = cost - costs.drafting.at(nodes)
-                self._reading.measure(backlog, base * (read if costs.drafting.seen else min(read, expected)))
-            elif nodes:
-                if self._probing:
-                    costs.drafting.move(nodes, cost)
-                if not self._probing or not costs.drafting.seen:
-                    costs.drafting.add(nodes, cost)
+        cost = self._time_drafting(num_requests, nodes, draft)
         if not prompts:
-            costs.measure(num_requests + nodes, total - draft)
-        if costs.known:
+            self._regime(num_requests).costs.measure(num_requests + nodes, total - draft)
+        self._book(num_requests, nodes, cost)
+
+    def rate(self, request: Candidate, num_requests: int) -> float:
+        """Expected tokens of a step that drafts for a request, per token of plain decoding in its time.
+
+        What the drafter has not read is spread over the steps to come. Call it before :meth:`choose`.
+        """
+        regime = self._regime(num_requests)
+        tokens = regime.rate
+        time = max(_LEAST_TIME, tokens - regime.gain.value)
+        gain = request.ledger.gain(regime.gain.value) if regime.believed else _HOPED
+        reading = self._reading_cost(request, num_requests) * tokens / max(1.0, self._to_come(request))
+        return (time + gain) / (time + reading)
+
+    def second(self, request: Candidate) -> tuple[StopRule, float] | None:
+        """Of a second drafter, the rule and the rate for a request; None: it is not called."""
+        return None
+
+    def proposed(self, requests: Sequence[Candidate], drafts: Sequence[Draft]) -> None:
+        """Take in the drafts of requests before they are verified."""
+        return
+
+    def count(self, request: Candidate, draft: Draft, accepted: int) -> None:
+        """Take in a request's draft of this step, perhaps an empty one, and how many of its nodes were emitted."""
+        request.ledger.count(len(draft), accepted)
+
+    def compare(self, request: Candidate, draft: Draft, verdict: Verdict) -> None:
+        """Learn how often the nodes of a request's draft were accepted."""
+        self.learn(draft, verdict, request.ledger)
+
+    def take_back(self, request: Candidate) -> None:
+        """A request that was chosen gets its draft from elsewhere: the drafter was not called for it."""
+        place = next((place for place, each in enumerate(self._asked) if each is request), None)
+        if place is not None:
+            del self._asked[place]
+            ledger, (ledger.num_read, ledger.asked_at, unread) = request.ledger, self._before.pop(place)
+            self._backlog -= unread
+            self._total_asked -= 1
+
+    def _time_drafting(self, num_requests: int, nodes: int, draft: float) -> float:
+        """Take in how long drafting took; returns it in steps of the fewest rows."""
+        regime = self._regime(num_requests)
+        costs, drafting, backlog = regime.costs, regime.drafting, self._backlog
+        if not costs.known:
+            return 0.0
+        plain = num_requests * costs.token(num_requests)
+        base = costs.base
+        expected = drafting.at(nodes) + backlog * self._reading.token(base * plain / num_requests) / base
+        cost = min(draft / base, LATE * max(expected, plain)) if drafting.seen else draft / base
+        if backlog:  # where drafting was never timed, it is part of it; arithmetic may say far more
+            read = cost - drafting.at(nodes)
+            self._reading.measure(backlog, base * (read if drafting.seen else min(read, expected)))
+        elif nodes:
+            if self._probing:
+                drafting.move(nodes, cost)
+            if not self._probing or not drafting.seen:
+                drafting.add(nodes, cost)
+        return cost
+
+    def _book(self, num_requests: int, nodes: int, cost: float) -> None:
+        """Book the drafts of a step for their requests."""
+        regime, asked = self._regime(num_requests), self._asked
+        whole = all(each.ledger.gained >= each.ledger.nodes * each.ledger.weight for each in asked)
+        if regime.costs.known:
             self._settle(regime, num_requests, cost)
         if not nodes:
             self._empty_steps += bool(asked)
@@ -255,7 +307,11 @@ class Controller:
             ledger.nodes, ledger.gained = 0, 0.0
 
     def _regime(self, num_requests: int) -> _Regime:
-        return self._regimes.setdefault(num_requests.bit_length(), _Regime(1 << num_requests.bit_length() >> 1))
+        magnitude = num_requests.bit_length()
+        if magnitude not in self._regimes:
+            costs = self._steps.setdefault(magnitude, StepCosts(1 << magnitude >> 1))
+            self._regimes[magnitude] = _Regime(costs)
+        return self._regimes[magnitude]
 
     def _to_come(self, request: Candidate) -> float:
         """Tokens that a request is expected to emit: as many as an answer has on average, however long it has been."""
@@ -284,8 +340,9 @@ class Controller:
         """Note that the request drafts: the drafter will have read all of it."""
         ledger = request.ledger
         self._total_asked += 1
-        if ledger.asked_at != self._step - 1:
-            self._backlog += len(request.tokens) - ledger.num_read
+        unread = len(request.tokens) - ledger.num_read if ledger.asked_at != self._step - 1 else 0
+        self._before.append((ledger.num_read, ledger.asked_at, unread))
+        self._backlog += unread
         ledger.num_read = len(request.tokens)
         ledger.asked_at = self._step
 
@@ -301,17 +358,19 @@ class _Regime:
     """Steps of a like number of requests: their costs, what drafting gained, and what trials may cost.
 
     Args:
-        fewest: requests.
+        costs: of its steps.
 
     Attributes:
+        drafting: its time by nodes, over all requests, in steps of the fewest rows.
         gain: tokens that the draft of a request gains.
         savings: tokens that trials may cost.
         rated: tokens of a request in a step that drafts.
         since_plain: steps since one had no draft.
     """
 
-    def __init__(self, fewest: int) -> None:
-        self.costs = StepCosts(fewest)
+    def __init__(self, costs: StepCosts) -> None:
+        self.costs = costs
+        self.drafting = Line(_KEEPS, believed=1.0)
         self.gain, self.rated = Mean(_KEEPS), Mean(_KEEPS)
         self.savings = 0.0
         self.since_plain = 0
@@ -358,24 +417,42 @@ class _Rule(StopRule):
         least: nodes that are drafted whatever they promise.
     """
 
-    __slots__ = ("_confidence", "_least", "_misses", "_prices", "_reaches", "_sums", "_weight")
+    __slots__ = ("_confidence", "_least", "_misses", "_prices", "_reach", "_reaches", "_spent", "_sums", "_weight")
 
     def __init__(self, confidence: Confidence, ledger: DraftLedger, prices: _Prices, least: int = 0) -> None:
         self._confidence, self._prices, self._least = confidence, prices, least
         self._weight, self._misses = ledger.weight, ledger.misses
         self._reaches = Reaches(confidence, self._misses)
         self._sums = [1.0]  # expected tokens with so many nodes
+        self._spent, self._reach = 1.0 + prices.asking, 1.0  # before the first node, and that its parent stands
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        stands = self._reaches.stands(reach, confidence)
+        stands = self._reach * self._reaches.stands(reach, confidence)
         del self._sums[num_nodes + 1 :]
         so_far, prices = self._sums[-1], self._prices
-        rate = so_far / (1.0 + prices.asking + prices.drafting * max(1, num_nodes) + prices.row * num_nodes)
+        rate = so_far / self._time(max(1, num_nodes), num_nodes)
         cost = prices.row + (prices.drafting if num_nodes else 0.0)
         if num_nodes >= self._least and self._weight * stands <= rate * cost:
             return False
         self._sums.append(so_far + stands)
         return True
+
+    def rate(self, num_nodes: int) -> float:
+        return self._sums[min(num_nodes, len(self._sums) - 1)] / self._time(num_nodes, num_nodes)
+
+    def after(self, first: StopRule, confidence: Sequence[float]) -> _Rule:
+        assert isinstance(first, _Rule)
+        count = min(len(confidence), len(first._sums) - 1)
+        found = copy(self)
+        found._reaches, found._least = Reaches(self._confidence, self._misses), 0
+        found._spent = first._time(max(1, count), count)
+        found._sums = [first._sums[count]]
+        found._reach = first._sums[count] - first._sums[count - 1] if count else 1.0
+        return found
+
+    def _time(self, drafted: int, rows: int) -> float:
+        """Of the step with so many nodes, in tokens of plain decoding."""
+        return self._spent + self._prices.drafting * drafted + self._prices.row * rows
 
     def outlook(self) -> Outlook:
         stands = tuple(max(0.0, 1.0 - (1.0 - each) * self._misses) for each in self._confidence.by_tenth())

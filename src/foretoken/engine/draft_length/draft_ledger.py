@@ -81,3 +81,9 @@ class Candidate(Protocol):
 
     @property
     def ledger(self) -> DraftLedger: ...
+
+    @property
+    def model_ledger(self) -> DraftLedger: ...
+
+    @property
+    def shown(self) -> bool: ...

@@ -13,6 +13,10 @@ rule is the controller's (engine/draft_length/controller.py), P > r * c, from ot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+from math import prod
+
 from foretoken.core.draft import Draft
 from foretoken.core.stop_rule import Outlook, StopRule
 from foretoken.core.verdict import Verdict
@@ -34,15 +38,20 @@ class OwnPastRule(StopRule):
         self._node_cost = node_cost
         self._confidence = Confidence()
         self._reaches = Reaches(self._confidence)
-        self._tokens = self._cost = 1.0
+        self._tokens = self._cost = self._reach = 1.0
         self._empty_steps = 0
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
         """True if one more node of that confidence, under a parent reached with that probability, pays."""
         stands = self._reaches.stands(reach, confidence)
-        if self._empty_steps >= _PROBE_EVERY and num_nodes < 2:
+        if self._empty_steps >= _PROBE_EVERY and num_nodes < 2 and self._reach == 1.0:
             return True
-        return stands > self._node_cost * self._tokens / self._cost
+        return self._reach * stands > self._node_cost * self._tokens / self._cost
+
+    def after(self, first: StopRule, confidence: Sequence[float]) -> OwnPastRule:
+        found = copy(self)
+        found._reaches, found._reach = Reaches(self._confidence), prod(map(self._confidence.stands, confidence))
+        return found
 
     def outlook(self) -> Outlook | None:
         least = self._node_cost * self._tokens / self._cost

@@ -11,7 +11,7 @@ slow hour of the machine, or a neighbour that comes and goes, changes b and noth
 
 from __future__ import annotations
 
-from foretoken.engine.draft_length.moving_averages import LATE, Line, Mean
+from foretoken.engine.draft_length.moving_averages import LATE, Mean
 
 _KEEPS = 0.98
 _NOW = 0.9  # kept by the means of the last steps
@@ -28,13 +28,11 @@ class StepCosts:
         fewest: requests.
 
     Attributes:
-        drafting: by nodes, over all requests, in steps of the fewest rows.
         num_steps: that were measured.
     """
 
     def __init__(self, fewest: int) -> None:
         self._fewest = fewest
-        self.drafting = Line(_KEEPS, believed=1.0)
         self.num_steps = 0
         self._seconds, self._rows = Mean(_NOW), Mean(_NOW)  # of the last steps; rows beyond the fewest
         self._squares = self._products = 0.0

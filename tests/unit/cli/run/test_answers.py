@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("zoo:draft", max_num_seqs=1, max_rows_per_step=16)
+    return LLM("zoo:draft", max_num_seqs=1, max_rows_per_step=16, speculative_config=None)
 
 
 def answered(

@@ -322,7 +322,7 @@ def test_drafts_at_temperature_0_are_the_best_tokens(tiny: Path, tmp_path: Path)
 def test_the_text_is_the_target_s(maker: str, tiny: Path, tmp_path: Path) -> None:
     folder = FOLDERS[maker].write(tmp_path / "head")
     params, prompts = SamplingParams(max_tokens=16, temperature=0), ["abc", "Tom has", "x"]
-    plain = LLM(str(tiny), device="cpu").generate(prompts, params)
+    plain = LLM(str(tiny), device="cpu", speculative_config=None).generate(prompts, params)
     llm = LLM(str(tiny), device="cpu", speculative_config={"model": str(folder), "num_speculative_tokens": 4})
     assert llm.recipe.method == "dflash"
     found = llm.generate(prompts, params)

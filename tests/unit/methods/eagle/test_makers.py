@@ -221,7 +221,7 @@ def test_a_pickle_that_would_run_something_is_not_opened(tmp_path: Path) -> None
 def test_a_folder_drafts_without_a_named_method(maker: str, tiny: Path, tmp_path: Path) -> None:
     folder = FOLDERS[maker].write(tmp_path / "head")
     params, prompts = SamplingParams(max_tokens=12, temperature=0), ["abc", "Tom has"]
-    plain = LLM(str(tiny), device="cpu").generate(prompts, params)
+    plain = LLM(str(tiny), device="cpu", speculative_config=None).generate(prompts, params)
     llm = LLM(str(tiny), device="cpu", speculative_config={"model": str(folder), "num_speculative_tokens": 3})
     assert llm.recipe.method == "eagle"
     found = llm.generate(prompts, params)

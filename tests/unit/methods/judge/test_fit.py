@@ -253,7 +253,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"question": f"{n}?", "correct": f"so {chr(97 + n % 26)} it", "wrong": f"so {n % 10} it", "error": [3, 4]}
         for n in range(400)
     ]
-    llm = LLM(place / "target", device="cpu")
+    llm = LLM(place / "target", device="cpu", speculative_config=None)
     for line in lines[:10]:  # a correct answer in the target's own words
         line["correct"] = llm.generate([line["question"]], SamplingParams(max_tokens=4, temperature=0))[0].text or "so"
     (place / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -287,7 +287,7 @@ def test_a_run_leaves_a_whole_folder(folder: Path) -> None:
     assert own["false_accepts"] <= 0.15  # of questions that the threshold has not seen
     assert own["fine_accepted"] > 0.5
     assert record["triples"] == {"file": "mine.jsonl", "texts": 800, "tail": "mask"}
-    llm = LLM(folder / "target", device="cpu")
+    llm = LLM(folder / "target", device="cpu", speculative_config=None)
     found = read_states(llm.target, read_triples(folder / "mine.jsonl", llm))
     asked_N = found.asked_N
     assert record["labels"] == {

@@ -346,7 +346,7 @@ def test_annotated_tokens(tmp_path: Path, letters: LLM, tail: str, behind: bool)
 
 
 def test_a_token_with_a_character_of_the_error_is_not_fine(tmp_path: Path) -> None:
-    llm = LLM("zoo:base", device="cpu")
+    llm = LLM("zoo:base", device="cpu", speculative_config=None)
     record = {**GOOD, "wrong": "There are hundreds of marbles here.", "error": [14, 15]}
     _, wrong = read_triples(write(tmp_path, record), llm)
     words = [llm.tokenizer.decode([token]) for token in wrong.tree.tokens]

@@ -86,7 +86,7 @@ def test_drafts_do_not_change_the_text(family: str, method: str, dtype: str, tmp
     if method == "draft_model":
         config["model"] = str(save_model(family, tmp_path / "draft", seed=7))
     params = SamplingParams(max_tokens=24, ignore_eos=True)
-    plain = LLM(folder, dtype=dtype, device="cpu").generate(PROMPTS, params)
+    plain = LLM(folder, dtype=dtype, device="cpu", speculative_config=None).generate(PROMPTS, params)
     drafted = LLM(folder, dtype=dtype, device="cpu", speculative_config=config).generate(PROMPTS, params)
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
 

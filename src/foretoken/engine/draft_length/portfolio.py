@@ -1,0 +1,149 @@
+"""Which of two sources drafts: copying from the text, which comes first and costs little, or a drafter with a model.
+
+Each has a controller of its own, since what one brings says nothing about the other: after a copied stretch a common
+rate would be so high that drafting stops in the free text after it. They share what a row of a step costs.
+
+    copies   rate of its own step: the most of (1 + P_1 + ... + P_m) / (1 + look-up + m rows), known beforehand
+    model    its tokens over its seconds: this request's, shrunk to those of all requests with as many neighbours,
+             with the reading of what it has not read spread over the steps to come
+
+The drafter compares the two (drafters/copies_first.py). Copies that follow a model's tokens are booked for copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foretoken.core.draft import Draft
+from foretoken.core.stop_rule import StopRule
+from foretoken.core.verdict import Verdict
+from foretoken.engine.draft_length.controller import Controller
+from foretoken.engine.draft_length.draft_ledger import Candidate, DraftLedger
+
+
+@dataclass(frozen=True, slots=True)
+class _ForModel:
+    """A request, as the controller of the model sees it."""
+
+    request: Candidate
+
+    @property
+    def request_id(self) -> int:
+        return self.request.request_id
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.request.tokens
+
+    @property
+    def tokens_left(self) -> int:
+        return self.request.tokens_left
+
+    @property
+    def ledger(self) -> DraftLedger:
+        return self.request.model_ledger
+
+    @property
+    def model_ledger(self) -> DraftLedger:
+        return self.request.model_ledger
+
+    @property
+    def shown(self) -> bool:
+        return self.request.shown
+
+
+class Portfolio(Controller):
+    """The controller of copying, and that of a model.
+
+    Args:
+        reading: what the model's reading of a token costs, in tokens of plain decoding, by arithmetic.
+        copies: the source of copied nodes.
+    """
+
+    def __init__(self, reading: float, copies: str) -> None:
+        super().__init__()
+        self.model = Controller(reading, self._steps)
+        self._copies = copies
+        self._seconds: dict[int, tuple[_ForModel, StopRule, float]] = {}  # by request: the model's rule and rate
+        self._copying_rests = False
+
+    @property
+    def why_undrafted(self) -> str:
+        return f"copies: {super().why_undrafted}; the model: {self.model.why_undrafted}"
+
+    def rests(self, num_requests: int, newest: int = 0) -> bool:
+        self._copying_rests = super().rests(num_requests, newest)
+        self.resting = self.model.rests(num_requests, newest) and self._copying_rests
+        return self.resting
+
+    def hopeless(self, request: Candidate, num_requests: int) -> bool:
+        return self.model.hopeless(_ForModel(request), num_requests)
+
+    def choose(
+        self, requests: Sequence[Candidate], num_requests: int, *, queued: bool = False
+    ) -> list[StopRule | None]:
+        """The rules of copies; :meth:`second` has those of the model."""
+        rules: list[StopRule | None] = [None] * len(requests)
+        if not self._copying_rests:
+            rules = super().choose(requests, num_requests, queued=queued)
+        self._seconds = {}
+        if not self.model.resting:
+            seen = [_ForModel(each) for each in requests if each.shown]
+            rates = [self.model.rate(each, num_requests) for each in seen]
+            for each, rule, rate in zip(seen, self.model.choose(seen, num_requests, queued=queued), rates, strict=True):
+                if rule is not None:
+                    self._seconds[each.request_id] = each, rule, rate
+        return rules
+
+    def second(self, request: Candidate) -> tuple[StopRule, float] | None:
+        """The model's rule and rate for a request; None: it is not called."""
+        found = self._seconds.get(request.request_id)
+        return None if found is None else found[1:]
+
+    def proposed(self, requests: Sequence[Candidate], drafts: Sequence[Draft]) -> None:
+        """Take in which source has drafted: the other one's controller learns nothing from a step that it lost."""
+        for request, draft in zip(requests, drafts, strict=True):
+            called = request.request_id in self._seconds
+            if draft.sources[:1] == (self._copies,):
+                if called:
+                    self.model.take_back(self._seconds.pop(request.request_id)[0])
+            elif called and len(draft) and draft.sources[-1] != self._copies:
+                self.take_back(request)
+
+    def count(self, request: Candidate, draft: Draft, accepted: int) -> None:
+        own = sum(source != self._copies for source in draft.sources)
+        request.model_ledger.count(own, min(own, accepted))
+        request.ledger.count(len(draft) - own, max(0, accepted - own))
+
+    def measure(self, *, num_requests: int, nodes: int, draft: float, total: float, prompts: bool = False) -> None:
+        regime = self._regime(num_requests)
+        copied = sum(each.ledger.nodes for each in self._asked)
+        copying = draft
+        if self._seconds:  # the model's calls take nearly all of the time; look-ups get what they usually take
+            copying = min(draft, regime.drafting.at(copied) * regime.costs.base) if regime.costs.known else 0.0
+        cost = 0.0 if self._copying_rests else self._time_drafting(num_requests, copied, copying)
+        own = 0.0
+        if not self.model.resting:
+            own = self.model._time_drafting(num_requests, nodes - copied, draft - copying)
+        if not prompts:
+            regime.costs.measure(num_requests + nodes, total - draft)
+        if not self._copying_rests:
+            self._book(num_requests, copied, cost)
+        if not self.model.resting:
+            self.model._book(num_requests, nodes - copied, own)
+
+    def compare(self, request: Candidate, draft: Draft, verdict: Verdict) -> None:
+        own = sum(source != self._copies for source in draft.sources)
+        if own == len(draft):
+            self.model.learn(draft, verdict, request.model_ledger)
+            return
+        accepted = len(verdict.path)
+        if own:
+            self.model.learn(draft.part(0, own), Verdict(verdict.path[:own], 0), request.model_ledger)
+        if accepted >= own:
+            self.learn(draft.part(own), Verdict(tuple(range(accepted - own)), 0), request.ledger)
+
+    def ended(self, num_tokens: int) -> None:
+        super().ended(num_tokens)
+        self.model.ended(num_tokens)
