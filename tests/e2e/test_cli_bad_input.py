@@ -221,6 +221,7 @@ def test_methods_as_text_and_json(capsys):
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
     assert re.findall(r"^\* (\w+)", text, flags=re.MULTILINE) == [
+        "auto",
         "draft_model",
         "ngram",
         "suffix",
