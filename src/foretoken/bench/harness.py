@@ -186,7 +186,7 @@ def _run_group(
     started = time.perf_counter()
     try:
         if chat:
-            outputs = engine.chat([[{"role": "user", "content": prompt.text}] for prompt in group], params)
+            outputs = engine.chat([prompt.conversation for prompt in group], params)
         else:
             outputs = engine.generate([prompt.text for prompt in group], params)
     except Exception as error:  # a failure of one method must not lose the others' measurements

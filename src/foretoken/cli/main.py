@@ -19,7 +19,7 @@ import typer
 
 from foretoken.cli import methods, zoo
 from foretoken.cli.learn import datastore, train
-from foretoken.cli.prove import bench, certify, doctor
+from foretoken.cli.prove import bench, certify, doctor, plan
 from foretoken.cli.run import batch, chat, generate, rag, serve
 from foretoken.cli.shared.console import OutputClosed, emit, note, prepare_output, silence_libraries
 from foretoken.cli.shared.extended import ExtendedGroup
@@ -41,6 +41,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("methods")(methods.methods)
+app.command("plan")(plan.plan)
 app.add_typer(bench.app, name="bench")
 app.command("certify")(certify.certify)
 app.command("doctor")(doctor.doctor)

@@ -63,6 +63,11 @@ class Prompt:
     messages: tuple[dict[str, Any], ...] = ()
     params: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages for a chat template."""
+        return list(self.messages) or [{"role": "user", "content": self.text}]
+
 
 def check_text(text: object, place: str) -> str:
     """Return a prompt's text if a tokenizer accepts it.

@@ -6,6 +6,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ class LLM:
         speculative_config: ``method``, ``verifier``, ``num_speculative_tokens`` (absent: adaptive), ``executor``
             ("serial", "pearl" or "auto") and the method's own options; by default `auto` drafts what pays. None is
             plain decoding. ``foretoken methods`` lists methods and verifiers, which may also be instances of your own.
+            ``{"plan": FILE}`` takes what ``foretoken plan --out FILE`` chose for this model.
         dtype, kv_cache_dtype, revision, trust_remote_code, max_model_len, device, threads: how the checkpoint is
             loaded, see :class:`~foretoken.options.model.ModelOptions`.
         max_num_seqs, max_rows_per_step, seed, generation_config, enable_prefix_caching, prefix_cache_bytes: of the
@@ -98,10 +100,11 @@ class LLM:
             threads=threads,
         )
         with gc_paused():
-            from foretoken.models.load import load, use_threads  # isort: skip  (transformers' list of models comes first)
-            from foretoken.engine import before_weights, compose, step  # noqa: F401  (what _build imports)
+            from foretoken.models.load import load, source_of, use_threads  # isort: skip  (transformers' list of models comes first)
+            from foretoken.engine import before_weights, compose, plan_file, step  # noqa: F401  (what _build imports)
 
             use_threads(loading.threads)
+            speculative_config = plan_file.settled(speculative_config, str(model), partial(source_of, str(model)))
             if isinstance(model, str):
                 before_weights.check(model, speculative_config, **loading.origin)
             target = load(model, **loading.of_a_checkpoint)
@@ -166,7 +169,7 @@ class LLM:
         options: EngineOptions,
         default_params: SamplingParams,
     ) -> None:
-        from foretoken.engine import compose
+        from foretoken.engine import compose, plan_file
         from foretoken.engine.drive import Driver
         from foretoken.engine.intake.admission import Admission
         from foretoken.engine.step import Engine
@@ -177,7 +180,8 @@ class LLM:
         self.default_params = default_params
         self.tokenizer = target.tokenizer
         self.max_num_seqs, self.max_rows_per_step = _limits(options, target)
-        self.recipe = compose.build(speculative_config, target)
+        settings = plan_file.settled(speculative_config, target.name, lambda: target.source)
+        self.recipe = compose.build(settings, target)
         self.engine = Engine(
             target,
             self.recipe,

@@ -68,4 +68,7 @@ class RecipeOptions(Checked):
         str,
         Option("Where pearl drafts: in a thread, in a process, or over gloo.", choices=LANES),
     ] = "thread"
-    plan: Annotated[str | None, Option("The target's verification plan: dense, or a plan from the catalogue.")] = None
+    plan: Annotated[
+        str | None,
+        Option("The target's verification plan: dense, or one of the catalogue; or a file of `foretoken plan`."),
+    ] = None

@@ -35,7 +35,7 @@ class Answer:
         prompt_ids, tokens: the prompt and the answer, as the target saw them.
         log_p: of each token of the answer, under the processed distribution; 0 at temperature 0.
         prompt_seconds: until the first token.
-        step_seconds: mean time of a decoding step, the whole step.
+        step_seconds, rest_seconds: mean time of a decoding step, and of its part outside of the forward.
         limit: tokens that it might have had; its own number where it was cut.
         seed: of its sampling.
     """
@@ -46,6 +46,7 @@ class Answer:
     log_p: tuple[float, ...]
     prompt_seconds: float
     step_seconds: float
+    rest_seconds: float
     limit: int
     seed: int | None = None
 
@@ -159,6 +160,7 @@ def record(
                 tuple(rule.log_p),
                 emitted[0].seconds,
                 decoding / max(1, len(emitted) - 1),
+                request.metrics.other_seconds / request.metrics.num_steps,
                 params.max_tokens if request.finish_reason in ("stop", "length") else request.num_output,
                 seed,
             )

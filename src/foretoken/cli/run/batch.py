@@ -19,6 +19,7 @@ from foretoken.cli.shared.options import (
     Loading,
     Method,
     Model,
+    PlanFile,
     Settings,
     Verbose,
     check_model_name,
@@ -44,6 +45,7 @@ def batch(
     method: Method = None,
     sets: Settings = None,
     draft_model: DraftModel = None,
+    plan: PlanFile = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +81,7 @@ def batch(
         raise ConfigError(f"--workers {workers} needs --ray")
     if on_ray and importlib.util.find_spec("ray") is None:  # check before creating the file of answers
         raise ConfigError("--ray needs Ray: pip install 'foretoken[ray]'")
-    config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
+    config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
 
     from foretoken.serve import batch as batches
 

@@ -16,6 +16,7 @@ from foretoken.cli.shared.options import (
     Loading,
     Method,
     Model,
+    PlanFile,
     Settings,
     Verbose,
     check_model_name,
@@ -36,6 +37,7 @@ def chat(
     method: Method = None,
     sets: Settings = None,
     draft_model: DraftModel = None,
+    plan: PlanFile = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
     no_thinking: Annotated[
         bool, typer.Option("--no-thinking", help="Answer without reasoning, if the model's chat template supports it.")
@@ -57,7 +59,7 @@ def chat(
 
       foretoken chat --model ./my-model --system "Be brief." --temperature 0.7
     """
-    config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
+    config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
     check_model_name(model)
     llm = load_model(model, config, verbose=verbose, loading=loading, max_num_seqs=1, enable_prefix_caching=True)
     if not llm.is_chat_model:

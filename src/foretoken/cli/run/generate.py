@@ -18,6 +18,7 @@ from foretoken.cli.shared.options import (
     Loading,
     Method,
     Model,
+    PlanFile,
     Settings,
     Verbose,
     check_model_name,
@@ -45,6 +46,7 @@ def generate(
     method: Method = None,
     sets: Settings = None,
     draft_model: DraftModel = None,
+    plan: PlanFile = None,
     params: Annotated[SamplingParams, Flags("Sampling")],
     prediction: Annotated[
         Path | None,
@@ -103,7 +105,7 @@ def generate(
 
       foretoken generate --prompts questions.jsonl --json > answers.jsonl
     """
-    config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
+    config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
     check_model_name(model)
     if params.logprobs is not None and not json:
         raise ConfigError("--logprobs appear only in the JSON objects: add --json")

@@ -16,6 +16,7 @@ from foretoken.cli.shared.options import (
     DraftModel,
     Loading,
     Method,
+    PlanFile,
     Settings,
     Verbose,
     check_model_name,
@@ -42,6 +43,7 @@ def serve(
     method: Method = None,
     sets: Settings = None,
     draft_model: DraftModel = None,
+    plan: PlanFile = None,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; 0.0.0.0: all interfaces.", rich_help_panel=_SERVER)
     ] = "127.0.0.1",
@@ -208,7 +210,7 @@ def serve(
     for origin in origins or ():
         if not _ORIGIN.fullmatch(origin):
             raise ConfigError(f"--allow-origin {origin}: write http://HOST:PORT, https://HOST or *")
-    config = chosen_recipe(method, sets, target=model, draft_model=draft_model)
+    config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
 
     least, most = _parse_replicas(replicas)
     if most > 1 and not on_ray:

@@ -54,6 +54,15 @@ DraftModel = Annotated[
         rich_help_panel=_METHOD,
     ),
 ]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plan",
+        metavar="FILE",
+        help="Method and options as 'foretoken plan --out FILE' chose them for this model.",
+        rich_help_panel=_METHOD,
+    ),
+]
 Loading = Annotated[ModelOptions, Flags(_MODEL)]
 Engine = Annotated[EngineOptions, Flags(_MODEL, only=("max_num_seqs",))]
 Settings = Annotated[

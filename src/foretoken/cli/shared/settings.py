@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError
-from foretoken.core.files import check_name
+from foretoken.core.files import check_name, check_readable
 from foretoken.drafting.published.folder import method_for
 
 DEFAULT_MODEL = "zoo:base"
@@ -85,12 +86,23 @@ def speculative_config(
 
 
 def chosen_recipe(
-    method: str | None, sets: Sequence[str] | None, *, target: str, draft_model: str | None
+    method: str | None,
+    sets: Sequence[str] | None,
+    *,
+    target: str,
+    draft_model: str | None,
+    plan: Path | None = None,
 ) -> dict[str, Any]:
-    """Return the ``speculative_config`` of a command with ``--method``, ``--set`` and ``--draft-model``.
+    """Return the ``speculative_config`` of a command with ``--method``, ``--set`` and ``--draft-model``, or ``--plan``.
 
     The default method is that of the draft model's folder, see drafting/published/, and auto without one.
     """
+    if plan is not None:
+        for option, value in (("--method", method), ("--set", sets), ("--draft-model", draft_model)):
+            if value:
+                raise ConfigError(f"--plan {plan} decides method and options: leave {option} out, or --plan")
+        check_readable(plan, "--plan")
+        return {"plan": str(plan.resolve())}
     if method is not None and not method.strip():
         raise ConfigError("--method is empty: use a name from 'foretoken methods', or leave it out")
     name = method or (DEFAULT_METHOD if draft_model is None else method_for(draft_model))

@@ -1,0 +1,205 @@
+"""``foretoken plan``: which method, how many tokens, and what it brings on the user's own prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretoken.bench.suite import read_suite
+from foretoken.cli.shared.console import display, emit, emit_json
+from foretoken.cli.shared.flags import Flags, with_flags
+from foretoken.cli.shared.options import (
+    Loading,
+    Model,
+    Verbose,
+    check_model_name,
+    data_option,
+    json_option,
+    limit_option,
+    load_model,
+    out_option,
+    suite_option,
+)
+from foretoken.cli.shared.outputs import check_outputs, write_json, write_text
+from foretoken.cli.shared.settings import DEFAULT_MODEL, find_method, parse_numbers
+from foretoken.core.errors import ConfigError, InputError
+from foretoken.data.prompts import Prompt, limit_per_category, read_prompts
+from foretoken.options.sampling import SamplingParams
+
+_WORK, _CHOICE, _OUTPUT = "Your prompts", "What may draft", "Output"
+
+
+@with_flags
+def plan(
+    *,
+    model: Model = DEFAULT_MODEL,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE.jsonl",
+            help="Your prompts, one JSON object a line: 'prompt', 'messages' or 'turns' (the first).",
+            show_default="the prompts of --suite",
+            rich_help_panel=_WORK,
+        ),
+    ] = None,
+    suite: Annotated[str | None, suite_option(_WORK)] = None,
+    data: Annotated[Path | None, data_option(_WORK)] = None,
+    limit: Annotated[int | None, limit_option(_WORK, "Maximum prompts per category.")] = None,
+    params: Annotated[
+        SamplingParams,
+        Flags(_WORK, ("max_tokens", "temperature", "seed"), defaults={"seed": 0, "max_tokens": 256}),
+    ],
+    raw: Annotated[
+        bool, typer.Option("--raw", "--no-chat", help="Do not apply the chat template.", rich_help_panel=_WORK)
+    ] = False,
+    batch_sizes: Annotated[
+        str,
+        typer.Option(
+            "--batch-sizes",
+            "--concurrency",
+            metavar="N,…",
+            help="Numbers of requests that run together; the gain at each is predicted.",
+            rich_help_panel=_WORK,
+        ),
+    ] = "1",
+    contexts: Annotated[
+        str,
+        typer.Option(
+            "--contexts",
+            metavar="N,…",
+            help="Contexts in tokens at which forwards are timed, as far as model and time allow.",
+            rich_help_panel=_WORK,
+        ),
+    ] = "128,2048,8192",
+    minutes: Annotated[
+        float,
+        typer.Option(
+            "--minutes",
+            min=0.1,
+            max=24 * 60,
+            metavar="X",
+            help="About the time to take after loading; half of it for recording the target's answers.",
+        ),
+    ] = 5.0,
+    drafts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--draft-model",
+            "--drafts",
+            metavar="MODEL",
+            help="A draft model, or the folder of a published head. Repeatable.",
+            show_default="zoo:draft for zoo:base",
+            rich_help_panel=_CHOICE,
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            metavar="A,B,…",
+            help="Look at these methods only; 'foretoken methods' lists them.",
+            show_default="all",
+            rich_help_panel=_CHOICE,
+        ),
+    ] = None,
+    loading: Loading,
+    json: Annotated[bool, json_option("Print the plan as one JSON object on stdout.", _OUTPUT)] = False,
+    out: Annotated[
+        Path | None,
+        out_option("Write the plan to a file for --plan FILE and speculative_config={'plan': FILE}.", _OUTPUT),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="PATH", help="Write an HTML page with charts.", rich_help_panel=_OUTPUT),
+    ] = None,
+    keep_trace: Annotated[
+        Path | None,
+        typer.Option("--keep-trace", metavar="DIR", help="Keep the recorded answers.", rich_help_panel=_OUTPUT),
+    ] = None,
+    verbose: Verbose = False,
+) -> int:
+    """Find the fastest method for a model and your prompts, and say why the others lose.
+
+    The model answers the prompts once by plain decoding. Every method that could draft for it is replayed along these
+    answers at every length, and costs measured on this machine turn steps into tokens per second. Plain decoding and
+    the best three then run for real, and the measurement decides. The text stays the model's own with all of them.
+
+    [bold]Examples[/bold]
+
+      foretoken plan --minutes 1
+
+      foretoken plan --model ./my-model --prompts mine.jsonl --out plan.json
+
+      foretoken plan --model ./my-model --draft-model ./my-draft --concurrency 1,8 --report plan.html
+
+      foretoken generate --model ./my-model --plan plan.json "Hello"
+    """
+    check_model_name(model)
+    for each in drafts or ():
+        check_model_name(each, "--draft-model")
+    names = None if methods is None else [name.strip() for name in methods.split(",")]
+    for name in names or ():
+        find_method(name)
+    sizes = _counts(batch_sizes, "--batch-sizes")
+    lengths = _counts(contexts, "--contexts")
+    check_outputs({"--out": out, "--report": report})
+    if keep_trace is not None and keep_trace.is_file():
+        raise ConfigError(f"--keep-trace {keep_trace}: this is a file; name a folder to make")
+    texts = limit_per_category(_read(prompts, suite, data), limit)
+    llm = load_model(model, {"method": "none"}, verbose=verbose, loading=loading, max_num_seqs=max(1, *sizes))
+
+    from foretoken.planner.plan import Wanted, make
+    from foretoken.planner.report import screen
+
+    wanted = Wanted(
+        prompts=texts,
+        params=params,
+        chat=llm.is_chat_model and not raw,
+        minutes=minutes,
+        drafts=drafts or (),
+        methods=names,
+        contexts=lengths,
+        requests=sizes,
+    )
+    with display("planning", live=False) as show:
+        made, trace = make(llm, wanted, lambda state, share: show(f"{share:.0%}", share, state))
+    llm.close()
+    found: dict[str, Any] = made.record()
+    if json:
+        emit_json(found)
+    else:
+        for line in screen(made, "" if out is None else str(out)):
+            emit(line)
+    if out is not None:
+        write_json(out, found)
+    if report is not None:
+        from foretoken.planner.page import page
+
+        write_text(report, page(made))
+    if keep_trace is not None:
+        trace.save(keep_trace)
+    return 0
+
+
+def _counts(text: str, option: str) -> list[int]:
+    found = parse_numbers(text, option, int)
+    for each in found:
+        if each < 1:
+            raise ConfigError(f"{option} {each}: at least 1 is needed")
+    return found
+
+
+def _read(prompts: Path | None, suite: str | None, data: Path | None) -> Sequence[Prompt]:
+    if prompts is None:
+        return read_suite(suite, data)
+    if suite is not None:
+        raise ConfigError("both --prompts and --suite were given: keep one")
+    found = read_prompts(prompts, requests=True)
+    for each in found:
+        for name in each.params:
+            raise InputError(f"{each.place}: field '{name}': the prompts of a plan share parameters: leave it out")
+    return found

@@ -1,0 +1,172 @@
+"""The screen of ``foretoken plan``: at most 25 lines of 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from foretoken import catalog
+from foretoken.planner.candidates import NO_PART, Candidate
+from foretoken.planner.costs import DraftCosts
+from foretoken.planner.plan import SAME, Plan
+
+WIDTH, LINES = 100, 25
+_BAR = 14
+_RANKED, _LOSERS = 5, 6
+_HEAD_TOKENS, _HEAD_SHARE = 4, 0.1  # of a part that is not trained yet
+
+
+def screen(plan: Plan, saved: str = "") -> list[str]:
+    """The lines of the report.
+
+    Args:
+        saved: the plan's file; "": it was not saved.
+    """
+    usable = [each for each in plan.candidates if each.rate > 0.0]
+    ranked = usable[:_RANKED]
+    lines = [*_heading(plan), "", *_ranking(plan, ranked)]
+    losers = _losers(plan, usable[_RANKED:], [each for each in plan.candidates if each.rate <= 0.0])
+    changes = [*_changes(plan, ranked), *_trained(plan)]
+    tail = _saved(plan, saved)
+    left = LINES - len(lines) - len(tail)
+    changes = _wrapped(changes)[: max(0, min(len(changes) + 2, left // 2 - 1))]
+    losers = losers[: max(0, left - len(changes) - 2)]
+    lines += [*(["why the others lose"] if losers else []), *losers]
+    lines += [*(["what would change it"] if changes else []), *changes, *tail]
+    return [line[:WIDTH].rstrip() for line in lines]
+
+
+def _heading(plan: Plan) -> list[str]:
+    target, machine, work = plan.target, plan.machine, plan.workload
+    threads = f"{machine['threads']} thread{'s' * (machine['threads'] > 1)}"
+    some = (
+        f"{work['prompts']} prompts"
+        if work["prompts"] == work["given"]
+        else (f"{work['prompts']} of {work['given']} prompts")
+    )
+    forward = plan.costs.forward[1]
+    context = forward.contexts[0]
+    one, eight = (forward(rows, context) for rows in (1, 8))
+    row = (eight / one - 1.0) / 7
+    beyond = (forward(16, context) - eight) / one / 8
+    return [
+        f"{target['name']}, {target['dtype']}, {threads}, {machine['processor']}",
+        f"{some}, {work['tokens']:,} tokens, temperature {work['params']['temperature']:g} · {_minutes(plan.seconds)}",
+        f"plain {plan.plain:.0f} tokens/s · a row more costs {row:.0%} of a step up to 8 rows, {beyond:.0%} beyond · "
+        f"ceiling {plan.costs.ceiling:.1f} times",
+    ]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def _ranking(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
+    """One line a candidate: times plain decoding, predicted and measured, with a bar."""
+    if not ranked:
+        return ["no method can draft for this model"]
+    best = max(each.rate for each in ranked)
+    lines = [f"{'times plain':<46}{'predicted':<14}{'measured':<18}tokens/step"]
+    for number, each in enumerate(ranked, start=1):
+        name = f"{each.label}, {each.length} tokens" if each.length else each.label
+        name = name if len(name) <= 43 else f"{name[:42]}…"
+        predicted = f"{each.predicted:.2f} +- {each.error:.2f}" if each.predicted else "-"
+        low, high = each.spread or (0.0, 0.0)
+        measured = "-" if each.measured is None else f"{each.measured:.2f} ({low:.2f}-{high:.2f})"
+        bar = "#" * round(_BAR * each.rate / max(best, 1.0))
+        lines.append(f"{number} {name:<44}{predicted:<14}{measured:<18}{each.tokens_per_step:<5.1f}{bar}")
+    notes = [f"{number} differs from its prediction" for number, each in enumerate(ranked, 1) if each.differs]
+    close = [
+        str(number)
+        for number, each in enumerate(ranked[1:], 2)
+        if ranked[0].rate - each.rate < max(ranked[0].error, each.error)
+    ]
+    notes += [f"{', '.join(close)}: not told apart from 1"] if close else []
+    if plan.busy:
+        notes.append("other programs kept this machine busy: repeat it when it is quiet")
+    if plan.chosen is None:
+        notes.append("plain decoding is chosen: nothing gains 2 %")
+    return [*lines, *_wrapped(notes)]
+
+
+def _losers(plan: Plan, usable: Sequence[Candidate], others: Sequence[Candidate]) -> list[str]:
+    winner = plan.chosen
+    lines = [f"  {each.label[:40]:<41}{each.rate:<5.2f}{_why(each, winner)}" for each in usable[:_LOSERS]]
+    if len(usable) > _LOSERS:
+        lines.append(f"  {len(usable) - _LOSERS} more forms of these, down to {usable[-1].rate:.2f} (--json)")
+    reasons: dict[str, list[str]] = {}
+    for each in others:
+        if each.plain_form is not None and each.reason == SAME:
+            continue
+        reasons.setdefault(each.reason, []).append(each.label)
+    for reason, labels in sorted(reasons.items(), key=lambda pair: len(pair[1])):
+        lines += textwrap.wrap(f"{', '.join(labels)}: {reason}", WIDTH, initial_indent="  ", subsequent_indent="    ")[
+            :2
+        ]
+    return lines
+
+
+def _why(each: Candidate, winner: Candidate | None) -> str:
+    """Why a candidate loses, a clause."""
+    if each.tokens_per_step < each.needed:
+        return f"brings {each.tokens_per_step:.1f} tokens a step, needs {each.needed:.1f}"
+    cost = f"drafts cost {each.draft_share:.0%} of a step"
+    if winner is None or winner is each:
+        return cost
+    less = winner.tokens_per_step - each.tokens_per_step
+    return f"{cost}, {abs(less):.1f} tokens {'fewer' if less > 0 else 'more'} than 1"
+
+
+def _changes(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
+    """The gain over contexts and numbers of requests, and who leads there."""
+    found = []
+    for title, name in (("context", "by_context"), ("requests", "by_requests")):
+        places = sorted({place for each in ranked for place in getattr(each, name)})
+        if len(places) < 2:
+            continue
+        words = []
+        for place in places:
+            leader = max(ranked, key=lambda each: getattr(each, name).get(place, 0.0))
+            gain = getattr(leader, name)[place]
+            words.append(f"{place:,}: {leader.config['method']} {gain:.1f}" if gain > 1.0 else f"{place:,}: plain")
+        end = next((place for place in places if all(getattr(each, name).get(place, 0.0) <= 1.0 for each in ranked)), 0)
+        words += [f"it ends at {end:,}"] if end else []
+        found.append(f"{title}, decoding alone (predicted) " + " · ".join(words))
+    return found
+
+
+def _trained(plan: Plan) -> list[str]:
+    """The tokens that a trained part must bring, where one may be trained for this model."""
+    names = [
+        each.config["method"]
+        for each in plan.candidates
+        if each.reason == NO_PART and catalog.find(each.config["method"], "drafter").training
+    ]
+    if not names:
+        return []
+    context = plan.costs.forward[1].contexts[0]
+    share = _HEAD_SHARE * plan.costs.step(0, context, DraftCosts())
+    needed = plan.costs.break_even(_HEAD_TOKENS, context, DraftCosts((0,), (share,)))
+    best = 1.0 if plan.chosen is None else plan.chosen.rate
+    return [
+        f"a trained part that drafts {_HEAD_TOKENS} tokens in {_HEAD_SHARE:.0%} of a step needs {best * needed:.1f} "
+        f"tokens a step to win; its real number is unknown: foretoken train {' | '.join(names)}"
+    ]
+
+
+def _wrapped(lines: Sequence[str]) -> list[str]:
+    return [
+        part for line in lines for part in textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    ]
+
+
+def _saved(plan: Plan, saved: str) -> list[str]:
+    if saved:
+        return [f'saved {saved} · use: --plan {saved}   or   speculative_config={{"plan": "{saved}"}}']
+    if plan.chosen is None:
+        return ["use: --method none"]
+    sets = " ".join(
+        f"--set {key}={value}" for key, value in plan.chosen.settings.items() if key not in ("method", "model")
+    )
+    draft = f" --draft-model {plan.chosen.config['model']}" if "model" in plan.chosen.config else ""
+    return [f"use: --method {plan.chosen.config['method']}{draft} {sets}   (--out plan.json saves it for --plan)"]
