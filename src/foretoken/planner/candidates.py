@@ -158,7 +158,7 @@ def _method_of(name: str) -> str:
 
 
 def _shapes(entry: catalog.Entry, *, greedy: bool) -> list[dict[str, Any]]:
-    """Values of its option ``tree`` whose drafts are deterministic, besides the default."""
+    """Other values of its option ``tree`` that give deterministic drafts."""
     kind = entry.load()
     names = {each.name: each.default for each in fields(kind.Config)}
     if "tree" not in names:

@@ -153,20 +153,19 @@ def measure(
     fits = [each for each in sorted(set(contexts)) if each + max(ROWS) < target.max_length]
     fits = fits or [max(1, target.max_length - max(ROWS) - 1)]
     costs = Costs()
-    read_seconds = 0.0  # of one token
     for count in dict.fromkeys((1, *requests)):
         found = ForwardCosts(tuple(each for each in ROWS if each * count <= _MOST_ROWS), (), [])
+        cache = target.new_cache(count)
+        slots = [cache.acquire()]
+        read, read_seconds = 0, 0.0  # tokens, and seconds of one
         for context in fits if count == 1 else fits[:1]:
             left = seconds - (perf_counter() - began)
-            if found.contexts and context * read_seconds > left / 3:
+            if (context - read) * read_seconds > left / 2:
                 break
             progress(f"{count} request{'s' * (count > 1)} at a context of {context:,}")
             start = perf_counter()
-            tokens = [text[place % len(text)] for place in range(context)]
-            cache = target.new_cache(count)
-            slots = [cache.acquire()]
-            prefill(target, cache, slots[0], tokens)
-            read_seconds = (perf_counter() - start) / context
+            prefill(target, cache, slots[0], [text[place % len(text)] for place in range(read, context)])
+            read_seconds, read = (perf_counter() - start) / (context - read), context
             slots += [cache.fork(slots[0]) for _ in range(count - 1)]
             seconds_by_rows, spread = _time_rows(
                 target, cache, slots, found.rows, text, left / (len(fits) + len(requests))
@@ -180,7 +179,7 @@ def measure(
 
 
 def _scale(costs: Costs, trace: Trace) -> None:
-    """Take the overhead from the recorded steps, and scale the forwards so that plain steps cost what they did there.
+    """Take the overhead from the recorded steps, and scale the forwards so that plain steps cost the same as there.
 
     Other programs on the machine slow one minute more than the next; only the ratios of neighbouring forwards last.
     """

@@ -116,7 +116,7 @@ def expect(starts: Sequence[Start], log_p: Sequence[float], length: int, rule: s
 def chained(ones: Sequence[Start], most: int, limit: int) -> list[Start]:
     """Longer drafts from drafts of one token after every token of the text.
 
-    For a chain whose next token follows from text and draft alone: along accepted tokens the draft reads the text.
+    For a chain in which each token follows from text and draft alone: along accepted tokens the draft reads the text.
 
     Args:
         ones: the draft of one token after each token of the answer but the last.

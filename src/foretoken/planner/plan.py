@@ -200,7 +200,7 @@ def make(llm: LLM, wanted: Wanted, progress: Progress = lambda state, share: Non
 
 
 def _different(ranked: Sequence[Candidate]) -> list[Candidate]:
-    """The best form of each method first, then the others: three forms of one method would tell less."""
+    """The best form of each method first, then the others: three forms of one method would be less informative."""
     first = {each.config["method"]: each for each in reversed(ranked)}
     heads = [each for each in ranked if first[each.config["method"]] is each]
     return [*heads, *(each for each in ranked if each not in heads)]

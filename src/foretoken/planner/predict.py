@@ -95,7 +95,7 @@ def _replay(
 def _starts(run: Replay, recipe: Recipe, trace: Trace, until: float) -> list[list[Start]] | None:
     """The draft at every place of each answer; None: a shorter draft is not the beginning of a longer one.
 
-    Where drafts of one token tell the whole chain (checked on the first answer), the others are read once only.
+    Where drafts of one token give the whole chain (checked on the first answer), the others are read once only.
     """
     first = trace.answers[0]
     whole = run.draft_everywhere(first)

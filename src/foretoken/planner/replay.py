@@ -61,7 +61,7 @@ _STATE_BYTES = 512 << 20  # of hidden states that are kept for the next drafter;
 
 
 class CannotReplay(ForetokenError):
-    """A drafter or rule whose steps do not follow from the recorded text; the message is the reason, a clause."""
+    """The steps of a drafter or rule do not follow from the recorded text; the message is the reason, a clause."""
 
 
 class States:
@@ -99,7 +99,7 @@ class States:
 class _RecordedTarget:
     """Stands in for the target: a forward computes nothing, and gives the recorded token at every row.
 
-    A row whose token is not the recorded one gets it as well: the verifier never looks at such a row.
+    A row with another token gets it as well: the verifier never looks at such a row.
 
     Attributes:
         text: prompt and answer of the request that runs.

@@ -81,7 +81,7 @@ def _ranking(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
         for number, each in enumerate(ranked[1:], 2)
         if ranked[0].rate - each.rate < max(ranked[0].error, each.error)
     ]
-    notes += [f"{', '.join(close)}: not told apart from 1"] if close else []
+    notes += [f"{', '.join(close)}: as fast as 1, within the error"] if close else []
     if plan.busy:
         notes.append("other programs kept this machine busy: repeat it when it is quiet")
     if plan.chosen is None:
@@ -118,7 +118,7 @@ def _why(each: Candidate, winner: Candidate | None) -> str:
 
 
 def _changes(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
-    """The gain over contexts and numbers of requests, and who leads there."""
+    """The gain over contexts and numbers of requests, and the leader at each."""
     found = []
     for title, name in (("context", "by_context"), ("requests", "by_requests")):
         places = sorted({place for each in ranked for place in getattr(each, name)})
@@ -162,7 +162,9 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
 
 def _saved(plan: Plan, saved: str) -> list[str]:
     if saved:
-        return [f'saved {saved} · use: --plan {saved}   or   speculative_config={{"plan": "{saved}"}}']
+        use = f'use: --plan {saved}   or   speculative_config={{"plan": "{saved}"}}'
+        whole = f"saved {saved} · {use}"
+        return [whole] if len(whole) <= WIDTH else [f"saved {saved}", "use it with --plan, or in speculative_config"]
     if plan.chosen is None:
         return ["use: --method none"]
     sets = " ".join(

@@ -76,7 +76,7 @@ def test_a_file_that_holds_no_json_or_is_missing_is_refused(tmp_path: Path) -> N
         zoo_llms.with_config({"plan": str(path)})
 
 
-def test_a_plan_beside_options_that_it_decides_is_refused(tmp_path: Path) -> None:
+def test_a_plan_with_options_that_it_decides_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path)
     with pytest.raises(ConfigError, match="leave method out"):
         zoo_llms.with_config({"plan": str(path), "method": "suffix"})

@@ -1,4 +1,4 @@
-"""The cost model on a target whose forwards take a known time: the clock is the test's."""
+"""The cost model on a target with forwards of a known time: the clock is the test's."""
 
 from __future__ import annotations
 
