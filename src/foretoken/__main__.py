@@ -7,8 +7,10 @@ def run() -> int:
     """Run the command; Ctrl-C during its import exits like Ctrl-C later."""
     try:
         from foretoken.cli.main import main
+        from foretoken.core.stand_ins import allow_stand_ins
     except KeyboardInterrupt:
         return 130
+    allow_stand_ins()
     return main()
 
 

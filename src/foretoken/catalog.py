@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.importing import gc_paused
+from foretoken.core.importing import lean_imports
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Entry:
 def imported(place: str) -> Any:
     """Import and return the object "module:NAME"."""
     module, _, attribute = place.partition(":")
-    with gc_paused():
+    with lean_imports():
         return getattr(importlib.import_module(module), attribute)
 
 

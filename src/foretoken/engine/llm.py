@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.core.importing import gc_paused
+from foretoken.core.importing import lean_imports
 from foretoken.core.plain import check_call, reject_unknown_keywords
 from foretoken.engine.intake.checkpoint_defaults import CheckpointDefaults
 from foretoken.engine.intake.progress import shown
@@ -99,7 +99,7 @@ class LLM:
             device=device,
             threads=threads,
         )
-        with gc_paused():
+        with lean_imports():
             from foretoken.models.load import load, source_of, use_threads  # isort: skip  (transformers' list of models comes first)
             from foretoken.engine import before_weights, compose, plan_file, step  # noqa: F401  (what _build imports)
 

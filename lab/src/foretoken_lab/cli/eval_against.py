@@ -20,7 +20,7 @@ from foretoken.cli.shared.console import (
 from foretoken.cli.shared.options import check_model_name, load_model
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.files import check_readable, home_expanded
-from foretoken.core.importing import gc_paused
+from foretoken.core.importing import lean_imports
 from foretoken.options.model import DTYPES, ModelOptions
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(
         check_readable(path, "--text")
     reference, dtype = _reference(model, against)
     check_model_name(model)
-    with passing_note("reading the text"), gc_paused():
+    with passing_note("reading the text"), lean_imports():
         quiet_transformers(verbose)
         texts = _texts(model, reference, paths, num_tokens or TEXT_TOKENS, loading)
         _check_fits(against, model, reference, dtype, texts, loading)
@@ -98,7 +98,7 @@ def run(
         llm.close()
         del llm
         name = f"{reference} in {dtype}"
-        with passing_note(f"loading {name}"), gc_paused():
+        with passing_note(f"loading {name}"), lean_imports():
             network = Reference.load(
                 reference,
                 dtype,

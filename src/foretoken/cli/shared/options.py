@@ -15,7 +15,7 @@ from foretoken.cli.shared.console import note, passing_note, quiet_transformers
 from foretoken.cli.shared.flags import Flags
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_name, home_expanded
-from foretoken.core.importing import gc_paused
+from foretoken.core.importing import lean_imports
 from foretoken.models.gguf.magic import is_gguf
 from foretoken.options.model import EngineOptions, ModelOptions
 
@@ -212,7 +212,7 @@ def load_model(
     from foretoken import LLM
 
     # imports take seconds; a large model, or a download, takes minutes
-    with passing_note(f"loading {model}"), gc_paused():
+    with passing_note(f"loading {model}"), lean_imports():
         quiet_transformers(verbose)
         llm = LLM(model, speculative_config=config, **({} if loading is None else asdict(loading)), **options)
     explain(llm)
