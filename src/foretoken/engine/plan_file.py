@@ -52,7 +52,10 @@ def settled(settings: Mapping[str, Any] | None, name: str, source: Callable[[], 
             path,
             machine.get("processor"),
         )
-    chosen: Mapping[str, Any] = plan["chosen"]
+    chosen = dict(plan["chosen"])
+    if len({length for _, _, length in plan.get("schedule", ())}) > 1:
+        # one number of tokens would be wrong for some numbers of requests: the controller decides
+        chosen.pop("num_speculative_tokens", None)
     return chosen
 
 
@@ -77,7 +80,8 @@ def _read(path: Path) -> dict[str, Any]:
         remedy = "make it again with 'foretoken plan'" if older else "update foretoken, or make it again"
         raise ConfigError(f"plan={path} has version {version!r:.20}; this program reads version {VERSION}: {remedy}")
     target, chosen = plan.get("target"), plan.get("chosen")
-    if not isinstance(target, dict) or not {"name", "fingerprint"} <= target.keys() or not isinstance(chosen, dict):
+    whole = isinstance(target, dict) and {"name", "fingerprint"} <= target.keys() and isinstance(chosen, dict)
+    if not whole or not all(isinstance(each, list) and len(each) == 3 for each in plan.get("schedule", ())):
         raise ConfigError(f"plan={path} is damaged, it has no target or no choice: {how}")
     found: dict[str, Any] = plan
     return found

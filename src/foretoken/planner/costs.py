@@ -160,7 +160,7 @@ def measure(
         read, read_seconds = 0, 0.0  # tokens, and seconds of one
         for context in fits if count == 1 else fits[:1]:
             left = seconds - (perf_counter() - began)
-            if (context - read) * read_seconds > left / 2:
+            if read and (context - read) * read_seconds > left / 2:
                 break
             progress(f"{count} request{'s' * (count > 1)} at a context of {context:,}")
             start = perf_counter()

@@ -25,16 +25,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.columns import Columns
-from foretoken.core.draft import (
-    Coupled,
-    Draft,
-    HubPair,
-    Law,
-    PointMass,
-    Sampled,
-    TopThenSampled,
-    WithoutReplacement,
-)
+from foretoken.core.draft import Draft, PointMass, Sampled
 from foretoken.core.errors import ForetokenError, RequestError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
@@ -54,8 +45,8 @@ from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.prefill import chunks
 from foretoken.planner.expected import Expected, Start
 from foretoken.planner.trace import Answer, Trace
+from foretoken.verifiers.match import MatchVerifier
 
-_ALL_KINDS: tuple[type[Law], ...] = (PointMass, Coupled, Sampled, WithoutReplacement, TopThenSampled, HubPair)
 _MAX_ROWS = 512
 _STATE_BYTES = 512 << 20  # of hidden states that are kept for the next drafter; others are read again
 
@@ -152,13 +143,8 @@ class _RecordedTarget:
         return Output(logits_MV, self.best, [0.0] * len(batch.wanted), hidden=hidden)
 
 
-class _FollowText(Verifier):
+class _FollowText(MatchVerifier):
     """Accepts a draft as far as it agrees with the recorded text: any rule on deterministic drafts, given the text."""
-
-    name = "recorded"
-    promise = "same stream"
-    laws = _ALL_KINDS
-    trees = True
 
     def __init__(self, target: _RecordedTarget) -> None:
         self._target = target
@@ -316,15 +302,8 @@ class Replay:
         return [rule.starts.get(place, Start(0, ())) for place in range(len(answer.tokens) - 1)]
 
     def _engine(self, rule: Verifier | None, length: int) -> Engine:
-        recipe = replace(
-            self._recipe,
-            verifier=rule,
-            num_nodes=length,
-            adaptive=False,
-            may_skip_drafting=False,
-            plan=DensePlans(),
-            executor="serial",
-        )
+        fixed = replace(self._recipe, num_nodes=length, adaptive=False, may_skip_drafting=False)
+        recipe = replace(fixed, verifier=rule, plan=DensePlans(), executor="serial")
         try:
             return Engine(cast(LanguageModel, self._recorded), recipe, max_slots=1, max_rows=_MAX_ROWS)
         except ForetokenError:

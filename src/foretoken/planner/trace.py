@@ -10,11 +10,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from foretoken.core.draft import Draft, Law, PointMass
+from foretoken.core.draft import Draft
 from foretoken.core.errors import InputError, RequestError
 from foretoken.core.files import write_whole
 from foretoken.core.laws import Laws
-from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict
 from foretoken.engine.llm import LLM
@@ -79,20 +78,14 @@ class Trace:
         write_whole(folder / TRACE_FILE, "\n".join(lines) + "\n")
 
 
-class _SampleAndKeep(Verifier):
+class _SampleAndKeep(MatchVerifier):
     """Plain sampling that keeps the log-probability of each emitted token."""
-
-    name = "match"
-    promise = "same stream"
-    laws: tuple[type[Law], ...] = (PointMass,)
-    trees = False
 
     def __init__(self) -> None:
         self.log_p: list[float] = []
-        self._rule = MatchVerifier()
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        verdict = self._rule.verify(draft, target, rng)
+        verdict = super().verify(draft, target, rng)
         self.log_p.append(0.0 if target.greedy else math.log(max(float(target.p_at(0)[verdict.extra]), 1e-300)))
         return verdict
 
@@ -137,12 +130,8 @@ def record(
     if not prompts:
         raise InputError("no prompts to record: give at least one")
     rule = _SampleAndKeep()
-    llm = LLM.from_target(
-        target,
-        speculative_config={"method": "none", "verifier": rule},
-        max_num_seqs=1,
-        enable_prefix_caching=False,
-    )
+    config = {"method": "none", "verifier": rule}
+    llm = LLM.from_target(target, speculative_config=config, max_num_seqs=1, enable_prefix_caching=False)
     run_alone(llm, prompts[0][1], replace(params, max_tokens=4, min_tokens=0))  # warm-up
     until = perf_counter() + seconds
     answers: list[Answer] = []

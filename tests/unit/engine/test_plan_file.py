@@ -35,6 +35,12 @@ def test_a_plan_is_the_recipe_of_a_library_call_and_of_a_command(tmp_path: Path)
         assert (recipe.method, recipe.num_nodes, recipe.adaptive) == ("ngram", 5, False)
 
 
+def test_a_length_that_depends_on_the_number_of_requests_is_left_to_the_controller(tmp_path: Path) -> None:
+    recipe = zoo_llms.with_config({"plan": write(tmp_path, schedule=[[1, 7, 5], [8, 8, 0]])}).recipe
+    assert (recipe.method, recipe.adaptive) == ("ngram", True)
+    assert zoo_llms.with_config({"plan": write(tmp_path, schedule=[[1, 1, 5]])}).recipe.num_nodes == 5
+
+
 def test_a_plan_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, target={"name": "./other", "fingerprint": "0" * 64, "dtype": "int8"})
     with pytest.raises(MismatchError, match=r"made for './other', not for 'zoo:base'.*foretoken plan --model zoo:base"):

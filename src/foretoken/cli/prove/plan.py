@@ -86,12 +86,12 @@ def plan(
         ),
     ] = 5.0,
     drafts: Annotated[
-        list[str] | None,
+        str | None,
         typer.Option(
             "--draft-model",
             "--drafts",
             metavar="MODEL",
-            help="A draft model, or the folder of a published head. Repeatable.",
+            help="Draft models and folders of published heads, with commas between them.",
             show_default="zoo:draft for zoo:base",
             rich_help_panel=_CHOICE,
         ),
@@ -139,7 +139,8 @@ def plan(
       foretoken generate --model ./my-model --plan plan.json "Hello"
     """
     check_model_name(model)
-    for each in drafts or ():
+    named = [] if drafts is None else drafts.split(",")
+    for each in named:
         check_model_name(each, "--draft-model")
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     for name in names or ():
@@ -160,7 +161,7 @@ def plan(
         params=params,
         chat=llm.is_chat_model and not raw,
         minutes=minutes,
-        drafts=drafts or (),
+        drafts=named,
         methods=names,
         contexts=lengths,
         requests=sizes,

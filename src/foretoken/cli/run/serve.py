@@ -247,7 +247,7 @@ def serve(
             tool_parser=tool_parser,
             origins=tuple(origins or ()),
         )
-        what = f"{served[0]} with {config['method']}, {replicas} replicas"
+        what = f"{served[0]} with {config.get('method', 'a plan')}, {replicas} replicas"
         cluster.run(
             settings, host, port, verbose=verbose, ready=lambda at: note(f"serving {what} at {at} (Ctrl-C to stop)")
         )
@@ -265,7 +265,7 @@ def serve(
         at = f"http://{place}:{listening.getsockname()[1]}"
         if llm.engine.prefixes is None and not no_prefix_caching:
             note("no prefix cache: this model or recipe cannot reuse the KV cache of earlier prompts")
-        note(f"serving {service.name} with {config['method']} at {at} (Ctrl-C to stop)")
+        note(f"serving {service.name} with {llm.recipe.method} at {at} (Ctrl-C to stop)")
         try:
             app = create_app(service, api_key=api_key, origins=origins or ())
             server.serve(app, loop, listening, drain_seconds=drain_seconds)
