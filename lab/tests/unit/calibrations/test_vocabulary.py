@@ -85,7 +85,7 @@ def test_what_the_model_writes_is_counted() -> None:
 
 def test_every_sampled_text_has_noise_of_its_own() -> None:
     """Equal openings, a high temperature: under one seed all texts were the same, and coverage looked high."""
-    documents = [text("Once upon a time there was a little girl who lived in a big house.")] * 40
+    documents = [text("Once upon a time there was a little girl that lived in a big house.")] * 40
     found = list(generated(documents, base(), length=12, temperature=1.5, seed=0))
     assert len({tuple(each.tokens[-12:]) for each in found}) > 35
     again = list(generated(documents, base(), length=12, temperature=1.5, seed=0))
