@@ -29,6 +29,7 @@ from torch import Tensor
 
 from foretoken.core.columns import Columns
 from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, Tabulated, TopThenSampled, WithoutReplacement
+from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, mix64
@@ -88,10 +89,10 @@ class ReplayedStreams(Streams):
         return found
 
     def uniform(self, purpose: str, count: int) -> Tensor:
-        raise NotImplementedError("a raw uniform cannot be enumerated: use bernoulli, categorical or distinct")
+        raise ConfigError("a raw uniform cannot be enumerated: use bernoulli, categorical or distinct")
 
     def generator(self, purpose: str) -> torch.Generator:
-        raise NotImplementedError("a generator cannot be enumerated: use bernoulli, categorical or distinct")
+        raise ConfigError("a generator cannot be enumerated: use bernoulli, categorical or distinct")
 
 
 def verdicts(verifier: Verifier, draft: Draft, target: Laws) -> Iterator[tuple[float, Verdict]]:

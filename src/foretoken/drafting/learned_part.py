@@ -150,7 +150,9 @@ class LearnedPart(ABC):
         Raises:
             MismatchError: this one cannot.
         """
-        raise NotImplementedError
+        raise MismatchError(
+            f"the {self.title} of '{origin.folder.name}' does not serve '{target.name}': train one for it"
+        )
 
     def save(self, folder: Path) -> None:
         """Write ``config.json`` and ``model.safetensors``; each replaces a whole file or none.

@@ -71,6 +71,7 @@ class HeadRows:
 
     def score(self, normed_MD: Tensor) -> Tensor:
         """Logits float32 [M, C] of states after the final norm; for models without a native decoder."""
+        assert isinstance(self._pack, _Plain), "a packed head is scored by the native decoder"
         return self._pack.score(normed_MD, len(self))
 
     def set_tail(self, ids: Sequence[int]) -> None:
@@ -113,8 +114,6 @@ class _Pack(Protocol):
 
     def head(self, count: int) -> Head | None: ...
 
-    def score(self, normed_MD: Tensor, count: int) -> Tensor: ...
-
 
 class _Tiles(_Pack):
     """Tiles of the native decoder, filled row by row from those of the whole head."""
@@ -142,9 +141,6 @@ class _Tiles(_Pack):
     def head(self, count: int) -> Head:
         bias_C = None if self._head.bias_V is None else self._bias_C
         return self._head._replace(packed=self._packed[: -(-count // 16)], vocab_size=count, bias_V=bias_C)
-
-    def score(self, normed_MD: Tensor, count: int) -> Tensor:
-        raise NotImplementedError("a packed head is scored by the native decoder")
 
 
 def _nothing_of(like: Tiles, tiles: int) -> Tiles:

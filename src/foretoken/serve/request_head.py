@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from abc import ABC, abstractmethod
 from http import HTTPStatus
 from typing import Any
 
@@ -102,7 +103,7 @@ def bounded_protocol(http: str = "auto") -> type[asyncio.Protocol]:
     return BoundedHttpTools
 
 
-class _Bounded(asyncio.Protocol):
+class _Bounded(asyncio.Protocol, ABC):
     """Shared part of both protocols: the deadline of a head, and refusals in the form of OpenAI's errors.
 
     A mixin for uvicorn's protocols; it reads their attributes ``cycle`` (the newest request and its answer),
@@ -163,8 +164,9 @@ class _Bounded(asyncio.Protocol):
         else:
             self._refuse(ApiError(400, "this is not a valid HTTP/1.1 request"))
 
+    @abstractmethod
     def _parse(self, data: bytes) -> None:
-        raise NotImplementedError
+        """Hand the next bytes of a request to the parser that uvicorn has."""
 
     def _too_long(self) -> ApiError:
         return _fields_too_long()
