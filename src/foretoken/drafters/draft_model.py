@@ -84,14 +84,12 @@ class ModelDrafter(DraftRunner):
         tree: Annotated[
             str | None,
             Option(
-                "Shape and distribution of the draft; None: a chain, or the tree that the verifier and num_drafts ask "
-                "for.",
+                "Shape and distribution of the draft; None: a chain, or a tree for the verifier or num_drafts.",
                 choices=tuple(_LAW_OF),
-                more="`chain`; `coupled`: a chain drawn with the noise of the `match` verifier, which then accepts "
-                "more and keeps a seed's tokens; `topk`: a tree of the most probable continuations; `reranked`: "
-                "the best nodes of all that such a tree of any depth records; or a tree of drawn children (a "
-                "chain at temperature 0): `sampled` independently, `sampled_without_replacement`, "
-                "`top_then_sampled` (greedy draft sampling), `hub` (SpecHub's pairs).",
+                more="`chain`; `coupled`: a chain with the noise of `match`, which keeps a seed's tokens; `topk`: a "
+                "tree of the most probable continuations; `reranked`: the best nodes of a larger one. Children are "
+                "drawn (at temperature 0 a chain) in `sampled`, `sampled_without_replacement`, `top_then_sampled` "
+                "(greedy draft sampling) and `hub` (SpecHub's pairs).",
             ),
         ] = None
         num_drafts: Annotated[
@@ -105,10 +103,10 @@ class ModelDrafter(DraftRunner):
         vocabulary: Annotated[
             str | None,
             Option(
-                "Drafts of a model with another tokenizer; None: as text at temperature 0, else of the shared tokens.",
+                "Drafts of a model with another tokenizer; None: `text` at temperature 0, else `shared`.",
                 choices=("same", "shared", "text"),
-                more="`same`: refuse such a model; `shared`: its distribution on the tokens that both have, normalised "
-                "again; `text`: its most probable tokens, spelled in the target's (chains only).",
+                more="`same`: refuse such a model; `shared`: its distribution, normalised over the tokens that both "
+                "have; `text`: its most probable tokens, spelled in the target's (chains only).",
             ),
         ] = None
         draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None

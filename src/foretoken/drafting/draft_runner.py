@@ -44,8 +44,7 @@ from foretoken.models.quantised.rounding import SCHEMES
 from foretoken.options.option import Option
 
 DRAFT_DTYPE = Option(
-    "Of the draft model; int8 and int4 round it: drafts take less time, and the text stays the target's; None: the "
-    "target's.",
+    "Of the draft model; int8 and int4 round it, for faster drafts and the same text; None: the target's.",
     choices=(*DTYPES, *SCHEMES),
 )
 DRAFT_CHECKPOINT = Option(

@@ -181,8 +181,7 @@ class DraftVocabulary:
 
 
 OPTION = Option(
-    "A folder of `foretoken calibrate vocabulary`: only its tokens are scored and drafted (docs/methods/vocabtrim.md), "
-    "with rows of the target's head; None: all that the drafter scores."
+    "A folder of `foretoken calibrate vocabulary` (docs/methods/vocabtrim.md): only its tokens are drafted; None: all."
 )
 """Of drafters that can do with a part of the vocabulary."""
 

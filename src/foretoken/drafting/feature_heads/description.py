@@ -55,7 +55,7 @@ class Fuse:
         norm: over all states side by side.
         tap_norms: a list of norms, one for each state.
         product: from all states side by side to W.
-        first_copy: of a target that was grown (models/grown.py): the width of the original; its state is twice the
+        first_copy: of a target that was grown (models/made.py): the width of the original; its state is twice the
             first columns.
     """
 

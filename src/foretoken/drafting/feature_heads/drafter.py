@@ -192,8 +192,7 @@ class HeadOptions(GrowthOptions):
     dtype: Annotated[
         str | None,
         Option(
-            "int8 or int4 rounds the network's layers and its own rows, for the native decoder: drafts take less "
-            "time, and the text stays the target's; None: the target's.",
+            "int8 or int4 rounds the network for the native decoder: faster drafts, the same text; None: the target's.",
             choices=tuple(SCHEMES),
         ),
     ] = None
