@@ -79,7 +79,6 @@ class LearnedPart(ABC):
         option: the option of its method that names its folder.
         Config: a frozen dataclass of the fields of its ``config.json``.
         shelf: a pattern of folder names, where a folder may hold several parts in folders of their own.
-        grows: whether the part of a model also serves models grown from that model, see :meth:`grown`.
         old_files: config and weights in the layout before the speculators one, which held the config's fields flat.
         config: of this part.
     """
@@ -90,7 +89,6 @@ class LearnedPart(ABC):
     option: ClassVar[str] = "head"
     Config: ClassVar[type[LearnedConfig]]
     shelf: ClassVar[str | None] = None
-    grows: ClassVar[bool] = False
     old_files: ClassVar[tuple[str, str] | None] = None
     config: Any
 
@@ -143,16 +141,6 @@ class LearnedPart(ABC):
         if draft is not None:
             check_fingerprint(f"{trained} draft", self.config.draft, self.config.draft_fingerprint, draft, remedy)
         self.check_shape(target if draft is None else draft)
-
-    def grown(self: Part, target: LanguageModel, origin: Origin) -> Part:
-        """This part of the original for a model that was grown from it (models/made.py); where ``grows``.
-
-        Raises:
-            MismatchError: this one cannot.
-        """
-        raise MismatchError(
-            f"the {self.title} of '{origin.folder.name}' does not serve '{target.name}': train one for it"
-        )
 
     def save(self, folder: Path) -> None:
         """Write ``config.json`` and ``model.safetensors``; each replaces a whole file or none.
@@ -321,7 +309,7 @@ def find_all(
     parts = [kind.load(folder) for folder in folders]
     if origin is not None:
         theirs = fingerprint(origin.folder)
-        parts = [part.grown(target, origin) if part.config.target_fingerprint == theirs else part for part in parts]
+        parts = [origin.grown(part, target) if part.config.target_fingerprint == theirs else part for part in parts]
     for part in parts:
         part.check_target(target, draft)
     return parts
@@ -356,7 +344,9 @@ def _located(
         place = home_expanded(given) if given else Path(owner.source) / kind.algorithm
     except RuntimeError:
         raise ConfigError(f"{kind.option}={given!r}: there is no such home folder") from None
-    origin = origin_of(target.name, target.config) if kind.grows else None
+    origin = origin_of(target.name, target.config)
+    if origin is not None and not origin.grows(kind):
+        origin = None
     if origin is not None and draft is None and not given and not _any_in(place, kind):
         place = origin.folder / kind.algorithm
     folders = _any_in(place, kind)

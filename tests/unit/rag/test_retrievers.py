@@ -219,7 +219,7 @@ def test_a_folder_encoder_is_the_mean_of_its_last_states(tmp_path):
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     monkeypatch.setitem(__import__("sys").modules, "bm25s", None)
-    with pytest.raises(ConfigError, match=r"foretoken\[retrieval\]"):
+    with pytest.raises(ConfigError, match=r"foretoken-lab\[retrieval\]"):
         dense("flat")
-    with pytest.raises(ConfigError, match=r"foretoken\[retrieval\]"):
+    with pytest.raises(ConfigError, match=r"foretoken-lab\[retrieval\]"):
         Bm25Retriever([SimpleNamespace(text="x")])

@@ -6,8 +6,8 @@ Letters: K draft vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,10 +17,8 @@ from foretoken.drafting.feature_heads.block import BlockConfig, fields_for
 from foretoken.drafting.feature_heads.description import Fuse, Taps
 from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_ids
 from foretoken.drafting.feature_heads.pair_network import LayeredNetwork
-from foretoken.forward import anatomy
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.made import Origin
 
 LAYERS = 2
 MOST_LAYERS = 32
@@ -63,28 +61,12 @@ class StackNetwork(LayeredNetwork):
         ids_K, own_head, own_embedding: see :class:`LayeredNetwork`.
     """
 
-    grows = True
     config: StackConfig
 
     def original(self, states_SF: Tensor) -> Tensor:
         """The states of the target as the plain forward reads them; of a grown one those of the original."""
         width = self.config.width
         return states_SF if self.config.target_width == width else 2 * states_SF[..., :width]
-
-    def grown(self: _Network, target: LanguageModel, origin: Origin) -> _Network:
-        """A network with the same drafts for a model that was grown from its target, at the same cost.
-
-        It reads the first copy in the residual stream, which is the original's, and has tables of the original's width.
-        """
-        origin.check_shared(self.title, target.name)
-        parts, width = anatomy.find(target.model), self.config.width
-        wide, mark = target.config.get_text_config(decoder=True).hidden_size, fingerprint_of(target.source)
-        config = replace(self.config, target=target.name, target_fingerprint=mark, target_width=wide)
-        network = type(self)(config, ids_K=self.ids_K, own_head=True, own_embedding=True)
-        rows_VW, table_VW = (cast(Any, part).weight.detach()[:, :width].cpu() for part in (parts.head, parts.embedding))
-        kept_KW = rows_VW if self.ids_K is None else rows_VW[self.ids_K]
-        network.take({**self.state_dict(), "lm_head.weight": kept_KW, "embed_tokens.weight": table_VW})
-        return network.eval()
 
     def check_shape(self, model: LanguageModel) -> None:
         super().check_shape(model)

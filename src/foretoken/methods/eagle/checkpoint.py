@@ -6,11 +6,9 @@ Letters: W width, N states of a row, F width of a state, V vocabulary, K draft v
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.core.errors import MismatchError
@@ -18,13 +16,11 @@ from foretoken.drafting.feature_heads.block import fields_for
 from foretoken.drafting.feature_heads.draft_ids import spread_ids
 from foretoken.drafting.learned_part import check_fingerprint
 from foretoken.drafting.published.vocabulary_maps import maps_of, network_of
-from foretoken.forward import anatomy
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, UNKNOWN, EagleConfig, from_settings, to_settings
 from foretoken.methods.eagle.makers import in_our_form
 from foretoken.methods.eagle.network import EagleNetwork
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.made import Origin
 
 _EAGLE2_NAMES = (("layers.0.", "transformer."), ("fc.", "fusion_fc."))
 _LM_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
@@ -38,7 +34,6 @@ class Eagle(EagleNetwork):
     title = "EAGLE head"
     option = "head"
     Config = EagleConfig
-    grows = True
     size_names = {"width": "target_hidden_size", "vocabulary": "transformer_layer_config.vocab_size"}  # noqa: RUF012
 
     def tensors(self) -> dict[str, Tensor]:
@@ -92,46 +87,6 @@ class Eagle(EagleNetwork):
     def how(cls, target: str, draft: str, config: EagleConfig | None = None) -> str:
         """Return the command that trains a network."""
         return f"foretoken train eagle --target {target} --out DIR"
-
-    def grown(self, target: LanguageModel, origin: Origin) -> Eagle:
-        """Return a network with the same drafts for a model that was grown from its target, at the same cost.
-
-        It reads the first copy in the residual stream, which equals the original's stream, after the layers that
-        correspond to the original depths, and its embedding and LM head have the original's width.
-
-        Raises:
-            MismatchError: its states are normed before they are fused, or it is EAGLE-2's network.
-        """
-        origin.check_shared(self.title, target.name)
-        config = self.config
-        if config.algorithm == EAGLE2 or config.norm_before_fc or config.fc_norm:
-            raise MismatchError(
-                f"the EAGLE head of '{config.target}' does not fit '{target.name}': only EAGLE-3 heads without norms "
-                "before the fusion can be grown; train one for it"
-            )
-        parts, width = anatomy.find(target.model), config.target_width
-        wide = target.config.get_text_config(decoder=True).hidden_size
-        depths = tuple(origin.depth(each) for each in config.taps.of(origin.layers))
-        mark = fingerprint_of(target.source)
-        network = Eagle(
-            replace(config, target=target.name, target_fingerprint=mark, target_width=wide, depths=depths),
-            ids_K=self.ids_K,
-            own_head=True,
-            own_embedding=True,
-        )
-        fused_WNF = self.fc.weight.detach().unflatten(1, (config.taps.count, width))
-        rows_VW, table_VW = (cast(Any, part).weight.detach()[:, :width].cpu() for part in (parts.head, parts.embedding))
-        found = {
-            **self.state_dict(),
-            "fc.weight": F.pad(fused_WNF, (0, wide - width)).flatten(1),
-            _LM_HEAD: rows_VW if self.ids_K is None else rows_VW[self.ids_K],
-            _EMBEDDING: table_VW,
-        }
-        for name, own in ((_LM_HEAD, self.lm_head), (_EMBEDDING, self.embed_tokens)):
-            if own is not None:
-                found[name] = own.weight.detach()
-        network.take(found)
-        return network.eval()
 
     def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
         """Refuse a network of another target; without a fingerprint, compare shapes only."""

@@ -15,17 +15,15 @@ Letters: T tokens, D width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.drafting.logistic import Logistic, LogisticConfig, LogisticHead
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.made import Origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +53,6 @@ class JudgeHead(LogisticHead):
     algorithm = "judge"
     title = "judge"
     Config = JudgeConfig
-    grows = True
 
     def forward(self, e_TD: Tensor) -> Tensor:
         """Return P(x_t is fine) = sigmoid(w.e_t + b) of every token of a text, float32 [T] (section 4).
@@ -88,16 +85,6 @@ class JudgeHead(LogisticHead):
             target_fingerprint=fingerprint_of(target.source),
         )
         return cls(config, Logistic.random(config.width, bias=bias, spread=spread, seed=seed))
-
-    def grown(self, target: LanguageModel, origin: Origin) -> JudgeHead:
-        """Return a judge with the same decisions for a grown model: it reads the first copy of the original's
-        stream.
-        """
-        mark, wide = fingerprint_of(target.source), origin.width * origin.copies
-        config = replace(self.config, target=target.name, target_fingerprint=mark, width=wide)
-        share = origin.first_share if config.normed else 1.0
-        weight_D = F.pad(self.unit.weight_D / share, (0, wide - origin.width))
-        return JudgeHead(config, Logistic(weight_D, self.unit.bias))
 
     @classmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:

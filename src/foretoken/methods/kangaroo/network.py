@@ -28,7 +28,6 @@ from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
 from foretoken.forward import anatomy
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.made import Origin, before_head, widened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +108,6 @@ class Adapter(LearnedPart, nn.Module):
     option = "adapter"
     Config = AdapterConfig
     shelf = "exit-*"  # one folder for each depth
-    grows = True
     old_files = ("adapter.json", "adapter.safetensors")
 
     def __init__(self, config: AdapterConfig) -> None:
@@ -185,18 +183,6 @@ class Adapter(LearnedPart, nn.Module):
         """Return the command that trains an adapter."""
         depth = 2 if config is None else config.exit_layer
         return f"foretoken train kangaroo --target {target} --exit-layer {depth} --out DIR"
-
-    def grown(self, target: LanguageModel, origin: Origin) -> Adapter:
-        """Return an adapter with the same drafts for a model that was grown from its target.
-
-        It grows in the same way as the target's layers, so drafting costs as much as for a target of this size.
-        """
-        origin.check_shared(self.title, target.name)
-        depth, copies = origin.depth(self.config.exit_layer), origin.copies
-        config = AdapterConfig.for_target(target.config, depth, target.name, fingerprint_of(target.source))
-        weights = {name: widened(weight, copies) for name, weight in self.state_dict().items()}
-        weights["norm_out.weight"] = before_head(self.norm_out.weight.detach(), copies)
-        return Adapter.of(config, weights)
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target that is too shallow, or has another shape of attention.

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,6 @@ from foretoken.forward import anatomy, target_kv
 from foretoken.forward.target_kv import TargetKV, apply_rotary
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
-from foretoken.models.made import Origin
 
 WINDOW = 512  # tokens before the query in the self-attention's window
 LEVELS = 5  # gaps in training: as deep as the paper's tree
@@ -113,7 +112,6 @@ class LongSpec(LearnedPart, nn.Module):
     title = "LongSpec head"
     option = "head"
     Config = LongSpecConfig
-    grows = True
     own_head: Tensor | None = None  # [V, W], replaces a target head of another width
 
     def __init__(self, config: LongSpecConfig) -> None:
@@ -300,22 +298,6 @@ class LongSpec(LearnedPart, nn.Module):
     def how(cls, target: str, draft: str, config: LongSpecConfig | None = None) -> str:
         """Return the command that trains a head."""
         return f"foretoken train longspec --target {target} --out DIR"
-
-    def grown(self, target: LanguageModel, origin: Origin) -> LongSpec:
-        """Return a head with the same drafts, at the same cost, for a model that was grown from its target.
-
-        It reads the keys of the first copy of the original's heads, in the layer that corresponds to the original one.
-        Embedding and LM head are the original's.
-        """
-        origin.check_shared(self.title, target.name)
-        parts, width = anatomy.find(target.model), self.config.width
-        layer = origin.depth(self.config.layer)  # copies of the layer follow it
-        mark = fingerprint_of(target.source)
-        head = LongSpec(replace(self.config, target=target.name, target_fingerprint=mark, layer=layer))
-        head.load_state_dict(self.state_dict())
-        with torch.no_grad():
-            head.own_head = cast(Any, parts.head).weight.detach()[:, :width].clone()
-        return head.eval()
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target of another shape, or one without readable keys.

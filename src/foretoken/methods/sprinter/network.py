@@ -20,7 +20,7 @@ Letters: T tokens, M rows, D width, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from foretoken.drafting.logistic import Logistic, LogisticConfig, LogisticHead
 from foretoken.models.fingerprint import fingerprint, fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load_config, source_of
-from foretoken.models.made import Origin
 
 FEATURES = ("pre", "drawn", "post")
 FACTS = ("log_q", "entropy", "margin")
@@ -86,7 +85,6 @@ class SprinterHead(LogisticHead):
     algorithm = "sprinter"
     title = "SPRINTER head"
     Config = HeadConfig
-    grows = True
     old_files = ("sprinter.json", "sprinter.safetensors")
 
     def forward(self, h_TD: Tensor, q_TV: Tensor, tokens_T: Tensor) -> Tensor:
@@ -151,11 +149,6 @@ class SprinterHead(LogisticHead):
             draft_fingerprint=fingerprint(Path(source_of(draft))),
         )
         return cls(config, Logistic.random(config.num_inputs, bias=bias, spread=spread, seed=seed))
-
-    def grown(self, target: LanguageModel, origin: Origin) -> SprinterHead:
-        """Return the same head: a grown model has the original's distributions, and the draft's states are the same."""
-        mark = fingerprint_of(target.source)
-        return SprinterHead(replace(self.config, target=target.name, target_fingerprint=mark), self.unit)
 
     @classmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:
