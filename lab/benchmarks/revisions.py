@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,8 @@ def _work(name: str, options: argparse.Namespace) -> int:
         from foretoken.forward.batch import PackedBatch
         from foretoken.forward.dense import DensePlan
     else:  # a tree of before 26 November 2026
-        from foretoken.models.batch import PackedBatch
-        from foretoken.models.dense import DensePlan
+        PackedBatch = import_module("foretoken.models.batch").PackedBatch
+        DensePlan = import_module("foretoken.models.dense").DensePlan
 
     torch.set_num_threads(options.threads)
     model = load(name, dtype=options.dtype)
