@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import time
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -123,8 +122,8 @@ def _work(name: str, options: argparse.Namespace) -> int:
         from foretoken.forward.batch import PackedBatch
         from foretoken.forward.dense import DensePlan
     else:  # a tree of before 26 November 2026
-        PackedBatch = import_module("foretoken.models.batch").PackedBatch
-        DensePlan = import_module("foretoken.models.dense").DensePlan
+        from foretoken.models.batch import PackedBatch
+        from foretoken.models.dense import DensePlan
 
     torch.set_num_threads(options.threads)
     model = load(name, dtype=options.dtype)

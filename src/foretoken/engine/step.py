@@ -93,7 +93,8 @@ class Engine:
         )
         reading = recipe.drafter.reading_flops(1) / target.reading_flops(1)
         both = recipe.drafter.offers.portfolio == ""
-        self.controller = Portfolio(reading, COPIES) if both else Controller(reading)
+        copying = recipe.adaptive and recipe.drafter.flops == 0.0
+        self.controller = Portfolio(reading, COPIES) if both else Controller(reading, copying=copying)
         self.executor: Executor = executors.NAMED[recipe.executor]()
         self.lock = threading.RLock()  # one step at a time, whoever asks for it; requests change inside of it only
         last_state = None if recipe.verifier is None else recipe.verifier.needs.last_state

@@ -63,13 +63,17 @@ class Controller:
 
     Args:
         reading: what the drafter's reading of a token costs, in tokens of plain decoding, by arithmetic.
+        copying: whether its drafts cost nothing but a look-up before their first node: then a trial costs that, since
+            further nodes are drafted where they are expected to pay.
         steps: costs of steps, by the magnitude of the number of requests; of another source's controller, to share.
     """
 
-    def __init__(self, reading: float = 0.0, steps: dict[int, StepCosts] | None = None) -> None:
+    def __init__(
+        self, reading: float = 0.0, *, copying: bool = False, steps: dict[int, StepCosts] | None = None
+    ) -> None:
         self.confidence = Confidence()
         self.resting = False  # whether no request is drafted for in this step, so that nothing need be measured
-        self._reading = Reading(reading)
+        self._reading, self._copying = Reading(reading), copying
         self._steps = {} if steps is None else steps
         self._regimes: dict[int, _Regime] = {}  # by the magnitude of the number of requests
         self._answer = Mean(_KEEPS)  # tokens of an answer
@@ -262,11 +266,14 @@ class Controller:
                 ledger.foreseen = min(_MOST_FORESEEN, self._to_come(request))
             reading = self._reading_cost(request, num_requests)
             gain = ledger.gain(regime.gain.value) if regime.believed else _HOPED
+            if self._copying and regime.costs.known:
+                gain = max(gain, -regime.drafting.intercept / regime.costs.token(num_requests))
             pays = gain * self._to_come(request) > reading
             if ledger.recent.value > 0.0 and ledger.asked_at == self._step - 1:
                 pays = True  # its last drafts paid, whatever others brought
             if not regime.believed:  # one after the other finds out, on credit where few run together
                 begins = credit >= 0.0 and (num_requests <= _FEW or reading <= credit)
+                begins = begins or (self._copying and reading <= _own_savings(request))  # whatever others owe
                 pays = pays and not trying and (begins or (ledger.trial and ledger.asked_at >= 0))
             ledger.trial = not pays or not regime.believed
             if not pays and regime.believed:
@@ -294,10 +301,11 @@ class Controller:
             ledger = request.ledger
             gain = ledger.gained - (each_draft + ledger.nodes * costs.row) / token
             if ledger.trial:
-                if regime.believed and _own_savings(request) + gain >= 0.0:
-                    ledger.balance = min(0.0, ledger.balance + gain)
+                loss = max(gain, -each_draft / token) if self._copying else gain
+                if regime.believed and _own_savings(request) + loss >= 0.0:
+                    ledger.balance = min(0.0, ledger.balance + loss)
                 else:
-                    regime.save(gain)
+                    regime.save(loss)
             if not ledger.nodes:
                 ledger.learn(0.0, 0.0)
             if not self._backlog and not (self._probing and ledger.nodes):

@@ -1,11 +1,11 @@
 """Which of two sources drafts: copying from the text, which comes first and costs little, or a drafter with a model.
 
-Each has a controller of its own, since what one brings says nothing about the other: after a copied stretch a common
-rate would be so high that drafting stops in the free text after it. They share what a row of a step costs.
+Each has a controller of its own, since the gain of one says nothing about the other: after a copied stretch a common
+rate would be so high that drafting stops in the free text after it. They share the cost of a row.
 
     copies   rate of its own step: the most of (1 + P_1 + ... + P_m) / (1 + look-up + m rows), known beforehand
     model    its tokens over its seconds: this request's, shrunk to those of all requests with as many neighbours,
-             with the reading of what it has not read spread over the steps to come
+             with the reading of its backlog spread over the steps to come
 
 The drafter compares the two (drafters/copies_first.py). Copies that follow a model's tokens are booked for copying.
 """
@@ -62,8 +62,8 @@ class Portfolio(Controller):
     """
 
     def __init__(self, reading: float, copies: str) -> None:
-        super().__init__()
-        self.model = Controller(reading, self._steps)
+        super().__init__(copying=True)
+        self.model = Controller(reading, steps=self._steps)
         self._copies = copies
         self._seconds: dict[int, tuple[_ForModel, StopRule, float]] = {}  # by request: the model's rule and rate
         self._copying_rests = False
@@ -120,7 +120,7 @@ class Portfolio(Controller):
         regime = self._regime(num_requests)
         copied = sum(each.ledger.nodes for each in self._asked)
         copying = draft
-        if self._seconds:  # the model's calls take nearly all of the time; look-ups get what they usually take
+        if self._seconds:  # the model's calls take nearly all of the time; look-ups get their usual time
             copying = min(draft, regime.drafting.at(copied) * regime.costs.base) if regime.costs.known else 0.0
         cost = 0.0 if self._copying_rests else self._time_drafting(num_requests, copied, copying)
         own = 0.0

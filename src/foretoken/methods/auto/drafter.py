@@ -49,7 +49,7 @@ class AutoDrafter(CopiesFirst):
 
         drafter: Annotated[
             str,
-            Option("The method next to copying; auto: that of `model` or `head`, else of what lies at hand."),
+            Option("The method next to copying; auto: that of `model` or `head`, else of one at hand."),
         ] = "auto"
 
         def check_together(self) -> None:
@@ -63,7 +63,7 @@ class AutoDrafter(CopiesFirst):
     def __init__(self, config: Config, target: Any) -> None:
         self.config = config
         kinds = (Coupled, PointMass) if config.coupled else (Sampled, PointMass)
-        off, why = "no_drafter", "none lies beside the weights, and none is named"
+        off, why = "no_drafter", "none is found, and none is named"
         for options, named in _at_hand(config, target):
             try:
                 super().__init__(options, catalog.find(options.drafter, "drafter").load(), kinds, target)
@@ -100,7 +100,7 @@ class AutoDrafter(CopiesFirst):
 def _at_hand(config: AutoDrafter.Config, target: Any) -> Iterator[tuple[AutoDrafter.Config, bool]]:
     """Drafters that could draft for a target, the best first, and whether the user has named them.
 
-    For the bundled pair that is its draft: measured, it is faster than the heads beside the weights.
+    For the bundled pair that is its draft: measured, it is faster than the heads near the weights.
     """
     given, named = config.model or config.head, config.drafter != AutoDrafter.name
     if named or given is not None:

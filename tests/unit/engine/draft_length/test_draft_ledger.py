@@ -445,3 +445,31 @@ def test_a_token_is_worth_more_to_the_longest_requests():
 def test_a_token_is_worth_the_same_to_all_where_lengths_are_unknown():
     assert weights([30, 50, 48, 47], 0.5, queued=True) == [1.0] * 4  # a place that is given up is taken at once
     assert weights([30, 50, 48, 47], 0.5, answer=20) == pytest.approx([1.0] * 4)  # they end before their limit
+
+
+@pytest.mark.parametrize("copying", [True, False])
+def test_a_new_request_is_looked_up_at_once_whatever_earlier_trials_lost(copying):
+    """An engine that is hardly used: copies were tried on one answer, and nothing is believed yet."""
+    controller = Controller(copying=copying)
+    for _ in range(4):
+        controller.measure(num_requests=1, nodes=0, draft=0.0, total=1.0)
+    regime = controller._regime(1)
+    regime.savings = -5.0
+    assert not regime.believed
+    (rule,) = controller.choose([Answer([0] * 60, 100, 60, request_id=2)], 1)
+    assert (rule is not None) == copying
+
+
+def test_a_trial_of_copying_costs_its_look_ups_and_not_the_copies_that_fell():
+    found = {}
+    for copying in (True, False):
+        controller, answer = Controller(copying=copying), Answer([0] * 60, 100, 60)
+        for _ in range(3):
+            controller.choose([answer], 1)
+            controller.measure(num_requests=1, nodes=0, draft=0.0, total=1.0)
+        assert controller.choose([answer], 1)[0] is not None
+        answer.ledger.count(4, 0)
+        controller.measure(num_requests=1, nodes=4, draft=0.02, total=1.4)
+        found[copying] = controller._regime(1).savings
+    assert found[True] == pytest.approx(2 / 128 - 0.02)
+    assert found[False] < -0.1

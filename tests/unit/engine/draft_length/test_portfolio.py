@@ -1,7 +1,7 @@
 """Which source drafts, simulated: streams of texts of four kinds, against the best choice that is fixed beforehand.
 
 Times are those of a target of 100 M parameters. The drafter, its choice, the stop rules and the controllers are the
-real ones; what is copied, what a model draws and what stands is scripted.
+real ones; copies, the drafts of a model, and which tokens are accepted follow a script.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def test_one_rate_of_all_sources_is_worse(charged):
     assert regret("edits", 2.0, CHEAP, BEFORE["edits"], OneRate(2.0, CHEAP, charged=charged)) < 0.95
 
 
-def test_a_purse_that_closes_after_single_unlucky_steps_is_worse(monkeypatch):
+def test_a_budget_that_closes_after_single_unlucky_steps_is_worse(monkeypatch):
     for name, value in {"_EVIDENCE": 1.0, "_SHARE": 1e-4, "_OWN_SHARE": 1e-4}.items():
         monkeypatch.setattr(controllers, name, value)
     assert min(regret(kind, 0.7, EXPENSIVE, before) for kind, before in BEFORE.items()) < 0.95

@@ -1,4 +1,4 @@
-"""AutoDrafter over tiny models and the bundled pair: what is at hand, exactness, seeds, failures that cost nothing."""
+"""AutoDrafter over tiny models and the bundled pair: models at hand, exactness, seeds, failures that cost nothing."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_kinds_of_drafts_by_rule(pair):
     assert drafter_of(with_config({"method": "auto"}, target=pair[0])).laws == (PointMass,)
 
 
-# ---------------------------------------------------------------- what is at hand
+# ---------------------------------------------------------------- models at hand
 
 
 def test_without_a_model_at_hand_copies_are_all(pair):
