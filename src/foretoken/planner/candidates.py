@@ -15,7 +15,6 @@ from foretoken.models.language_model import LanguageModel
 
 NO_PART = "no trained part at hand"
 _DTYPES = ("int8", "int4")
-_THEMSELVES = ("none", "auto")  # the baseline, and the choice among the others
 
 
 @dataclass(slots=True)
@@ -102,7 +101,7 @@ def candidates(
     entries = [
         each
         for each in (catalog.entries("drafter") if methods is None else [catalog.find(n, "drafter") for n in methods])
-        if each.name not in _THEMSELVES
+        if each.name != "none"
     ]
     found: list[list[Candidate]] = [[], [], []]
     for entry in entries:
@@ -132,10 +131,12 @@ def _configs(
         yield Candidate(base, "it needs a datastore (foretoken datastore build)")
     elif declared.draft_model:
         named = list(drafts) or ([zoo.DRAFT] if zoo.drafts_for(zoo.DRAFT, target.name) else [])
-        for each in named:
-            if _method_of(each) in ("draft_model", entry.name):
+        for each in drafts if declared.finds_model else named:
+            if declared.finds_model or _method_of(each) in ("draft_model", entry.name):
                 yield {**base, "model": each}
-        if not named:
+        if not drafts and declared.finds_model:
+            yield base
+        elif not named:
             yield Candidate(base, "no draft model at hand (--draft-model)")
     elif declared.learned_part is not None and declared.brought is None:
         folders = [each for each in drafts if _method_of(each) == entry.name]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from foretoken import catalog
 from foretoken.bench import harness
 from foretoken.core.errors import InputError
 from foretoken.core.provenance import cpu_name
@@ -190,13 +191,18 @@ def make(llm: LLM, wanted: Wanted, progress: Progress = lambda state, share: Non
     end = now + left
     two = sum(costs.plain(each) for each in trace.answers[:2])
     time_enough = end - perf_counter() > two * (len(best) + 1 + 2 * sum(not each.replayed for each in usable))
-    unknown = [each for each in usable if not each.replayed and time_enough]
+    unknown = [each for each in usable if not each.replayed and (time_enough or _is_default(each))]
     _measure(llm, plan, trace, prompts, [*best, *unknown], wanted, end, show)
     rest = [each for each in listed if each not in replayed and each.measured is None]
     ranked = sorted((each for each in listed if each not in rest), key=lambda each: (each.measured is None, -each.rate))
     plan.candidates = [*ranked, *rest]
     plan.seconds, plan.busy = perf_counter() - began, _is_busy(target)
     return plan, trace
+
+
+def _is_default(candidate: Candidate) -> bool:
+    """Whether this is the method of users who name none: every choice has to be faster."""
+    return bool(catalog.find(candidate.config["method"], "drafter").load().declared.finds_model)
 
 
 def _different(ranked: Sequence[Candidate]) -> list[Candidate]:

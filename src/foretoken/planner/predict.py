@@ -15,7 +15,7 @@ from foretoken.planner.candidates import Candidate, clause
 from foretoken.planner.costs import REPEATS, Costs, DraftCosts, measure_draft
 from foretoken.planner.expected import Expected, Start, chained, expect
 from foretoken.planner.replay import CannotReplay, Replay, States
-from foretoken.planner.trace import Trace
+from foretoken.planner.trace import Answer, Trace
 
 LENGTHS = (1, 2, 4, 8, 16)  # of drafts that have to be replayed for each length
 MODEL_ERROR = 0.05  # of the cost model, relative, before anything was measured
@@ -50,6 +50,7 @@ def evaluate(
         candidate.reason = clause(error)
         return draft
     try:
+        Replay(recipe, target, trace, states)  # refuses what cannot be replayed before anything is timed
         draft = measure_draft(target, recipe.drafter, recipe.verifier, trace, costs, until)
         made = _replay(recipe, lambda: compose.build(candidate.config, target), target, trace, states, until)
         _predict(candidate, made, trace, costs, draft)
@@ -99,40 +100,29 @@ def _starts(run: Replay, recipe: Recipe, trace: Trace, until: float) -> list[lis
     """
     first = trace.answers[0]
     whole = run.draft_everywhere(first)
-    short = run.draft_everywhere(first, 2)
-    if not _agree([Start(min(each.nodes, 2), each.log_q[:2]) for each in whole], short):
+    if not _same(whole, run.draft_everywhere(first, 2), first, run.rule, 2):
         return None
     most = max((each.nodes for each in whole), default=0)
     reads = recipe.drafter.offers.ahead and recipe.drafter.flops != 0.0
     if reads:
-        ones = run.draft_everywhere(first, 1)
-        reads = _agree(_until_refused(chained(ones, most, first.limit)), _until_refused(whole))
+        ones = chained(run.draft_everywhere(first, 1), most, first.limit)
+        reads = all(_same(whole, ones, first, run.rule, length) for length in LENGTHS)
     found = [whole]
     for answer in trace.answers[1:]:
         if perf_counter() > until and len(found) >= _LEAST_ANSWERS:
             break
-        if reads:
-            found.append(chained(run.draft_everywhere(answer, 1), most, answer.limit))
-        else:
-            found.append(run.draft_everywhere(answer))
+        starts = run.draft_everywhere(answer, 1 if reads else MAX_NODES)
+        found.append(chained(starts, most, answer.limit) if reads else starts)
     return found
 
 
-def _until_refused(starts: Sequence[Start]) -> list[Start]:
-    cut = []
-    for each in starts:
-        place = next((number for number, log_q in enumerate(each.log_q) if log_q == -math.inf), len(each.log_q))
-        cut.append(Start(each.nodes, each.log_q[:place]))
-    return cut
-
-
-def _agree(one: Sequence[Start], other: Sequence[Start]) -> bool:
-    return all(
-        a.nodes == b.nodes
-        and len(a.log_q) == len(b.log_q)
-        and all(x == y or abs(x - y) < 1e-3 for x, y in zip(a.log_q, b.log_q, strict=True))
-        for a, b in zip(one, other, strict=True)
+def _same(one: Sequence[Start], other: Sequence[Start], answer: Answer, rule: str, length: int) -> bool:
+    """Whether drafts of this length take the same steps."""
+    a, b = (expect(each, answer.log_p, length, rule, len(answer.prompt_ids)) for each in (one, other))
+    pairs = zip(
+        [a.num_steps, *a.drafted_at, *a.accepted_at], [b.num_steps, *b.drafted_at, *b.accepted_at], strict=False
     )
+    return len(a.drafted_at) == len(b.drafted_at) and all(abs(x - y) < 1e-2 for x, y in pairs)
 
 
 def _predict(candidate: Candidate, made: Made, trace: Trace, costs: Costs, draft: DraftCosts) -> None:

@@ -245,6 +245,8 @@ class Replay:
         drafter = recipe.drafter
         if drafter.offers.resumes:
             raise CannotReplay("it runs the target's own layers while it drafts")
+        if drafter.declared.finds_model:
+            raise CannotReplay("it decides by measured times")
         if recipe.takes_turns or recipe.promise == "approximate":
             raise CannotReplay("its rule emits another text than plain decoding")
         self.deterministic = self._greedy or all(issubclass(law, PointMass) for law in drafter.laws)

@@ -307,12 +307,8 @@ class _Cell:
 
 
 def _grid(batch_sizes: str, prompt_tokens: str | None) -> list[_Cell]:
-    sizes = parse_numbers(batch_sizes, "--batch-size", int)
-    lengths = [None] if prompt_tokens is None else parse_numbers(prompt_tokens, "--prompt-tokens", int)
-    for option, values in (("--batch-size", sizes), ("--prompt-tokens", lengths)):
-        for value in values:
-            if value is not None and value < 1:
-                raise ConfigError(f"{option} {value}: at least 1 is needed")
+    sizes = parse_numbers(batch_sizes, "--batch-size", int, least=1)
+    lengths = [None] if prompt_tokens is None else parse_numbers(prompt_tokens, "--prompt-tokens", int, least=1)
     return [_Cell(size, length) for length in lengths for size in sizes]
 
 

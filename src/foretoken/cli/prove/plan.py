@@ -145,8 +145,8 @@ def plan(
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     for name in names or ():
         find_method(name)
-    sizes = _counts(batch_sizes, "--batch-sizes")
-    lengths = _counts(contexts, "--contexts")
+    sizes = parse_numbers(batch_sizes, "--batch-sizes", int, least=1)
+    lengths = parse_numbers(contexts, "--contexts", int, least=1)
     check_outputs({"--out": out, "--report": report})
     if keep_trace is not None and keep_trace.is_file():
         raise ConfigError(f"--keep-trace {keep_trace}: this is a file; name a folder to make")
@@ -184,14 +184,6 @@ def plan(
     if keep_trace is not None:
         trace.save(keep_trace)
     return 0
-
-
-def _counts(text: str, option: str) -> list[int]:
-    found = parse_numbers(text, option, int)
-    for each in found:
-        if each < 1:
-            raise ConfigError(f"{option} {each}: at least 1 is needed")
-    return found
 
 
 def _read(prompts: Path | None, suite: str | None, data: Path | None) -> Sequence[Prompt]:

@@ -109,8 +109,8 @@ def chosen_recipe(
     return speculative_config(name, parse_settings(sets or []), target=target, draft_model=draft_model)
 
 
-def parse_numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[Any]:
-    """Parse ``A,B,…`` as numbers; duplicates are an error."""
+def parse_numbers(text: str, option: str, kind: Callable[[str], Any], *, least: int | None = None) -> list[Any]:
+    """Parse ``A,B,…`` as numbers; duplicates, and values below ``least``, are an error."""
     values = []
     for piece in text.split(","):
         try:
@@ -118,6 +118,8 @@ def parse_numbers(text: str, option: str, kind: Callable[[str], Any]) -> list[An
         except ValueError:
             what = "whole numbers" if kind is int else "numbers"
             raise ConfigError(f"{option} '{text}': write {what} with commas between them, for example 1,2") from None
+        if least is not None and value < least:
+            raise ConfigError(f"{option} {value}: at least {least} is needed")
         if value in values:
             raise ConfigError(f"{option} names {piece.strip()} twice: keep one")
         values.append(value)
