@@ -201,7 +201,7 @@ def make(llm: LLM, wanted: Wanted, progress: Progress = lambda state, share: Non
 
 
 def _is_default(candidate: Candidate) -> bool:
-    """Whether this is the method of users who name none: every choice has to be faster."""
+    """Whether this is the method without any choice: another one has to be faster."""
     return bool(catalog.find(candidate.config["method"], "drafter").load().declared.finds_model)
 
 
