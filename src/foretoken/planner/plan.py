@@ -128,7 +128,7 @@ class Plan:
 def _as_json(candidate: Candidate) -> dict[str, Any]:
     found = {**asdict(candidate), "speculative_config": candidate.settings}
     found["interval"] = [candidate.predicted - candidate.error, candidate.predicted + candidate.error]
-    for name in ("config", "seconds", "error"):
+    for name in ("config", "plain_form", "seconds", "error"):
         del found[name]
     return found
 
@@ -170,20 +170,9 @@ def make(llm: LLM, wanted: Wanted, progress: Progress = lambda state, share: Non
         requests=wanted.requests,
         progress=lambda state: show(f"timing forwards: {state}"),
     )
-    states = States(target)
-    until = now + left * (_COSTS + _REPLAYS) / (1.0 - _RECORDING)
     usable = [each for each in listed if not each.reason]
-    for place, each in enumerate(usable):
-        show(f"replaying {each.label}")
-        share = max(0.0, until - perf_counter()) / (len(usable) - place)
-        if each.plain_form is not None and (each.plain_form.reason or _hopeless(each.plain_form, usable)):
-            each.reason = (each.plain_form.reason and SAME) or "its plain form gains too little"
-            continue
-        if perf_counter() > until and place:
-            each.reason = "not tried, the time was over (--minutes)"
-            continue
-        evaluate(each, target, trace, states, costs, perf_counter() + share)
-    del states
+    until = now + left * (_COSTS + _REPLAYS) / (1.0 - _RECORDING)
+    _replay(usable, target, trace, costs, until, show)
     replayed = sorted((each for each in usable if each.predicted), key=lambda each: -each.predicted)
     plain = trace.num_tokens / sum(costs.plain(each) for each in trace.answers)
     plan = Plan(_target(llm), _machine(target), _workload(prompts, trace), costs, listed, plain)
@@ -198,6 +187,29 @@ def make(llm: LLM, wanted: Wanted, progress: Progress = lambda state, share: Non
     plan.candidates = [*ranked, *rest]
     plan.seconds, plan.busy = perf_counter() - began, _is_busy(target)
     return plan, trace
+
+
+def _replay(
+    usable: Sequence[Candidate],
+    target: Any,
+    trace: Trace,
+    costs: cost_model.Costs,
+    until: float,
+    show: Callable[[str], None],
+) -> None:
+    """Predict the speed of each candidate; the time until then is shared by those that are left."""
+    states = States(target)
+    for place, each in enumerate(usable):
+        now, plain_form = perf_counter(), each.plain_form
+        if plain_form is not None and plain_form.reason:
+            each.reason = SAME
+        elif plain_form is not None and _hopeless(plain_form, usable):
+            each.reason = "its plain form gains too little"
+        elif now > until and place:
+            each.reason = "not tried, the time was over (--minutes)"
+        else:
+            show(f"replaying {each.label}")
+            evaluate(each, target, trace, states, costs, now + max(0.0, until - now) / (len(usable) - place))
 
 
 def _is_default(candidate: Candidate) -> bool:
@@ -247,6 +259,7 @@ def _measure(
         if failed or not base:
             each.reason = failed or "no answers"
             continue
+        each.reason = ""
         each.measured_tokens_per_second = sum(len(one.tokens) for one in its) / sum(one.seconds for one in its)
         each.measured = each.measured_tokens_per_second / plan.plain
         base_seconds = [one.seconds for one in records.samples if one.label == PLAIN]

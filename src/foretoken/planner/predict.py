@@ -55,7 +55,7 @@ def evaluate(
         made = _replay(recipe, lambda: compose.build(candidate.config, target), target, trace, states, until)
         _predict(candidate, made, trace, costs, draft)
     except CannotReplay as error:
-        candidate.replayed, candidate.reason = False, str(error)
+        candidate.replayed, candidate.reason = False, f"{error}, so that it has to be run: no time was left"
     except ForetokenError as error:
         candidate.reason = clause(error)
     finally:

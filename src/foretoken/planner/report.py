@@ -94,15 +94,13 @@ def _losers(plan: Plan, usable: Sequence[Candidate], others: Sequence[Candidate]
     lines = [f"  {each.label[:40]:<41}{each.rate:<5.2f}{_why(each, winner)}" for each in usable[:_LOSERS]]
     if len(usable) > _LOSERS:
         lines.append(f"  {len(usable) - _LOSERS} more forms of these, down to {usable[-1].rate:.2f} (--json)")
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, dict[str, None]] = {}
     for each in others:
         if each.plain_form is not None and each.reason == SAME:
             continue
-        reasons.setdefault(each.reason, []).append(each.label)
-    for reason, labels in sorted(reasons.items(), key=lambda pair: len(pair[1])):
-        lines += textwrap.wrap(f"{', '.join(labels)}: {reason}", WIDTH, initial_indent="  ", subsequent_indent="    ")[
-            :2
-        ]
+        reasons.setdefault(each.reason, {})[each.config["method"]] = None
+    for reason, names in sorted(reasons.items(), key=lambda pair: len(pair[1])):
+        lines += _wrapped([f"{', '.join(names)}: {reason}"])[:2]
     return lines
 
 

@@ -41,6 +41,7 @@ def test_a_plan_measures_plain_decoding_and_what_may_draft(tmp_path: Path, monke
     assert found["scylla"].reason == "no trained part at hand"
     assert any(state.startswith("replaying ngram") for state in states)
     record = json.loads(json.dumps(plan.record()))
+    assert not any("plain_form" in each for each in record["candidates"])
     assert record["workload"]["prompts"] == 2
     assert record["target"]["name"] == "zoo:base"
     assert record["chosen"]["method"] in ("none", "ngram")
