@@ -106,6 +106,8 @@ def _losers(plan: Plan, usable: Sequence[Candidate], others: Sequence[Candidate]
 
 def _why(each: Candidate, winner: Candidate | None) -> str:
     """Why a candidate loses, a clause."""
+    if not each.replayed:
+        return f"brings {each.tokens_per_step:.1f} tokens a step; run, not replayed"
     if each.tokens_per_step < each.needed:
         return f"brings {each.tokens_per_step:.1f} tokens a step, needs {each.needed:.1f}"
     cost = f"drafts cost {each.draft_share:.0%} of a step"
