@@ -136,7 +136,7 @@ def record(
     until = perf_counter() + seconds
     answers: list[Answer] = []
     for index, ids in prompts:
-        seed = None if params.seed is None else (params.seed + index) % 2**63
+        seed = ((params.seed or 0) + index) % 2**63  # replays of coupled drafts need one
         rule.log_p.clear()
         request = run_alone(llm, ids, replace(params, seed=seed), until)
         emitted = request.metrics.emitted

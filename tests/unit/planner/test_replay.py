@@ -96,6 +96,20 @@ def test_drafts_of_one_token_give_the_chains_of_a_draft_model(temperature: float
     assert temperature == 0.0 or len({each.log_q for each in ones}) > 6  # probabilities, not agreement
 
 
+@pytest.mark.parametrize("config", [{"method": "suffix"}, {**_DRAFT, "tree": "coupled"}], ids=["suffix", "coupled"])
+def test_deterministic_drafts_are_replayed_step_by_step_above_temperature_0(config: dict[str, Any]) -> None:
+    """The seed gives the text of plain decoding, and the noise that a coupled draft is drawn by."""
+    params = replace(_PARAMS, temperature=0.8, seed=5)
+    sampled = record(zoo_llms.target(), [(0, zoo_llms.prompt_ids(zoo_llms.PROMPTS[2]))], params, 60.0)
+    (answer,) = sampled.answers
+    llm = zoo_llms.with_config({**config, "num_speculative_tokens": 4}, max_num_seqs=1)
+    (output,) = llm.generate([{"prompt_token_ids": list(answer.prompt_ids)}], params)
+    run = Replay(zoo_llms.with_config(config).recipe, zoo_llms.target(), sampled, states())
+    assert tuple(output.token_ids) == answer.tokens
+    assert run.run_fixed(answer, 4).metrics.drafts == output.metrics.drafts
+    assert any(accepted for _, accepted in output.metrics.drafts)
+
+
 def test_a_drafter_that_runs_the_target_is_refused_with_the_reason() -> None:
     with pytest.raises(CannotReplay, match="own layers"):
         Replay(zoo_llms.with_config({"method": "del"}).recipe, zoo_llms.target(), trace(), states())
