@@ -53,7 +53,7 @@ $(PRODUCT): pyproject.toml constraints.txt
 # foretoken with the tools of its developers, and the lab
 $(STAMP): $(PRODUCT) lab/pyproject.toml
 	@echo "installing the developers' tools and the lab (a minute or more)"
-	@$(PIP) $(PIP_EXTRA) -e ".[dev]" -e ./lab
+	@$(PIP) $(PIP_EXTRA) -e ".[dev]" -e "./lab[retrieval]"
 	@touch $@
 
 # needs foretoken alone

@@ -38,15 +38,15 @@ from foretoken.data.folder import data_root
 from foretoken.data.readers import read_records
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
-from foretoken.rag.config import RagConfig
-from foretoken.rag.encoders import FolderEncoder, TargetEncoder
-from foretoken.rag.knn import KnnStore
-from foretoken.rag.passages import Passage
-from foretoken.rag.retrievers import Bm25Retriever, DenseRetriever
-from foretoken.rag.session import NO_PASSAGE
-from foretoken.rag.system import Rag
-from foretoken.rag.vectors import vectors_of
 from foretoken_lab.peers.versions import Quiet, command
+from foretoken_lab.rag.config import RagConfig
+from foretoken_lab.rag.encoders import FolderEncoder, TargetEncoder
+from foretoken_lab.rag.knn import KnnStore
+from foretoken_lab.rag.passages import Passage
+from foretoken_lab.rag.retrievers import Bm25Retriever, DenseRetriever
+from foretoken_lab.rag.session import NO_PASSAGE
+from foretoken_lab.rag.system import Rag
+from foretoken_lab.rag.vectors import vectors_of
 from foretoken_lab.recipes.sources import read_country
 from foretoken_lab.tasks.example import Example
 from foretoken_lab.tasks.scoring import score_span

@@ -64,7 +64,6 @@ LOADING = [
     "batch {requests} --out {out}",
     "certify --method ngram",
     "bench --methods ngram",
-    "rag --passages {texts} --questions {records} --retriever bm25",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from foretoken.rag.passages import Passage
+from foretoken_lab.rag.passages import Passage
 
 _WORDS = [
     "river",

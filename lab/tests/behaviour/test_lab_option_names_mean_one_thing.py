@@ -8,12 +8,12 @@ from helpers.option_names import OF_A_MODEL, assert_options_reach, disagreements
 
 
 def of_the_lab():
-    groups = ("analyze", "calibrate", "eval")
+    groups = ("analyze", "calibrate", "eval", "rag")
     return [each for each in options() if each[0].split(" ")[0] in groups or each[0].startswith("bench ")]
 
 
 def test_a_name_has_one_kind_of_value_everywhere():
-    assert len({command for command, _, _ in of_the_lab()}) == 9
+    assert len({command for command, _, _ in of_the_lab()}) == 10
     assert disagreements(list(options())) == []
 
 
@@ -32,6 +32,7 @@ def test_whatever_loads_a_model_has_the_options_of_a_model():
 
 LOADING = [
     "eval --task arithmetic",
+    "rag --passages {texts} --questions {records} --retriever bm25",
     "bench verify",
     "analyze acceptance",
     "analyze tradeoff --rules typical",

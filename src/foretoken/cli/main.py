@@ -20,7 +20,7 @@ import typer
 from foretoken.cli import methods, zoo
 from foretoken.cli.learn import datastore, train
 from foretoken.cli.prove import bench, certify, doctor, plan
-from foretoken.cli.run import batch, chat, generate, rag, serve
+from foretoken.cli.run import batch, chat, generate, serve
 from foretoken.cli.shared.console import OutputClosed, emit, note, prepare_output, silence_libraries
 from foretoken.cli.shared.extended import ExtendedGroup
 from foretoken.cli.shared.given import check_given
@@ -47,7 +47,6 @@ app.command("certify")(certify.certify)
 app.command("doctor")(doctor.doctor)
 app.add_typer(train.app, name="train")
 app.add_typer(datastore.app, name="datastore")
-app.command("rag")(rag.rag)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.serve)
 app.command("batch")(batch.batch)
 app.add_typer(zoo.app, name="zoo")

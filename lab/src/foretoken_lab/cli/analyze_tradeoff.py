@@ -18,16 +18,13 @@ from foretoken.cli.shared.options import (
     Loading,
     Model,
     Verbose,
-    answer_length_option,
     check_model_name,
     data_option,
     json_option,
     limit_option,
     load_model,
     out_option,
-    prompt_length_option,
     repeats_option,
-    seed_option,
 )
 from foretoken.cli.shared.outputs import check_outputs, check_pictures, write_json, write_text
 from foretoken.cli.shared.settings import (
@@ -41,6 +38,7 @@ from foretoken.cli.shared.settings import (
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.options.sampling import SamplingParams
 from foretoken_lab.cli.eval import check_fits, find_tasks, num_tokens
+from foretoken_lab.cli.options import answer_length_option, prompt_length_option, seed_option
 
 if TYPE_CHECKING:
     from foretoken_lab.studies.tradeoff.points import Point

@@ -10,11 +10,12 @@ import typer
 
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.options import Model, Verbose, check_model_name, corpus_option, json_option, out_option
+from foretoken.cli.shared.options import Model, Verbose, check_model_name, json_option, out_option
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_writable
 from foretoken.options.model import ModelOptions
 from foretoken_lab.cli.calibrate_corpus import check_corpus, check_documents, counted
+from foretoken_lab.cli.options import corpus_option
 
 if TYPE_CHECKING:
     from foretoken.methods.sparse.calibration import Calibration

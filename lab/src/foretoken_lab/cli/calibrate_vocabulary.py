@@ -15,7 +15,6 @@ from foretoken.cli.shared.options import (
     Verbose,
     check_model_name,
     check_vocabulary,
-    corpus_option,
     json_option,
     out_option,
 )
@@ -23,6 +22,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_folder
 from foretoken.options.model import ModelOptions
 from foretoken_lab.cli.calibrate_corpus import check_corpus, check_documents, counted
+from foretoken_lab.cli.options import corpus_option
 
 
 class Writer(str, Enum):

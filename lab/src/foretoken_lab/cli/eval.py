@@ -22,15 +22,11 @@ from foretoken.cli.shared.options import (
     Model,
     Settings,
     Verbose,
-    answer_length_option,
     check_model_name,
     data_option,
     json_option,
     limit_option,
     load_model,
-    prompt_length_option,
-    seed_option,
-    temperature_option,
 )
 from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_settings, speculative_config
 from foretoken.core.errors import ConfigError, InputError
@@ -38,6 +34,7 @@ from foretoken.core.files import check_readable, check_writable, write_whole
 from foretoken.options.sampling import SamplingParams
 from foretoken_lab.cli import eval_against
 from foretoken_lab.cli.eval_text import read_text
+from foretoken_lab.cli.options import answer_length_option, prompt_length_option, seed_option, temperature_option
 
 if TYPE_CHECKING:
     from foretoken_lab.tasks.catalog import Task

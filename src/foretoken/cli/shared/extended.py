@@ -14,6 +14,7 @@ from foretoken.core.errors import ConfigError
 _OF_THE_LAB = (
     "analyze",
     "eval",
+    "rag",
     "bench.serve",
     "bench.verify",
     "calibrate",

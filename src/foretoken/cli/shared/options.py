@@ -78,17 +78,7 @@ Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show the output of the libraries, and tracebacks of internal errors.")
 ]
 
-# The same option in another panel of the help: Annotated[float, temperature_option("Sampling")]
-
-
-def temperature_option(panel: str) -> Any:
-    """``--temperature`` with a single value."""
-    return typer.Option("--temperature", help="Sampling temperature; 0 is greedy decoding.", rich_help_panel=panel)
-
-
-def seed_option(panel: str) -> Any:
-    """``--seed`` with a default."""
-    return typer.Option("--seed", help="Seed of the sampling.", rich_help_panel=panel)
+# The same option in another panel of the help: Annotated[int, repeats_option("Timed runs.", "Measuring")]
 
 
 def repeats_option(words: str, panel: str | None = None) -> Any:
@@ -118,44 +108,15 @@ def suite_option(panel: str | None = None, note: str = "") -> Any:
     )
 
 
-def corpus_option(panel: str | None = None) -> Any:
-    """``--corpus``, the user's own text."""
-    return typer.Option(
-        "--corpus",
-        metavar="FILE",
-        help="JSON Lines of chats or texts, or plain text. Repeatable.",
-        rich_help_panel=panel,
-    )
-
-
 def limit_option(panel: str | None, words: str, *, least: int | None = 1, **more: Any) -> Any:
     """``--limit``: maximum number per category or task; ``least`` None: the tasks check it themselves."""
     return typer.Option("--limit", metavar="N", min=least, help=words, rich_help_panel=panel, **more)
-
-
-def answer_length_option(panel: str) -> Any:
-    """``--max-tokens`` for tasks with a default length."""
-    return typer.Option(
-        "--max-tokens", help="Maximum tokens of an answer.", show_default="the task's", rich_help_panel=panel
-    )
 
 
 def data_option(panel: str | None = None) -> Any:
     """``--data``, the folder of the corpora."""
     return typer.Option(
         "--data", metavar="DIR", help="Folder of the corpora; sets FORETOKEN_DATA.", rich_help_panel=panel
-    )
-
-
-def prompt_length_option(panel: str) -> Any:
-    """``--prompt-tokens``, for tasks that cut their prompts to a length."""
-    return typer.Option(
-        "--prompt-tokens",
-        min=1,
-        metavar="N",
-        help="Tokens per prompt, for keys and qmsum.",
-        show_default="the task's",
-        rich_help_panel=panel,
     )
 
 

@@ -25,12 +25,12 @@ from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.last_states import LastStates
 from foretoken.models.prefill import chunks
-from foretoken.rag.config import FURTHER, RagConfig
-from foretoken.rag.passages import Passage
-from foretoken.rag.retrievers import load_faiss, rounding
-from foretoken.rag.search import Pending, SearchFailed
-from foretoken.rag.session import NO_PASSAGE, Session
-from foretoken.rag.stride import Strides
+from foretoken_lab.rag.config import FURTHER, RagConfig
+from foretoken_lab.rag.passages import Passage
+from foretoken_lab.rag.retrievers import load_faiss, rounding
+from foretoken_lab.rag.search import Pending, SearchFailed
+from foretoken_lab.rag.session import NO_PASSAGE, Session
+from foretoken_lab.rag.stride import Strides
 
 Neighbours = tuple[np.ndarray, np.ndarray]
 """Numbers of entries, nearest first, and their squared distances."""

@@ -21,16 +21,16 @@ from foretoken.engine.output import Completion
 from foretoken.engine.text.detokenise import text_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.last_states import LastStates
-from foretoken.rag import ralmspec, sequential
-from foretoken.rag.config import RagConfig, check_names
-from foretoken.rag.counts import Counts
-from foretoken.rag.encoders import Encoder, TargetEncoder
-from foretoken.rag.knn import KnnRun, KnnStore
-from foretoken.rag.passages import Passage
-from foretoken.rag.retrievers import Bm25Retriever, DenseRetriever, Retriever
-from foretoken.rag.session import NO_PASSAGE, Layout, Session, Shelf
-from foretoken.rag.stride import Strides
-from foretoken.rag.vectors import GRAPH, vectors_of
+from foretoken_lab.rag import ralmspec, sequential
+from foretoken_lab.rag.config import RagConfig, check_names
+from foretoken_lab.rag.counts import Counts
+from foretoken_lab.rag.encoders import Encoder, TargetEncoder
+from foretoken_lab.rag.knn import KnnRun, KnnStore
+from foretoken_lab.rag.passages import Passage
+from foretoken_lab.rag.retrievers import Bm25Retriever, DenseRetriever, Retriever
+from foretoken_lab.rag.session import NO_PASSAGE, Layout, Session, Shelf
+from foretoken_lab.rag.stride import Strides
+from foretoken_lab.rag.vectors import GRAPH, vectors_of
 
 
 @dataclass(frozen=True, slots=True)

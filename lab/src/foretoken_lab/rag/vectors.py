@@ -16,8 +16,8 @@ import numpy as np
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError, MismatchError
 from foretoken.core.files import write_whole
-from foretoken.rag.encoders import Encoder
-from foretoken.rag.passages import Passage, digest
+from foretoken_lab.rag.encoders import Encoder
+from foretoken_lab.rag.passages import Passage, digest
 
 _MANIFEST, _VECTORS, GRAPH = "index.json", "vectors.npy", "hnsw.faiss"
 

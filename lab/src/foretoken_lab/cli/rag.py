@@ -26,7 +26,7 @@ from foretoken.data.prompts import Prompt, limit_per_category, read_prompts
 from foretoken.options.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foretoken.rag.system import Answer, Rag
+    from foretoken_lab.rag.system import Answer, Rag
 
 _RETRIEVAL, _FACE = "Retrieval", "Questions and output"
 
@@ -121,8 +121,8 @@ def rag(
 
       foretoken rag --passages passages.jsonl --questions questions.jsonl --method sequential --json
     """
-    from foretoken.rag.config import KNN, RagConfig, check_names
-    from foretoken.rag.passages import read_passages
+    from foretoken_lab.rag.config import KNN, RagConfig, check_names
+    from foretoken_lab.rag.passages import read_passages
 
     settings = parse_settings(sets or [])
     known = [each.name for each in fields(RagConfig)]
@@ -143,8 +143,8 @@ def rag(
     import torch
 
     from foretoken.models.load import load
-    from foretoken.rag.encoders import FolderEncoder
-    from foretoken.rag.system import Rag
+    from foretoken_lab.rag.encoders import FolderEncoder
+    from foretoken_lab.rag.system import Rag
 
     if loading.threads is not None:
         torch.set_num_threads(loading.threads)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.rag.config import RagConfig
-from foretoken.rag.session import NO_PASSAGE, Layout, Session, Shelf
+from foretoken_lab.rag.config import RagConfig
+from foretoken_lab.rag.session import NO_PASSAGE, Layout, Session, Shelf
 from helpers.knowledge import QUESTIONS, passages
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.zoo_llms import base, target

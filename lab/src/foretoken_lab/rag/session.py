@@ -22,8 +22,8 @@ from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.prefill import chunks
-from foretoken.rag.config import RagConfig
-from foretoken.rag.counts import Counts
+from foretoken_lab.rag.config import RagConfig
+from foretoken_lab.rag.counts import Counts
 
 NO_PASSAGE = -1
 _SLOTS = 6  # maximum passages with stored keys and values

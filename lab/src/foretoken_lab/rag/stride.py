@@ -11,7 +11,7 @@ seconds            s a + b(s)                         sequential
 
 from __future__ import annotations
 
-from foretoken.rag.config import MOST_STRIDE
+from foretoken_lab.rag.config import MOST_STRIDE
 
 _KEEPS = 0.9  # weight of older observations, at each new one
 _PRIOR = 1.0  # prior counts of right and wrong guesses

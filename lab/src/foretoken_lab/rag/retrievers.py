@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.rag.config import FURTHER, WIDTH
-from foretoken.rag.encoders import Encoder
-from foretoken.rag.passages import Passage
+from foretoken_lab.rag.config import FURTHER, WIDTH
+from foretoken_lab.rag.encoders import Encoder
+from foretoken_lab.rag.passages import Passage
 
 _WORD = re.compile(r"\w+")
 # number of queries from which faiss multiplies matrices (a setting of the process): one product costs as much as two
@@ -139,7 +139,9 @@ class Bm25Retriever:
         try:
             import bm25s  # type: ignore[import-untyped]
         except ImportError:
-            raise ConfigError("retriever bm25 needs the package bm25s: pip install 'foretoken[retrieval]'") from None
+            raise ConfigError(
+                "retriever bm25 needs the package bm25s: pip install 'foretoken-lab[retrieval]'"
+            ) from None
         self.size = len(passages)
         self._bm25: Any = bm25s.BM25()
         self._bm25.index([words(each.text) or [""] for each in passages], show_progress=False)
@@ -193,7 +195,9 @@ def load_faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise ConfigError("dense retrieval needs the package faiss-cpu: pip install 'foretoken[retrieval]'") from None
+        raise ConfigError(
+            "dense retrieval needs the package faiss-cpu: pip install 'foretoken-lab[retrieval]'"
+        ) from None
     faiss.cvar.distance_compute_blas_threshold = _AS_PRODUCT
     return faiss
 

@@ -10,13 +10,13 @@ import pytest
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.models.load import load
-from foretoken.rag import ralmspec
-from foretoken.rag.config import WIDTH, RagConfig
-from foretoken.rag.encoders import TargetEncoder
-from foretoken.rag.passages import Passage
-from foretoken.rag.retrievers import Bm25Retriever, DenseRetriever
-from foretoken.rag.system import Rag
-from foretoken.rag.vectors import vectors_of
+from foretoken_lab.rag import ralmspec
+from foretoken_lab.rag.config import WIDTH, RagConfig
+from foretoken_lab.rag.encoders import TargetEncoder
+from foretoken_lab.rag.passages import Passage
+from foretoken_lab.rag.retrievers import Bm25Retriever, DenseRetriever
+from foretoken_lab.rag.system import Rag
+from foretoken_lab.rag.vectors import vectors_of
 from helpers.knowledge import passages
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.zoo_llms import target

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from foretoken.rag.config import RagConfig
-from foretoken.rag.retrievers import Retriever
-from foretoken.rag.search import Pending, SearchFailed
-from foretoken.rag.session import NO_PASSAGE, Session
-from foretoken.rag.stride import Strides
+from foretoken_lab.rag.config import RagConfig
+from foretoken_lab.rag.retrievers import Retriever
+from foretoken_lab.rag.search import Pending, SearchFailed
+from foretoken_lab.rag.session import NO_PASSAGE, Session
+from foretoken_lab.rag.stride import Strides
 
 
 class Searcher:

@@ -13,11 +13,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from foretoken.rag.config import RagConfig
-from foretoken.rag.search import SearchFailed
-from foretoken.rag.sequential import Searcher, go_on_without
-from foretoken.rag.session import NO_PASSAGE, Session
-from foretoken.rag.stride import Strides
+from foretoken_lab.rag.config import RagConfig
+from foretoken_lab.rag.search import SearchFailed
+from foretoken_lab.rag.sequential import Searcher, go_on_without
+from foretoken_lab.rag.session import NO_PASSAGE, Session
+from foretoken_lab.rag.stride import Strides
 
 
 @dataclass(slots=True)

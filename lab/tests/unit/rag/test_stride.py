@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.rag.stride import Strides, best_stride
+from foretoken_lab.rag.stride import Strides, best_stride
 
 
 def simulated(s, gamma, a, b, asynchronous):

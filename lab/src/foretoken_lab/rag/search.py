@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from foretoken.core.errors import RequestError
-from foretoken.rag.counts import Counts
+from foretoken_lab.rag.counts import Counts
 
 Found = TypeVar("Found")
 

@@ -12,10 +12,10 @@ import pytest
 from foretoken import LLM
 from foretoken.core.errors import InputError
 from foretoken.options.sampling import SamplingParams
-from foretoken.rag.config import RagConfig
-from foretoken.rag.knn import KnnRun, KnnStore, unit
-from foretoken.rag.passages import Passage
-from foretoken.rag.system import Rag
+from foretoken_lab.rag.config import RagConfig
+from foretoken_lab.rag.knn import KnnRun, KnnStore, unit
+from foretoken_lab.rag.passages import Passage
+from foretoken_lab.rag.system import Rag
 from helpers.knowledge import QUESTIONS, passages
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.zoo_llms import greedy, target

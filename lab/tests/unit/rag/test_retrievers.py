@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from foretoken.core.errors import ConfigError, InputError, MismatchError, ModelError
-from foretoken.rag.config import WIDTH
-from foretoken.rag.encoders import FolderEncoder, TargetEncoder
-from foretoken.rag.passages import Passage, read_passages
-from foretoken.rag.retrievers import Bm25Retriever, DenseRetriever, words
-from foretoken.rag.vectors import vectors_of
+from foretoken_lab.rag.config import WIDTH
+from foretoken_lab.rag.encoders import FolderEncoder, TargetEncoder
+from foretoken_lab.rag.passages import Passage, read_passages
+from foretoken_lab.rag.retrievers import Bm25Retriever, DenseRetriever, words
+from foretoken_lab.rag.vectors import vectors_of
 from helpers.knowledge import QUESTIONS, passages
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import target
