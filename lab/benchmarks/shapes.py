@@ -38,10 +38,10 @@ from transformers.utils import logging as transformers_logging
 from foretoken import LLM, SamplingParams
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
 from foretoken.models.load import load
-from foretoken.testing import EvenlySpoilt, ScriptRule
 from foretoken_lab.measurement import Measurement
 from foretoken_lab.models.shapes import FAMILY_SHAPES, SHAPES, write_random_model
 from foretoken_lab.peers import adapters
+from foretoken_lab.testing import EvenlySpoilt, ScriptRule
 
 ROWS = (1, 4, 8, 16, 32)
 DRAFT_COSTS = (0.05, 0.1, 0.2)

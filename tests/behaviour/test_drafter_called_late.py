@@ -12,7 +12,7 @@ from foretoken.drafting import draft_runner
 from foretoken.engine.features import feature_backlog
 from foretoken.methods.kangaroo import drafter as kangaroo
 from foretoken.options.sampling import SamplingParams
-from foretoken.testing import Stub
+from foretoken_lab.testing import Stub
 from helpers.asking import Always, asked_when
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, prompt_ids, with_config, with_drafter
 

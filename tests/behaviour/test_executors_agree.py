@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.engine import executors
 from foretoken.engine.executors.executor import Executor, Verbs
@@ -36,6 +35,7 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
+from foretoken_lab import testing as stubs
 from helpers.adapters import shelf
 from helpers.requests import make_request
 from helpers.tiny_models import VOCAB_SIZE, save_model

@@ -29,7 +29,7 @@ from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
-from foretoken.testing import Random, Recorder, Stub
+from foretoken_lab.testing import Random, Recorder, Stub
 from helpers.judges import head, shelved_judge
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model

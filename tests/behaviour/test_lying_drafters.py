@@ -9,7 +9,6 @@ import re
 import pytest
 import torch
 
-from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Coupled, Draft, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Offers
@@ -17,6 +16,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.naive import NaiveVerifier
+from foretoken_lab import testing as stubs
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_drafter
 
 CULPRIT = 2

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from foretoken import testing as stubs
 from foretoken.core.needs import HiddenLayers, Needs, Offers
 from foretoken.core.protocols import Verifier
 from foretoken.core.tree import ROOT, TokenTree
@@ -16,6 +15,7 @@ from foretoken.models.load import load
 from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.match import MatchVerifier
+from foretoken_lab import testing as stubs
 from helpers.golden import Session, random_tree, tokens_of
 from helpers.tiny_models import VOCAB_SIZE, save_model
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, truth, with_config, with_drafter

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("alone")
         "eval --task json",
         "bench verify --help",
         "bench serve",
-        "rag --passages texts.jsonl --questions asked.jsonl",
+        "rag --passages texts.jsonl --questions questions.jsonl",
         "generate Hi --model grown:base:100m",
         "generate Hi --model shape:100m",
         "calibrate sparse --model zoo:base --corpus mine.jsonl",

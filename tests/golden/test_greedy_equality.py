@@ -15,11 +15,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken import testing as stubs
 from foretoken import zoo
 from foretoken.core.errors import ConfigError
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
+from foretoken_lab import testing as stubs
 from helpers.pairwise import in_pairs, pairwise
 from helpers.variants import Case, cases, lossless_rules
 from helpers.zoo_llms import (

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from foretoken import LLM, SamplingParams
-from foretoken import testing as stubs
 from foretoken.core.tree import TokenTree
 from foretoken.forward.feed_forward import routed_experts
 from foretoken.forward.quantised_experts import QuantisedExperts
@@ -24,6 +23,7 @@ from foretoken.models.load import load
 from foretoken.native import build
 from foretoken.native.layout import Block, Experts, Layout
 from foretoken.native.tiled_experts import TiledExperts
+from foretoken_lab import testing as stubs
 from helpers.golden import PARENTS, LayerPlan, Session, tokens_of
 from helpers.native_models import error, make, plain, text, twins
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from foretoken import LLM, SamplingParams
-from foretoken import testing as stubs
 from foretoken.models.adoption import fit
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build
 from foretoken.native.layout import Layout
+from foretoken_lab import testing as stubs
 from helpers.golden import LayerPlan, Session, tokens_of
 from helpers.native_models import error, make, plain, text, twins
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -17,7 +17,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken import testing as stubs
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.core.tree import TokenTree
@@ -28,6 +27,7 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
+from foretoken_lab import testing as stubs
 from helpers import golden
 from helpers.golden import Session
 from helpers.pairwise import in_pairs

@@ -1,4 +1,4 @@
-"""A drafter that fails on demand. The others that tests need are public: see foretoken.testing."""
+"""A drafter that fails on demand. The others that tests need are public: see foretoken_lab.testing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from foretoken.core.draft import Draft
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
-from foretoken.testing import Stub
+from foretoken_lab.testing import Stub
 
 
 class Crashing(Stub):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from foretoken.options.sampling import SamplingParams
-from foretoken.testing import Oracle
 from foretoken_lab.tasks.catalog import Setting, find
 from foretoken_lab.tasks.evaluate import evaluate
+from foretoken_lab.testing import Oracle
 from helpers.zoo_llms import base, with_config, with_drafter
 
 

@@ -14,7 +14,7 @@ from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
-from foretoken.testing import Empty
+from foretoken_lab.testing import Empty
 
 
 class Noting(Verifier):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.laws import Laws
 from foretoken.core.needs import Offers
@@ -26,6 +25,7 @@ from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlans
 from foretoken.models.language_model import Output
 from foretoken.verifiers.match import MatchVerifier
+from foretoken_lab import testing as stubs
 from helpers.requests import make_request
 
 V = 100  # of make_request

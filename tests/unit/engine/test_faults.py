@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from foretoken import LLM
-from foretoken import testing as stubs
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass, ResumePoint
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
@@ -19,6 +18,7 @@ from foretoken.engine.scheduler import Scheduler
 from foretoken.forward.cache import KVCache
 from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.naive import NaiveVerifier
+from foretoken_lab import testing as stubs
 from helpers.asking import asked_when
 from helpers.requests import make_request
 from helpers.tiny_models import load_eager, save_model

@@ -13,13 +13,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from foretoken import AsyncLLM, zoo
-from foretoken import testing as stubs
 from foretoken.core.draft import Draft
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import Output
 from foretoken.options.sampling import SamplingParams
+from foretoken_lab import testing as stubs
 from helpers.drafters import Crashing
 from helpers.zoo_llms import (
     PROMPTS,

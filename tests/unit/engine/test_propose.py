@@ -23,8 +23,8 @@ from foretoken.engine.propose import Proposer
 from foretoken.engine.recipe import Recipe
 from foretoken.engine.request import Request
 from foretoken.forward.dense import DensePlans
-from foretoken.testing import Stub
 from foretoken.verifiers.ratio import RatioVerifier
+from foretoken_lab.testing import Stub
 from helpers.requests import make_request
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import testing as stubs
 from foretoken import zoo
 from foretoken.core.draft import Approvals, Draft, GreedyLaws, PointMass, Sampled
 from foretoken.core.errors import ConfigError, MismatchError
@@ -22,6 +21,7 @@ from foretoken.engine.recipe import Recipe
 from foretoken.forward.dense import DensePlans
 from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.match import MatchVerifier
+from foretoken_lab import testing as stubs
 from helpers.variants import cases
 from helpers.zoo_llms import target, with_config
 

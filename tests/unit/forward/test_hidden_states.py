@@ -23,8 +23,8 @@ from foretoken.methods.kangaroo.network import Adapter
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
-from foretoken.testing import Random, Recorder
 from foretoken.verifiers.greedy import GreedyVerifier
+from foretoken_lab.testing import Random, Recorder
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
 from helpers.zoo_llms import ids, with_config

@@ -13,7 +13,7 @@ from foretoken.planner.costs import DraftCosts, ForwardCosts, interpolate, risin
 from foretoken.planner.expected import expect
 from foretoken.planner.replay import Replay, States
 from foretoken.planner.trace import record, run_alone
-from foretoken.testing import Scripted
+from foretoken_lab.testing import Scripted
 from helpers import zoo_llms
 
 _CLOCKS = (

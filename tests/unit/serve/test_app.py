@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from foretoken.core.errors import RequestError
 from foretoken.options.sampling import SamplingParams
 from foretoken.serve.service import Limits
-from foretoken.testing import Oracle
+from foretoken_lab.testing import Oracle
 from helpers.serving import NAME, Served, served
 from helpers.zoo_llms import PROMPTS, base, with_config, with_drafter
 

@@ -35,7 +35,6 @@ from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
 from foretoken.engine.compose import OWN_KEYS
 from foretoken.options.sampling import SamplingParams
-from foretoken.testing import Empty
 from foretoken.verifiers.kl_threshold import KlThresholdVerifier
 from foretoken.verifiers.mixture import MixtureVerifier
 from foretoken.verifiers.p_threshold import PThresholdVerifier
@@ -43,6 +42,7 @@ from foretoken.verifiers.recursive import RecursiveVerifier
 from foretoken.verifiers.tolerance import ToleranceVerifier
 from foretoken.verifiers.topk_relaxed import TopkRelaxedVerifier
 from foretoken.verifiers.typical import TypicalVerifier
+from foretoken_lab.testing import Empty
 from helpers.zoo_llms import PROMPTS as ALL_PROMPTS
 from helpers.zoo_llms import assert_idle, greedy, ids, with_config
 

@@ -26,9 +26,9 @@ from foretoken.methods.judge.mining import Mining, mine
 from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.judge.train import quality, without_head
 from foretoken.models.load import load
-from foretoken.testing import Random, Scripted, Texts
 from foretoken.train.rendering import question_ids
 from foretoken_lab.suites import accuracy
+from foretoken_lab.testing import Random, Scripted, Texts
 
 TASKS = ("profiles", "code", "arithmetic", "json")
 QUESTIONS = 40  # of each task, without --limit

@@ -13,7 +13,6 @@ from itertools import groupby
 import pytest
 import torch
 
-from foretoken import testing as stubs
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context
 from foretoken.drafters.draft_model import ModelDrafter
@@ -27,6 +26,7 @@ from foretoken.engine.llm import LLM
 from foretoken.engine.scheduler import Work
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
+from foretoken_lab import testing as stubs
 from helpers.adapters import shelf
 from helpers.threads import one_thread
 from helpers.tiny_models import VOCAB_SIZE, save_model

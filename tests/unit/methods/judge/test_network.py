@@ -21,7 +21,7 @@ from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
-from foretoken.testing import Stub
+from foretoken_lab.testing import Stub
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import ids, with_config

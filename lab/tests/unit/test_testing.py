@@ -6,7 +6,7 @@ import pytest
 
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
-from foretoken.testing import AlwaysWrong, EvenlySpoilt, Oracle, Random, Recorder, Scripted, ScriptRule, Stub
+from foretoken_lab.testing import AlwaysWrong, EvenlySpoilt, Oracle, Random, Recorder, Scripted, ScriptRule, Stub
 from helpers.zoo_llms import PROMPTS, greedy, ids, prompt_ids, target, truth, with_drafter
 
 LENGTH = 40
