@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge.labels import Labels, read_states
-from foretoken.methods.judge.mining import ABREAST, RANDOM, Mining, mine
 from foretoken.methods.judge.network import JudgeHead
-from foretoken.methods.judge.store import Store
-from foretoken.methods.judge.train import best_without_head, quality, without_head
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.load import load
 from foretoken.train.roc import auc
+from foretoken_lab.judge.labels import Labels, read_states
+from foretoken_lab.judge.mining import ABREAST, RANDOM, Mining, mine
+from foretoken_lab.judge.store import Store
+from foretoken_lab.judge.train import best_without_head, quality, without_head
 from foretoken_lab.measurement import Measurement
 
 TASKS = ("arithmetic", "keys", "code", "profiles", "json")

@@ -439,7 +439,6 @@ _TABLE = (
         promise="approximate",
         needs="a head for the target (option 'head')",
         weights="a head for the target (foretoken train judge); bundled for zoo:base",
-        training="foretoken.methods.judge.command:COMMAND",
     ),
     Entry(
         name="sprinter",

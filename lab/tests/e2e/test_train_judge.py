@@ -9,8 +9,8 @@ import pytest
 
 from foretoken.cli.main import main
 from foretoken.methods.judge.network import JudgeHead
-from foretoken.methods.judge.train import best_without_head
 from foretoken.models.load import load
+from foretoken_lab.judge.train import best_without_head
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 
 

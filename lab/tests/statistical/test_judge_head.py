@@ -10,11 +10,11 @@ import pytest
 
 from foretoken.drafting.learned_part import find
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge.labels import read_states
-from foretoken.methods.judge.mining import ABREAST, RANDOM, Mining, mine
 from foretoken.methods.judge.network import JudgeHead
-from foretoken.methods.judge.train import best_without_head, quality, without_head
 from foretoken.models.load import load
+from foretoken_lab.judge.labels import read_states
+from foretoken_lab.judge.mining import ABREAST, RANDOM, Mining, mine
+from foretoken_lab.judge.train import best_without_head, quality, without_head
 
 TASKS = ("arithmetic", "keys", "code", "profiles")  # json has no fine tokens: what differs there is wrong
 FEWEST = 20  # of the rarer label, for an area to mean something

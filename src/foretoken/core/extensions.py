@@ -4,7 +4,7 @@
     foretoken.models      "grown"                   MadeModels (models/made.py), for ``--model grown:base:100m``
     foretoken.suites      "rules"                   a Suite (bench/suite.py), for ``foretoken bench --suite``
     foretoken.reports     "html"                    record, columns, sections -> text, for ``foretoken bench --report``
-    foretoken.questions   "arithmetic"              a QuestionSet (data/questions.py), for ``foretoken train judge``
+    foretoken.questions   "arithmetic"              a QuestionSet of the lab, for ``foretoken train judge``
     foretoken.corpora     "generated"               share -> Source (train/mixture.py), for ``--corpus NAME``
     foretoken.mixtures    "base"                    folder of the corpora -> list of Source, for ``--data DIR``
 

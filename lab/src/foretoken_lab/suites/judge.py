@@ -5,7 +5,7 @@ trained on:
 
 * accuracy: every recipe on the same questions, minus plain decoding question by question, with tokens per step. At
   equal tokens per step the rules can be compared.
-* labels: newly mined ones (methods/judge/mining.py), random tokens among them, and what the head says of them, next to
+* labels: newly mined ones (judge/mining.py), random tokens among them, and what the head says of them, next to
   what p of the token and the entropy of the target's distribution say without a head.
 * adversaries: a drafter that knows the target's own answer and puts one wrong token into every draft, a digit for
   another one where there is a digit (``wrong fact``), and one with random drafts. The rule has to bear with them.
@@ -21,12 +21,12 @@ from typing import Any
 from foretoken.bench.harness import Method
 from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.drafting import learned_part
-from foretoken.methods.judge.labels import read_states
-from foretoken.methods.judge.mining import Mining, mine
 from foretoken.methods.judge.network import JudgeHead
-from foretoken.methods.judge.train import quality, without_head
 from foretoken.models.load import load
 from foretoken.train.rendering import question_ids
+from foretoken_lab.judge.labels import read_states
+from foretoken_lab.judge.mining import Mining, mine
+from foretoken_lab.judge.train import quality, without_head
 from foretoken_lab.suites import accuracy
 from foretoken_lab.testing import Random, Scripted, Texts
 

@@ -1,7 +1,7 @@
 """Does a second reading know which refused tokens of a draft are fine? Its scores next to those that need no reading.
 
 A draft model's token is tried wherever it differs from the target's, and is fine if the target, going on from it, still
-answers rightly (methods/judge/mining.py); questions are held out. Every such token then begins a chain of the draft
+answers rightly (judge/mining.py); questions are held out. Every such token then begins a chain of the draft
 model's, which the target reads twice. Scores of fine tokens against wrong ones, within a task, as areas under the ROC
 curve, with an interval over resampled questions:
 
@@ -28,13 +28,13 @@ from foretoken.drafting import learned_part
 from foretoken.engine.llm import LLM
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
-from foretoken.methods.judge.labels import read_states
-from foretoken.methods.judge.mining import RANDOM, Mining, mine
 from foretoken.methods.judge.network import JudgeHead
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import prefill
 from foretoken.options.sampling import SamplingParams
 from foretoken.train.roc import auc
+from foretoken_lab.judge.labels import read_states
+from foretoken_lab.judge.mining import RANDOM, Mining, mine
 
 RESAMPLES = 300
 Prompts = Mapping[str, tuple[str, int]]  # name -> prompt to reflect, tokens of the answer repeated after it

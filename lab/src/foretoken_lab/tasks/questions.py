@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from foretoken.data.answers import holds
-from foretoken.data.questions import Question, QuestionSet
 from foretoken_lab.tasks import catalog
+from foretoken_lab.tasks.answers import holds
 from foretoken_lab.tasks.behaviour import behaves
 from foretoken_lab.tasks.catalog import Setting, Task
 from foretoken_lab.tasks.example import Example
+from foretoken_lab.tasks.question_sets import Question, QuestionSet
 from foretoken_lab.tasks.scoring import score_json
 from foretoken_lab.tasks.training import TASKS
 

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections import Counter
 
-from foretoken.data.answers import final_number, normalise
+from foretoken_lab.tasks.answers import final_number, normalise
 from foretoken_lab.tasks.example import Example
 
 _CODE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from foretoken.core.tree import TokenTree
-from foretoken.data.questions import find_questions
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
-from foretoken.methods.judge.labels import Marked
-from foretoken.methods.judge.mining import RANDOM, Mined, Mining, _questions
 from foretoken.models.load import load
 from foretoken.train.roc import auc
+from foretoken_lab.judge.labels import Marked
+from foretoken_lab.judge.mining import RANDOM, Mined, Mining, _questions
 from foretoken_lab.suites import second_reading as module
 from foretoken_lab.suites.second_reading import judgement
 from foretoken_lab.tasks import catalog
 from foretoken_lab.tasks.catalog import Setting
+from foretoken_lab.tasks.question_sets import find_questions
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.zoo_llms import base, prompt_ids, target
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import ConfigError
-from foretoken.data.questions import find_questions
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge import mining as judge_mining
-from foretoken.methods.judge.mining import RANDOM, Mining, mine
 from foretoken.models.load import load
+from foretoken_lab.judge import mining as judge_mining
+from foretoken_lab.judge.mining import RANDOM, Mining, mine
 from foretoken_lab.tasks import catalog, scoring
 from foretoken_lab.tasks.example import Example
+from foretoken_lab.tasks.question_sets import find_questions
 from foretoken_lab.tasks.questions import still_right
 from foretoken_lab.tasks.training import TASKS
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

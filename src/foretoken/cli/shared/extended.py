@@ -20,6 +20,7 @@ _OF_THE_LAB = (
     "calibrate",
     "train.base",
     "train.features",
+    "train.judge",
 )
 
 

@@ -16,11 +16,11 @@ from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import TokenTree
 from foretoken.drafting.logistic import Logistic
 from foretoken.forward import anatomy
-from foretoken.methods.judge.labels import Marked, read_states
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
+from foretoken_lab.judge.labels import Marked, read_states
 from foretoken_lab.testing import Stub
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

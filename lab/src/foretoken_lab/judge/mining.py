@@ -8,8 +8,8 @@
 Paper: AutoJudge, arXiv:2504.20039, Algorithm 1: mismatches between draft and target are tried from left to right, and a
 token is not fine if the final answer changes.
 Differs: only questions with a right answer of the target are mined: a wrong answer carries no information about its
-tokens. The question defines a right answer (data/questions.py): the same number; in words, an answer that contains the
-right one and at most as many additional words. An answer more than half as long again as the target's own never is
+tokens. The question defines a right answer (tasks/question_sets.py): the same number; in words, an answer that contains
+the right one and at most as many additional words. An answer more than half as long again as the target's own never is
 right. After the draft's favourite its next choices are tried; they do not stay in the text. End tokens and other
 special tokens are not tried, since a judge never accepts them on its own. Tokens on which draft and target agree are
 labelled, too (fine). Every answer gets ``STRANGERS`` random tokens of the vocabulary, labelled bad without a trial:
@@ -29,16 +29,16 @@ import torch
 
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.core.tree import ROOT, TokenTree
-from foretoken.data.questions import Question, QuestionSet, find_questions
 from foretoken.engine.llm import LLM
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
-from foretoken.methods.judge.labels import Label, Marked
-from foretoken.methods.judge.store import Found, Store
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import prefill
 from foretoken.options.sampling import SamplingParams
 from foretoken.train.rendering import question_ids
+from foretoken_lab.judge.labels import Label, Marked
+from foretoken_lab.judge.store import Found, Store
+from foretoken_lab.tasks.question_sets import Question, QuestionSet, find_questions
 
 ABREAST = 64  # maximum number of questions in progress
 CHOICES = 4  # draft tokens per position: possible drafts at temperature 1 or in a tree
@@ -55,7 +55,7 @@ class Mining:
     """Options of mining labels.
 
     Attributes:
-        tasks: names of question sets, or files of questions (data/questions.py), used in turns.
+        tasks: names of question sets, or files of questions (tasks/question_sets.py), used in turns.
         count: number of questions.
         seconds: time limit; None: none. Questions in progress then keep the labels found so far.
         seed: of the questions.

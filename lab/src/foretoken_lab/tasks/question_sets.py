@@ -15,8 +15,8 @@ from pathlib import Path
 
 from foretoken.core import extensions
 from foretoken.core.errors import ConfigError, InputError, nearest
-from foretoken.data.answers import final_number, holds, normalise
 from foretoken.data.readers import read_placed_records
+from foretoken_lab.tasks.answers import final_number, holds, normalise
 
 ANSWER_TOKENS = 256  # maximum tokens of an answer to a question of a file
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from foretoken.data.answers import final_number
+from foretoken_lab.tasks.answers import final_number
 
 
 @pytest.mark.parametrize(

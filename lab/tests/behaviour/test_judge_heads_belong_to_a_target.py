@@ -18,13 +18,13 @@ from foretoken.core.errors import MismatchError, ModelError
 from foretoken.core.tree import TokenTree
 from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.drafting.logistic import Logistic
-from foretoken.methods.judge.labels import Marked, read_states
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
-from foretoken.methods.judge.train import best_without_head
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
 from foretoken.train.roc import auc
+from foretoken_lab.judge.labels import Marked, read_states
+from foretoken_lab.judge.train import best_without_head
 from helpers.heads import head as sprinter_head
 from helpers.tiny_models import save_model
 from helpers.zoo_llms import base, target

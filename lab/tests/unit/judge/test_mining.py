@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
 from foretoken.core.tree import TokenTree
-from foretoken.data.questions import QuestionSet, checked
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge import mining as judge_mining
-from foretoken.methods.judge.labels import Marked, read_states
-from foretoken.methods.judge.mining import RANDOM, STRANGERS, Mined, Mining, mine
-from foretoken.methods.judge.store import Store
-from foretoken.methods.judge.triples import read_triples
 from foretoken.models.load import load
+from foretoken_lab.judge import mining as judge_mining
+from foretoken_lab.judge.labels import Marked, read_states
+from foretoken_lab.judge.mining import RANDOM, STRANGERS, Mined, Mining, mine
+from foretoken_lab.judge.store import Store
+from foretoken_lab.judge.triples import read_triples
+from foretoken_lab.tasks.question_sets import QuestionSet, checked
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 

@@ -50,8 +50,8 @@ class Config(Common):
 
 def run(config: Config, session: Session) -> dict[str, Any]:
     """Mine or read labels, and train a head on them."""
-    from foretoken.methods.judge import train as training
-    from foretoken.methods.judge.mining import Mining
+    from foretoken_lab.judge import train as training
+    from foretoken_lab.judge.mining import Mining
 
     tasks = DEFAULT_TASKS if config.tasks is None and config.triples is None else config.tasks
     mining = None
@@ -82,7 +82,7 @@ def _unheard(number: int) -> None:
 
 def say(record: dict[str, Any], out: Path) -> list[str]:
     """Summarise the labels, and the shares of tokens above the threshold for each source."""
-    from foretoken.methods.judge import train as training
+    from foretoken_lab.judge import train as training
 
     labels, held = record["labels"], record["held_out"]
     lines = [

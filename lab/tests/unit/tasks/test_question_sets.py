@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.data.questions import QuestionSet, checked, find_questions
+from foretoken_lab.tasks.question_sets import QuestionSet, checked, find_questions
 
 
 def read(folder: Path, *records: Any) -> QuestionSet:

@@ -16,8 +16,8 @@ from typing import Any
 
 from foretoken.core.errors import InputError
 from foretoken.core.tree import TokenTree
-from foretoken.methods.judge.labels import Marked
 from foretoken.train.run_folder import disk_trouble
+from foretoken_lab.judge.labels import Marked
 
 RULES = 2  # version of the rules of mining.py; labels of another version are refused
 

@@ -22,8 +22,8 @@ from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.tree import TokenTree
 from foretoken.data.readers import read_placed_records
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge.labels import Marked
 from foretoken.train.rendering import question_ids
+from foretoken_lab.judge.labels import Marked
 
 TAILS = ("mask", "negative")
 _FIELDS = ("question", "correct", "wrong", "error")

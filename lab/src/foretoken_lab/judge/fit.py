@@ -23,9 +23,9 @@ from torch import Tensor
 
 from foretoken.core.errors import InputError
 from foretoken.drafting.logistic import Logistic
-from foretoken.methods.judge.labels import Labels
 from foretoken.train.regression import Standard, regress
 from foretoken.train.roc import auc
+from foretoken_lab.judge.labels import Labels
 
 GRID = tuple(10.0**power for power in range(-7, 3))
 HEAVIEST = 20.0  # maximum weight of a bad token relative to a fine one

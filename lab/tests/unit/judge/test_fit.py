@@ -14,19 +14,19 @@ from scipy.optimize import minimize
 
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge import fit as fitting
-from foretoken.methods.judge import train as training
-from foretoken.methods.judge.fit import GRID, fit, macro_auc
-from foretoken.methods.judge.labels import Labels, read_states
-from foretoken.methods.judge.mining import Mining
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
-from foretoken.methods.judge.train import best_without_head, quality, threshold_of, without_head
-from foretoken.methods.judge.triples import read_triples
 from foretoken.models.fingerprint import fingerprint
 from foretoken.options.sampling import SamplingParams
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.regression import Standard, regress
 from foretoken.train.roc import auc, smallest_threshold
+from foretoken_lab.judge import fit as fitting
+from foretoken_lab.judge import train as training
+from foretoken_lab.judge.fit import GRID, fit, macro_auc
+from foretoken_lab.judge.labels import Labels, read_states
+from foretoken_lab.judge.mining import Mining
+from foretoken_lab.judge.train import best_without_head, quality, threshold_of, without_head
+from foretoken_lab.judge.triples import read_triples
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 

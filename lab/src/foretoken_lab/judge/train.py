@@ -28,18 +28,18 @@ from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.intervals import wilson_interval
 from foretoken.core.provenance import provenance
 from foretoken.engine.llm import LLM
-from foretoken.methods.judge.fit import fit, macro_auc
-from foretoken.methods.judge.labels import Labels, Marked, read_states
-from foretoken.methods.judge.mining import ABREAST, RANDOM, Mining, mine
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
-from foretoken.methods.judge.store import Store
-from foretoken.methods.judge.triples import check_tail, read_triples
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel, check_same_vocabulary
 from foretoken.models.load import load
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.roc import auc, smallest_threshold
 from foretoken.train.run_folder import disk_trouble, write_record
+from foretoken_lab.judge.fit import fit, macro_auc
+from foretoken_lab.judge.labels import Labels, Marked, read_states
+from foretoken_lab.judge.mining import ABREAST, RANDOM, Mining, mine
+from foretoken_lab.judge.store import Store
+from foretoken_lab.judge.triples import check_tail, read_triples
 
 TRAINED, CHOSEN_BY = 0.7, 0.15  # shares of the questions; the figures use the rest
 FEWEST = 50  # minimum number of tokens of either kind
@@ -232,14 +232,14 @@ def quality(
     }
 
 
-def best_without_head(told: Mapping[str, Any]) -> tuple[str, float] | None:
+def best_without_head(record: Mapping[str, Any]) -> tuple[str, float] | None:
     """Return the most predictive score without a head, in either direction, and its area; None: no areas.
 
     Args:
-        told: a result of :func:`quality`.
+        record: a result of :func:`quality`.
     """
     areas = {
-        name: max(area, 1 - area) for name, area in told["auc_of"].items() if area is not None and name != "chance"
+        name: max(area, 1 - area) for name, area in record["auc_of"].items() if area is not None and name != "chance"
     }
     return max(areas.items(), key=lambda each: each[1], default=None)
 

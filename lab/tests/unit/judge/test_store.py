@@ -8,8 +8,8 @@ import pytest
 
 from foretoken.core.errors import InputError
 from foretoken.core.tree import TokenTree
-from foretoken.methods.judge.labels import Marked
-from foretoken.methods.judge.store import Found, Store
+from foretoken_lab.judge.labels import Marked
+from foretoken_lab.judge.store import Found, Store
 
 TREE = TokenTree([7, 8, 9], [-1, 0, 0])
 FOUND = [
