@@ -39,7 +39,7 @@ def post(server: Served, body: Any, path: str = CHAT, **headers: str) -> tuple[i
 
 
 def raw(server: Served, *requests: bytes) -> bytes:
-    """What comes back for bytes, until the server has nothing more to say."""
+    """The answer to bytes, until the server has nothing more to say."""
     with closing(socket.create_connection(("127.0.0.1", server.port), timeout=20)) as line:
         line.sendall(b"".join(requests))
         found = b""
@@ -116,7 +116,7 @@ def test_a_compressed_body_is_refused(server: Served) -> None:
 
 
 def test_an_unknown_path_is_refused_before_its_body(server: Served) -> None:
-    """A POST without a body says of no kind what it is; that is not what is wrong with it."""
+    """A POST without a body has no content type, and is not refused for that."""
     for path, status in (("/v1/models", 405), (f"/v1/models/{NAME}", 405), ("/v1/embeddings", 404), ("/health", 405)):
         found, answer, response = server.send(path, headers=KEY | {"content-type": "text/plain"})
         assert (found, path in answer["error"]["message"]) == (status, True)

@@ -1,4 +1,4 @@
-"""A method of thirty lines and one entry, installed next to the product: everybody who collects methods picks it up."""
+"""A method of thirty lines and one entry, installed next to the product: whatever collects methods picks it up."""
 
 from __future__ import annotations
 

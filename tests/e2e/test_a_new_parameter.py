@@ -2,7 +2,7 @@
 
 A copy of the package gets one more, ``floor_p``, by an edit of two modules. It is then checked, on the command line
 with its help, in files of prompts, over HTTP, among the names that a misspelling is compared with, and in the table of
-the documentation, and it changes what is drawn.
+the documentation, and it changes the draws.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path, capsys
         (wanted,) = llm.generate([WORDS[number % 5]], SamplingParams(max_tokens=6 + number))
         assert found[f"r{number}"]["response"]["body"]["choices"][0]["text"] == wanted.text
     kept = out.read_text().splitlines()
-    assert main(again) == 1  # what got an error is asked again
+    assert main(again) == 1  # a request with an error is sent again
     assert "0 answered now, 19 before, 1 left with an error" in capsys.readouterr().err
     del asked[17]["body"]["min_tokenz"]
     write(file, asked)
@@ -96,7 +96,7 @@ def test_a_wrong_model_is_an_error_until_it_is_corrected(tmp_path: Path, capsys:
         assert "0 answered now, 0 before, 3 left with an error" in said
         assert "the model 'gpt-4' is not served here: use 'zoo:draft'" in said
         assert len(answers(out)) == 3
-    write(file, [request(0, model="zoo:draft"), request(1, model="gpt-4")])  # r2 is not asked any more
+    write(file, [request(0, model="zoo:draft"), request(1, model="gpt-4")])  # r2 is no longer in the file
     assert main(command) == 1
     assert {name: each["response"]["status_code"] for name, each in answers(out).items()} == {"r0": 200, "r1": 404}
     assert "1 answered now, 0 before, 1 left with an error" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def completion(text, reason="stop", error=None):
 
 
 class Characters:
-    """A tokenizer whose tokens are characters."""
+    """A tokenizer with characters as tokens."""
 
     def __call__(self, text):
         return {"input_ids": [ord(character) for character in text]}

@@ -187,7 +187,7 @@ def test_report_without_matplotlib_is_refused_before_the_run(tmp_path, monkeypat
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
     yield " ".join(path)
-    if hasattr(command, "list_commands"):  # those of train are collected when somebody looks for them
+    if hasattr(command, "list_commands"):  # those of train are collected on the first look-up
         context = typer.Context(command)
         for name in command.list_commands(context):
             yield from _commands(command.get_command(context, name), (*path, name))
@@ -275,7 +275,7 @@ def test_a_reader_that_went_away_is_no_failure(command, monkeypatch, capsys):
         assert main(command.split()) == 0
     finally:
         with contextlib.suppress(BrokenPipeError):
-            pipe.close()  # what was left in it goes nowhere, as at the end of a process
+            pipe.close()  # the rest of its content is lost, as at the end of a process
     assert capsys.readouterr().err == ""
 
 

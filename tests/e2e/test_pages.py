@@ -1,4 +1,4 @@
-"""Every page does what it shows: each shell line and each Python block is run, or the page's source says why not.
+"""Every page keeps its word: each shell line and each Python block is run, or the page's source says why not.
 
 A block that is not run as it stands has a comment above its fence, which readers do not see::
 

@@ -1,4 +1,4 @@
-"""README and quickstart do what they show: their Python blocks and their ``foretoken`` commands are run."""
+"""README and quickstart keep their word: their Python blocks and their ``foretoken`` commands are run."""
 
 from __future__ import annotations
 

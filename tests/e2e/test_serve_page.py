@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium h
 
 QUESTION = "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?"
 SHOW_BOX = b"<script>setInterval(() => document.title = at('text').value, 50);</script>"
-SEND = b"<script>setTimeout(() => at('ask').requestSubmit(), 1000);</script>"  # as somebody who presses the button
+SEND = b"<script>setTimeout(() => at('ask').requestSubmit(), 1000);</script>"  # as a click on the button does
 
 
 def visited(tmp_path: Path, address: str) -> str:

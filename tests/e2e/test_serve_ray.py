@@ -1,4 +1,4 @@
-"""``foretoken serve --ray``: two replicas answer, one is killed, nobody is left. Needs the extra 'ray'."""
+"""``foretoken serve --ray``: two replicas answer, one is killed, no process is left. Needs the extra 'ray'."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def start(*more: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
 
 
 def asked_while(address: str, happens: Callable[[], None]) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-    """What comes of 16 requests and of 4 streams while something happens."""
+    """The outcome of 16 requests and of 4 streams while something happens."""
     answers: list[tuple[int, str]] = []
     streams: list[tuple[int, str]] = []
     threads = [threading.Thread(target=lambda: answers.append(ask(address))) for _ in range(16)]
@@ -76,7 +76,7 @@ def asked_while(address: str, happens: Callable[[], None]) -> tuple[list[tuple[i
 
 
 def assert_told(answers: list[tuple[int, str]], streams: list[tuple[int, str]], expected: str) -> None:
-    assert Counter(code for code, _ in answers) == {200: 16}  # nothing had been said: another one was asked
+    assert Counter(code for code, _ in answers) == {200: 16}  # no answer had begun: another replica took over
     assert {text for _, text in answers} == {expected}
     assert len(streams) == 4
     for code, text in streams:
@@ -122,7 +122,7 @@ def server_family(pid: int) -> list[psutil.Process]:
 
 
 def joins(gcs: str, token: str) -> bool:
-    """Whether somebody with this token becomes a member of the cluster; Ray tries on and on with a wrong one."""
+    """Whether a process with this token becomes a member of the cluster; Ray tries on and on with a wrong one."""
     command = [sys.executable, "-c", f"import ray; ray.init(address={gcs!r}); print('joined', ray.get(ray.put(1)))"]
     environment = ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # otherwise it looks for the node at another address
@@ -134,7 +134,7 @@ def joins(gcs: str, token: str) -> bool:
 
 
 def test_the_cluster_is_closed_to_others() -> None:
-    """Also where the server itself is for everybody: only its own port is open, and Ray asks for a token."""
+    """Also where the server itself is public: only its own port is open, and Ray asks for a token."""
     process, address = start("--host", "0.0.0.0")
     try:
         port = address.rsplit(":", 1)[1]
@@ -168,7 +168,7 @@ def test_two_replicas_one_of_which_is_killed() -> None:
     assert_told(*told, expected)
     deadline = time.monotonic() + 90
     while len(replicas(server)) < 2:
-        assert time.monotonic() < deadline, "nobody took its place"
+        assert time.monotonic() < deadline, "no replica took its place"
         time.sleep(0.5)
     assert ask(address) == (200, expected)
 

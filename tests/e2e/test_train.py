@@ -1,4 +1,4 @@
-"""``foretoken train draft`` as a person runs it, and mistakes in what is asked of any training."""
+"""``foretoken train draft`` as a person runs it, and mistakes in the options that all trainings have."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def small(monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    # so many that what was drawn at T = 1 lies within 0.05 of what is expected: 0.06 a standard error with four of them
+    # so many that the draws' mean at T = 1 lies within 0.05 of its expectation: 0.06 a standard error with four of them
     return fill(tmp_path_factory.mktemp("folder"), 32, (("target", 64), ("other", 96)))
 
 

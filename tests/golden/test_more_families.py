@@ -41,7 +41,7 @@ SIZES = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-# of their own: heads of two parts, whose rotary part config and model must agree on
+# of their own: heads of two parts; config and model must agree on the rotary one
 LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,

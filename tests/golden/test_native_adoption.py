@@ -173,7 +173,7 @@ def test_a_slip_is_found_despite_activations_of_8_bits(
 
 
 def test_a_shift_that_all_logits_have_in_common_is_no_difference(caplog: pytest.LogCaptureFixture) -> None:
-    """One channel of the head adds a hundred times what tells tokens apart: its rounding moves all logits together."""
+    """One channel of the head adds a hundred times the tokens' difference: its rounding moves all logits together."""
     model = wide(3, 0.1, 0).to(torch.bfloat16)
     with torch.no_grad():
         model.lm_head.weight[:, 5] = 100.0

@@ -100,7 +100,7 @@ def test_neighbours_change_no_bit(target: LanguageModel) -> None:
 
 
 def test_a_forward_that_stopped_between_layers_is_repeated(target: LanguageModel) -> None:
-    """What is pending has been absorbed by the first layer alone: the others follow, and it does not do so twice."""
+    """A pending row has been absorbed by the first layer alone: the others follow, and it does not do so twice."""
     sessions = [read(target, [40])[1] for _ in range(2)]
     for session in sessions:
         session.draft(0, TEXT[40], TokenTree(TEXT[41:45]))

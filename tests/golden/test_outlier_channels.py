@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler o
 
 CHANNEL, FACTOR = 37, 40.0  # of 192 in the residual stream, and by how much it is larger
 # nats; with a scale for a whole row these models are 0.0066 to 0.05 away. In a random one little is as steady as in a
-# trained one: errors grow where a norm divides by what is small, in a recurrence, and with another choice of experts.
+# trained one: errors grow where a norm divides by a small number, in a recurrence, and with another choice of experts.
 ALLOWED = 0.006
 _FARTHER = {"olmo2": 0.02, "bamba": 0.02, "qwen3_moe": 0.03}
 SPREAD = 2.0  # of all logits of a row, as a trained model's: KL is proportional to its square
@@ -50,7 +50,7 @@ CONFIGS = {
 
 
 def with_outliers(family: str, how: str) -> Any:
-    """A random model whose residual stream has large channels, and whose head adds one number to all of its logits."""
+    """A random model with large channels in its stream, and a head that adds one number to all of its logits."""
     kind, options = CONFIGS[family]
     config = AutoConfig.for_model(kind, **options)
     torch.manual_seed(0)
@@ -93,7 +93,7 @@ def divergence(found_TV: Tensor, expected_TV: Tensor) -> float:
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_rounded_model_is_adopted_and_stays_near_its_own(family: str, dtype: str) -> None:
-    """What 8 bits cost in all, and of 4 bits what is added to the rounding of weights."""
+    """The whole cost of 8 bits, and the part of 4 bits beyond the rounding of weights."""
     tokens = text(60)
     rounded = with_outliers(family, attention.NAME)
     round_weights(rounded, dtype, family)

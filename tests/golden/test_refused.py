@@ -68,14 +68,14 @@ REFUSED: dict[str, tuple[Family, str]] = {
         ),
         INTERFACE,
     ),
-    # masks that no keyword tells us of
+    # masks without a keyword
     "llama4_text": (
         Family(
             "llama4_text", {**SMALL, "attention_chunk_size": 5, "num_local_experts": 2, "intermediate_size_mlp": 64}
         ),
         "layer 0 is of type 'chunked_attention'",
     ),
-    # scores whose temperature depends on the row's number in the batch
+    # scores with a temperature that depends on the row's number in the batch
     "llama4_text_tuned": (
         Family("llama4_text", {**TUNED, "floor_scale": 8192, "max_position_embeddings": 2**15}),
         "around position 8190 it counts the rows of the batch",
@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Family, str]] = {
         "attention mask is not causal",
     ),
     "phimoe": (PHIMOE, "is not causal beyond 64 positions: serve no more, with max_model_len=64"),
-    # positions that nobody can give
+    # positions that cannot be given
     "bart": (Family("bart", PAIR), COUNTS),
     "bart_uneven": (Family("bart", {**PAIR, "encoder_layers": 3}), COUNTS),
     "trocr": (Family("trocr", PAIR), COUNTS),
@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[Family, str]] = {
     "doge": (Family("doge", {**SMALL, "num_hidden_layers": 2}), "builds an attention mask of its own"),
     # more than one attention per layer
     "diffllama": (Family("diffllama", SMALL), "attends more than once"),
-    # states whose decay is a vector, and recurrences of other kinds
+    # states with a vector as decay, and recurrences of other kinds
     "mamba": (
         Family("mamba", {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4}),
         "layer 0, MambaMixer: its states decay by vectors",

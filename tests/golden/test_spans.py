@@ -141,7 +141,7 @@ def test_taps_and_early_exits_are_the_library_s(pair: tuple[LanguageModel, Any])
 
 
 def exit_logits(reference: Any, states: list[Tensor], depth: int) -> Tensor:
-    """What the library's own model says when its last layers give what they read."""
+    """What the library's own model says when its last layers return their input."""
     parts = anatomy.find(reference)
     handle = parts.final_norm.register_forward_pre_hook(lambda module, args: (states[depth][None],))
     with torch.inference_mode():

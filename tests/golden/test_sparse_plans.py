@@ -248,7 +248,7 @@ def test_nan_is_not_taken_for_a_gate_that_is_shut():
         assert verify(found, sparse(found, ffn=0.3), native=native)[0].isnan().any()
 
 
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- refusals
 
 
 def test_what_a_mixture_of_experts_refuses():

@@ -37,7 +37,7 @@ def text(model_type: str, **others: Any) -> dict[str, Any]:
     return {**TEXT, "model_type": model_type, **others}
 
 
-# what is run, and the wrapper's configuration
+# the model that runs, and the wrapper's configuration
 WRAPPERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llava": ("LlamaForCausalLM", {"text_config": text("llama"), "vision_config": CLIP}),
     "llava_next": ("MistralForCausalLM", {"text_config": text("mistral"), "vision_config": CLIP}),

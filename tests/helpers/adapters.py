@@ -43,7 +43,7 @@ class OracleHead:
     """In the adapter's place: the target's own remaining layers, over a cache of the drafter's.
 
     It sees only what the adapter would see: hidden states, positions, and the rows that were fed to it before. If one
-    of those is wrong, so is what it says.
+    of those is wrong, its output is wrong, too.
 
     Args:
         target: its layers.

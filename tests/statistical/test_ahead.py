@@ -1,7 +1,7 @@
 """Drafting ahead, proved: with a guess after every draft the texts have the target's distribution, to 1e-12.
 
 Drafter and engine run on tiny models as in test_recipe_law.py; every draw of both is enumerated, those included that
-are thrown away with what was drafted after a wrong guess.
+are thrown away with the draft after a wrong guess.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def model(seed: int) -> LanguageModel:
 def recipe(case: Case, rule: str | Verifier | None = None) -> LLM:
     declared, variant = case.entry.load().declared, case.variant
     pair = str(model(1).source)
-    if declared.draft_model and variant.untrained is not None:  # what is learned for a pair must be for this one
+    if declared.draft_model and variant.untrained is not None:  # a part that is learned for a pair must be for this one
         case = replace(case, variant=replace(variant, untrained={**variant.untrained, "draft": pair}))
     config = case.config(model(0), rule, "auto")
     if declared.draft_model:
@@ -215,7 +215,7 @@ def thrifty() -> LLM:
 
 
 def test_a_token_dropped_by_the_stop_rule_for_its_value_is_seen() -> None:
-    assert error_of(keeping()) <= EXACT  # nobody stops it: the bug sleeps
+    assert error_of(keeping()) <= EXACT  # without a stop rule the bug sleeps
     assert max(error_of(keeping(), stops=stops) for stops in (0, 1)) > CAUGHT
 
 

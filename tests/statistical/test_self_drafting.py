@@ -249,7 +249,7 @@ def test_a_wrong_distribution_of_a_draft_is_detected() -> None:
 
 
 def kept(place: Path, *tokens: int) -> str:
-    """A draft vocabulary without context rows: what is not kept is never drafted."""
+    """A draft vocabulary without context rows: a token outside of it is never drafted."""
     DraftVocabulary(ids=tokens, vocab_size=model().vocab_size, context_rows=0).save(place)
     return str(place)
 
@@ -275,7 +275,7 @@ def test_texts_follow_the_target_s_distribution_whatever_tokens_are_drafted(
 
 
 class _Epsilon:
-    """Planted: the token that is not scored is said to have a little q, and the drawn one less than it had."""
+    """Planted: the token that is not scored is given a little q, and the drawn one less than it had."""
 
     def propose(self, contexts: Any, budgets: Any) -> list[Draft]:
         return [self._spread(draft) for draft in super().propose(contexts, budgets)]  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Every catalogue entry has a method card: paper, promise and knobs are the catalogue's, and what it names exists."""
+"""Every catalogue entry has a method card: paper, promise and knobs are the catalogue's, and its files exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESULTS = ROOT / "lab" / "results"
 PAGES = [page for page in sorted(RESULTS.glob("*.md")) if page.stem not in ("README", "mutants")]  # of measurements
 MEASURED = re.compile(r"<!-- measured: .*?<!-- end of measured -->\n", flags=re.DOTALL)
 MAX_WORDS = 500
-OPTIONS = {"vocabtrim", "pearl"}  # what is an option next to several methods and no entry of its own
+OPTIONS = {"vocabtrim", "pearl"}  # options next to several methods, without an entry of their own
 HEADINGS = [
     "Idea",
     "Needs",

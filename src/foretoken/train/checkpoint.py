@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or not there: written next to their place, then renamed; the last one that stands counts.
+"""Checkpoints that are whole or not there: written next to their place, then renamed; the last complete one counts.
 
 A checkpoint is a folder ``step-N`` with the float32 weights, the optimiser's state and one JSON file. A run that is
-killed at any moment, or whose disk fills up, leaves the previous checkpoint as it was.
+killed at any moment, or that fills the disk, leaves the previous checkpoint as it was.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantised weights: what they stand for, what is refused, and the numbers of a product."""
+"""Quantised weights: their values, refusals, and the numbers of a product."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_rounding_by_parts_is_rounding(bits: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_small_weights_keep_their_precision() -> None:
-    """Below what float16 can tell apart, scales stay float32."""
+    """Below the resolution of float16, scales stay float32."""
     weight_OK = noise(16, 64)
     groups = weight_OK.view(16, 2, 32)
     span = groups.amax(-1) - groups.amin(-1)

@@ -117,7 +117,7 @@ def test_a_branch_is_moved_as_copies_would(rows: list[int]) -> None:
         expected = old[slot, :, [21 + row for row in rows]]
         assert torch.equal(new[slot, :, 21 : 21 + len(rows)], expected)  # type: ignore[index]
         assert torch.equal(new[slot, :, :21], old[slot, :, :21])  # type: ignore[index]
-        # Rows that nobody has written hold whatever the memory held, perhaps no numbers: the bits are compared.
+        # Rows without any write hold whatever the memory held, perhaps no numbers: the bits are compared.
         bits = [each[neighbour].contiguous().view(torch.uint8) for each in (new, old)]  # type: ignore[index]
         assert torch.equal(*bits)
     assert session.cache.lengths[slot] == 21 + len(rows)

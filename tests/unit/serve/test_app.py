@@ -1,4 +1,4 @@
-"""The paths under /v1, over real sockets: what is answered, streamed and refused."""
+"""The paths under /v1, over real sockets: answers, streams and refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def idle(server: Served) -> None:
         time.sleep(0.005)
 
 
-# ---------------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------------- answers
 
 
 def test_a_conversation_is_answered_as_by_the_library(server: Served) -> None:
@@ -304,7 +304,7 @@ def test_a_response_says_how_it_was_made(server: Served) -> None:
 
 
 def test_log_probabilities_of_a_response(server: Served) -> None:
-    """Those of a conversation; a piece has those of its own text, and what ends the answer is told at its end."""
+    """Those of a conversation; a piece has those of its own text, and the end of the answer is reported at its end."""
     chatted = said(PROMPTS[0], max_tokens=200, logprobs=True, top_logprobs=2)
     (choice,) = server.send(CHAT, chatted)[1]["choices"]
     wanted = [each["token"] for each in choice["logprobs"]["content"]]
@@ -431,7 +431,7 @@ def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(ser
     assert server.send(RESPONSES, response | {"max_tool_calls": 3})[0] == 200
 
 
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -726,7 +726,7 @@ def test_draining_answers_503() -> None:
 
 
 def test_answers_have_the_forms_of_the_official_client(server: Served) -> None:
-    """Its types, in which nothing that is asked for may be missing: the client itself takes anything."""
+    """Its types, in which no required field may be missing: the client itself takes anything."""
     chatted = said(PROMPTS[0], max_tokens=5, logprobs=True, top_logprobs=1, n=2)
     ChatCompletion.model_validate(server.send(CHAT, chatted)[1])
     options = {"stream": True, "stream_options": {"include_usage": True}}

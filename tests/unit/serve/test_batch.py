@@ -1,4 +1,4 @@
-"""Files of requests: how they are read, and what is written of an engine that dies."""
+"""Files of requests: how they are read, and the answers after an engine died."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_lines_are_read_as_strictly_as_bodies_are(tmp_path: Path, text: str, say
 
 
 def test_a_dead_engine_answers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has no answer can be asked again; an answer that says so would be one for ever."""
+    """A request without an answer can be sent again; an answer that says so would be one for ever."""
     llm = with_config({"method": "suffix"})
 
     def dies() -> None:

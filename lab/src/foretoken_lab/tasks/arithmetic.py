@@ -24,7 +24,7 @@ _TEXTS = json.loads(Path(__file__).with_name("arithmetic.json").read_text(encodi
 HE, SHE, MEN, WOMEN = (_TEXTS[name] for name in ("he", "she", "men", "women"))
 THINGS, BOXES, VEHICLES = (_TEXTS[name] for name in ("things", "boxes", "vehicles"))
 COLOURS, DAYS = (_TEXTS[name] for name in ("colours", "days"))
-# (the problem, then its steps in order; the result of the last is asked)
+# (the problem, then its steps in order; the answer is the result of the last)
 ONE_STEP, TWO_STEPS, THREE_STEPS = (_TEXTS[name] for name in ("one_step", "two_steps", "three_steps"))
 CATEGORIES = {"one_step": ONE_STEP, "two_steps": TWO_STEPS, "three_steps": THREE_STEPS}
 SMALLEST, LARGEST = 2, 999  # no 0 and 1: "1 marbles"

@@ -1,4 +1,4 @@
-"""Structured output: texts that are what they have to be, and the distribution of plain decoding under the same
+"""Structured output: texts that fit their grammar, and the distribution of plain decoding under the same
 constraint.
 """
 
