@@ -66,7 +66,7 @@ def main() -> None:
     heads = {folder: JudgeHead.load(Path(folder)) for folder in given.heads.split(",")}
     scores = {folder: head.judge(labels.hidden_ND) for folder, head in heads.items()}
     without = without_head(labels, draft_N3)
-    record: dict[str, Any] = {"asked": mined.asked, "answered_rightly": mined.right}
+    record: dict[str, Any] = {"asked": mined.used, "answered_rightly": mined.right}
     favourite_N = draft_N3[:, 1] >= 0
     for name, here_N in (("all", torch.ones(len(labels)).bool()), ("greedy", favourite_N)):
         record[name] = compare(

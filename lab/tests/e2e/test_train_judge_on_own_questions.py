@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
         for has, buys in sums
     ]
     (place / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
-    (place / "odd.jsonl").write_text(json.dumps({**lines[0], "error": [3]}) + "\n")
+    (place / "wrong.jsonl").write_text(json.dumps({**lines[0], "error": [3]}) + "\n")
     (place / "file").write_text("")
     save_model("llama", place / "tiny")
     return place
@@ -70,7 +70,7 @@ def test_a_head_from_tasks_and_annotations(capsys):
     cheap = f"(without a head at most {area:.3f}, {name})"
     assert f"held out, mine: ROC AUC {mine['auc']:.3f} {cheap}; above {record['threshold']:.3f} are" in err
     assert {"p", "q", "entropy", "chance"} < set(mine["auc_of"])
-    # all that was asked is in the file: the same labels, and nothing is mined again
+    # the file has all questions: the same labels, and nothing is mined again
     first = Path("kept.jsonl").read_text()
     assert (train(command), Path("kept.jsonl").read_text()) == (0, first)
     assert json.loads(capsys.readouterr().out)["labels"] == record["labels"]
@@ -85,7 +85,7 @@ BAD = [
     ("--draft-model ./nowhere", 1, "./nowhere"),
     ("--draft-model tiny", 1, "has another vocabulary than 'zoo:base'"),
     ("--task none.jsonl", 2, "none.jsonl: no such file"),
-    ("--task odd.jsonl", 2, "odd.jsonl:1: "),
+    ("--task wrong.jsonl", 2, "wrong.jsonl:1: "),
     ("--examples 0", 2, "--examples 0"),
     ("--minutes 0", 2, "--minutes 0.0"),
     ("--false-accepts 1.5", 2, "--false-accepts 1.5"),
@@ -98,8 +98,8 @@ BAD = [
         "tokens were found that are fine and not the target's own choice; 50",
     ),
     ("--triples none.jsonl", 2, "none.jsonl: no such file"),
-    ("--triples odd.jsonl", 2, "odd.jsonl:1: 'error' must be [BEGIN, END]"),
-    ("--task questions.jsonl --labels odd.jsonl", 2, "--labels odd.jsonl: this is no file of mined labels"),
+    ("--triples wrong.jsonl", 2, "wrong.jsonl:1: 'error' must be [BEGIN, END]"),
+    ("--task questions.jsonl --labels wrong.jsonl", 2, "--labels wrong.jsonl: this is no file of mined labels"),
     (
         "--triples mine.jsonl --labels new.jsonl",
         2,

@@ -3,7 +3,7 @@
 The library's model code names torch.compile, distributed tensors, accelerate and scipy at its top, for training and for
 other tasks: half of the time that its import takes. In a command, such modules are not run within
 ``with stand_ins():``. A name that is taken from one is a :class:`_Name`, which imports the real module once it is
-called, subclassed, or asked for anything.
+called, subclassed, or looked into.
 """
 
 from __future__ import annotations

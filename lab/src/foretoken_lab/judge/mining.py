@@ -84,12 +84,12 @@ class Mined:
 
     Attributes:
         questions: with at least one label each; the target's own answer to each is right.
-        asked: number of questions used, by task.
+        used: number of questions used, by task.
         right: number of right answers of the target, by task.
     """
 
     questions: list[Marked]
-    asked: dict[str, int]
+    used: dict[str, int]
     right: dict[str, int]
 
 

@@ -129,7 +129,7 @@ def run(
         "threshold": threshold,
         "false_accepts": false_accepts,
         "mining": None if mining is None else asdict(mining),
-        "asked": {} if mined is None else mined.asked,
+        "asked": {} if mined is None else mined.used,
         "answered_rightly": {} if mined is None else mined.right,
         "triples": None if triples is None else {"file": triples.name, "texts": len(marked), "tail": tail},
         "labels": {

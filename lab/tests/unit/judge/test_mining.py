@@ -140,7 +140,7 @@ def test_what_changes_the_answer_is_bad_and_what_does_not_stays_in_the_text(monk
         ("the total is", "8", False),  # another answer
         ("the total is 7", "so", False),  # where the target ends
     ]
-    assert (found.asked, found.right) == ({"planted": 1}, {"planted": 1})
+    assert (found.used, found.right) == ({"planted": 1}, {"planted": 1})
 
 
 def test_a_draft_s_next_choices_are_tried_and_do_not_stay_in_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_questions_that_are_answered_wrongly_are_left_out(monkeypatch: pytest.Mo
         target = Target(lambda text, said=said: [*("the", said)[len(text) :], END])
         found = mined(target)
         assert target.asked == ["Q"]
-        assert (found.questions, found.asked, found.right) == ([], {"planted": 1}, {"planted": 0})
+        assert (found.questions, found.used, found.right) == ([], {"planted": 1}, {"planted": 0})
 
 
 def test_answers_without_space_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_random_tokens_are_added_to_the_answer_as_bad(monkeypatch: pytest.Monkey
 
 def test_a_task_ends_with_its_questions_and_a_run_with_a_broken_target(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, lambda text: [END] * (len(text) + 1), prompts=["Q", "it Q", "Q"])
-    assert mined(count=10).asked == {"planted": 2}
+    assert mined(count=10).used == {"planted": 2}
     with pytest.raises(ForetokenError, match="model 'planted' failed at a question of 'planted': NaN"):
         mined(Target(lambda text: []))
 
@@ -247,7 +247,7 @@ def test_a_stopped_run_goes_on_where_it_was_stopped(monkeypatch: pytest.MonkeyPa
     assert seen[-1] == len(prompts)
     assert len({each for each in again.asked if each.endswith("Q")}) == len(prompts) - len(store.found)
     assert sorted(map(repr, rest.questions)) == sorted(map(repr, whole.questions))
-    assert (rest.asked, rest.right) == (whole.asked, whole.right)
+    assert (rest.used, rest.right) == (whole.used, whole.right)
 
 
 def test_no_time_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
