@@ -94,7 +94,7 @@ def batch(
         raise InputError(f"{place} answers '{min(strangers)}', which is not in {file}: give another --out")
     options: dict[str, Any] = {
         **asdict(loading),
-        "max_num_seqs": engine.max_num_seqs,
+        **asdict(engine),
         "enable_prefix_caching": True,
     }
     called, errors = name or model, list[str]()

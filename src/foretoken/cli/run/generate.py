@@ -125,7 +125,7 @@ def generate(
         config,
         verbose=verbose,
         loading=loading,
-        max_num_seqs=engine.max_num_seqs,
+        **dataclasses.asdict(engine),
     )
     try:
         if system is not None and not llm.is_chat_model:

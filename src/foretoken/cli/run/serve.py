@@ -92,7 +92,7 @@ def serve(
     ] = 60.0,
     engine: Annotated[
         EngineOptions,
-        Flags(_LIMITS, ("max_num_seqs",), helps={"max_num_seqs": "Maximum concurrent requests."}),
+        Flags(_LIMITS, helps={"max_num_seqs": "Maximum concurrent requests."}),
     ],
     max_queue: Annotated[
         int,
@@ -217,7 +217,7 @@ def serve(
         raise ConfigError(f"--replicas {replicas} needs --ray")
     options: dict[str, Any] = {
         **asdict(loading),
-        "max_num_seqs": engine.max_num_seqs,
+        **asdict(engine),
         "enable_prefix_caching": not no_prefix_caching,
     }
 

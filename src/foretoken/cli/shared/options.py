@@ -64,7 +64,7 @@ PlanFile = Annotated[
     ),
 ]
 Loading = Annotated[ModelOptions, Flags(_MODEL)]
-Engine = Annotated[EngineOptions, Flags(_MODEL, only=("max_num_seqs",))]
+Engine = Annotated[EngineOptions, Flags(_MODEL)]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
