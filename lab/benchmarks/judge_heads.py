@@ -2,7 +2,7 @@
 
     python benchmarks/judge_heads.py --heads OLD,NEW --labels heldout.jsonl
 
-Tokens are the draft's (methods/judge/mining.py) where they are not the target's own choice; ``greedy`` are the draft's
+Tokens are the draft's (judge/mining.py) where they are not the target's own choice; ``greedy`` are the draft's
 favourites alone, what a greedy draft proposes. Area under the ROC curve within a task, for the tasks with at least 20
 tokens of either kind; the mean over them; and what the second head has more of it than the first, with the middle 95 %
 over questions drawn with replacement. A score without a head counts in the direction that predicts more.

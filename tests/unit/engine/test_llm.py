@@ -173,9 +173,7 @@ def test_a_recipe_over_a_loaded_target_shares_its_weights_and_nothing_else():
     assert llm.engine.cache is not base().engine.cache
     assert ids(llm.generate(PROMPTS, plan(20))) == [greedy(prompt)[:20] for prompt in PROMPTS]
     sampled = SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True)
-    seeded = [
-        LLM.from_target(target(), seed=5).generate(PROMPTS[0], sampled) for _ in range(2)
-    ]
+    seeded = [LLM.from_target(target(), seed=5).generate(PROMPTS[0], sampled) for _ in range(2)]
     assert ids(seeded[0]) == ids(seeded[1])  # the seed of the constructor is that of requests without one
     assert_idle(llm)
 
