@@ -19,7 +19,8 @@ The gain is the request's own, shrunk to that of all requests. Where drafting is
 the same, because the text may have changed: all requests together may lose 1/128 of the time on that, and each
 another 1/512 of its own, which it may spend from its first step on. So the history of one request does not switch
 the next one's drafts off where a call is cheap, as copying is, and drafting loses no more than this share, however
-expensive the drafter. A request goes on while its own last drafts paid, whatever others brought.
+expensive the drafter. A request goes on while its own last drafts paid, whatever others brought. Until the
+gain is believed, a few requests at a time may owe some tokens in advance: answers are short, and the first calls slow.
 
 A token is worth more to the requests that will run longest: a step has a fixed cost, which is saved only if those get
 tokens. With n requests, a share s of a step that grows with the rows, and k requests that will run longest, a token's
@@ -46,6 +47,9 @@ _OWN_SHARE = _SHARE / 4.0
 _MOST_SAVED = 8.0  # tokens for trials at most: savings of long ago do not pay for long losses
 _MOST_FORESEEN = 256.0  # tokens of a new request, of which it may spend its share beforehand
 _EVIDENCE = 16.0  # drafts, or half as many tokens lost, before the gain is believed: a few drafts are luck
+_FIRST = 2.0  # drafts, after which a drafter that has gained is tried on the next request, too
+_ADVANCE = 16.0  # tokens that few requests may owe in all while they find out
+_LITTLE = 8  # unread tokens of a request with which a step still shows the gain of a draft
 _HOPED = 0.5  # gain of a draft before any was measured
 _FEW = 3  # requests: where no more run together, what drafting may gain is worth reading on credit
 _KEEPS = 0.98
@@ -217,14 +221,16 @@ class Controller:
         base = costs.base
         expected = drafting.at(nodes) + backlog * self._reading.token(base * plain / num_requests) / base
         cost = min(draft / base, LATE * max(expected, plain)) if drafting.seen else draft / base
-        if backlog:  # where drafting was never timed, it is part of it; arithmetic may say far more
+        if backlog > _LITTLE * len(self._asked):
+            # where drafting was never timed, it is part of it; arithmetic may say far more
             read = cost - drafting.at(nodes)
             self._reading.measure(backlog, base * (read if drafting.seen else min(read, expected)))
         elif nodes:
+            alone = max(0.0, cost + drafting.at(nodes) - expected)  # without the reading
             if self._probing:
-                drafting.move(nodes, cost)
+                drafting.move(nodes, alone)
             if not self._probing or not drafting.seen:
-                drafting.add(nodes, cost)
+                drafting.add(nodes, alone)
         return cost
 
     def _book(self, num_requests: int, nodes: int, cost: float) -> None:
@@ -272,8 +278,9 @@ class Controller:
             if ledger.recent.value > 0.0 and ledger.asked_at == self._step - 1:
                 pays = True  # its last drafts paid, whatever others brought
             if not regime.believed:  # one after the other finds out, on credit where few run together
-                begins = credit >= 0.0 and (num_requests <= _FEW or reading <= credit)
+                begins = credit + _ADVANCE >= 0.0 if num_requests <= _FEW else 0.0 <= credit >= reading
                 begins = begins or (self._copying and reading <= _own_savings(request))  # whatever others owe
+                begins = begins or (regime.gain.weight >= _FIRST and regime.gain.value > 0.0)  # it went well so far
                 pays = pays and not trying and (begins or (ledger.trial and ledger.asked_at >= 0))
             ledger.trial = not pays or not regime.believed
             if not pays and regime.believed:
@@ -308,7 +315,8 @@ class Controller:
                     regime.save(loss)
             if not ledger.nodes:
                 ledger.learn(0.0, 0.0)
-            if not self._backlog and not (self._probing and ledger.nodes):
+            little = self._backlog <= _LITTLE * len(self._asked)
+            if little and not (self._probing and ledger.nodes):
                 ledger.learn_gain(gain)
                 regime.gain.add(gain)
             regime.rated.add(1.0 + ledger.gained)

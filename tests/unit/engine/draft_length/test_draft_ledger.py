@@ -454,7 +454,7 @@ def test_a_new_request_is_looked_up_at_once_whatever_earlier_trials_lost(copying
     for _ in range(4):
         controller.measure(num_requests=1, nodes=0, draft=0.0, total=1.0)
     regime = controller._regime(1)
-    regime.savings = -5.0
+    regime.savings = -20.0
     assert not regime.believed
     (rule,) = controller.choose([Answer([0] * 60, 100, 60, request_id=2)], 1)
     assert (rule is not None) == copying
@@ -473,3 +473,14 @@ def test_a_trial_of_copying_costs_its_look_ups_and_not_the_copies_that_fell():
         found[copying] = controller._regime(1).savings
     assert found[True] == pytest.approx(2 / 128 - 0.02)
     assert found[False] < -0.1
+
+
+def test_a_model_is_tried_on_the_next_answer_though_its_first_call_was_slow():
+    """The first call of a process takes as long as twelve tokens, and the answer ends soon after."""
+    controller = started()
+    first = Answer([0] * 60, 100, 60, request_id=1)
+    assert controller.choose([first], 1)[0] is not None
+    first.ledger.count(2, 2)
+    controller.measure(num_requests=1, nodes=2, draft=12.0, total=13.0)
+    assert controller._regime(1).savings < -10.0
+    assert controller.choose([Answer([0] * 60, 100, 60, request_id=2)], 1)[0] is not None
