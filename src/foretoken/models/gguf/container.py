@@ -176,6 +176,25 @@ class _Reader:
         except UnicodeDecodeError:
             raise Damaged(f"the text at byte {start} is not UTF-8") from None
 
+    def _strings(self, count: int) -> list[str]:
+        """So many texts; vocabularies and merges have hundreds of thousands, so a call for each would take a second."""
+        data, length, position, found = self.data, struct.Struct("<Q").unpack_from, self.position, []
+        start = position
+        try:
+            for _ in range(count):
+                start = position + 8
+                position = start + length(data, position)[0]
+                text = data[start:position]
+                if len(text) < position - start:
+                    raise self._ends()
+                found.append(text.decode("utf-8"))
+        except struct.error:
+            raise self._ends() from None
+        except UnicodeDecodeError:
+            raise Damaged(f"the text at byte {start} is not UTF-8") from None
+        self.position = position
+        return found
+
     def value(self, kind: int, name: str) -> Any:
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
@@ -191,7 +210,7 @@ class _Reader:
             raise Damaged(f"its field {name!r:.60} has {count} entries, more than fit into the file")
         if inner in _NUMBERS:
             return list(self.numbers(_NUMBERS[inner], count))
-        return [self.string() for _ in range(count)]
+        return self._strings(count)
 
     def entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self.string()
@@ -207,9 +226,12 @@ class _Reader:
     def _pass(self, size: int) -> int:
         start = self.position
         if size > len(self.data) - start:
-            raise Damaged(f"it ends at byte {len(self.data)}, in the middle of its header")
+            raise self._ends()
         self.position = start + size
         return start
+
+    def _ends(self) -> Damaged:
+        return Damaged(f"it ends at byte {len(self.data)}, in the middle of its header")
 
 
 def text_field(fields: Mapping[str, Any], name: str) -> str | None:

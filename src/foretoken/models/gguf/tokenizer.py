@@ -108,6 +108,16 @@ def tokenizer_of(file: GGUFFile) -> PreTrainedTokenizerFast:
     return _Vocabulary(file).tokenizer()
 
 
+class _Given:
+    """A tokenizer that the library does not copy, which would write all of it as text and read it again."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+
+    def __deepcopy__(self, memo: Any) -> Tokenizer:
+        return self._backend
+
+
 class _Vocabulary:
     """The vocabulary of the file."""
 
@@ -162,7 +172,7 @@ class _Vocabulary:
             special_tokens=[(text, self.tokens.index(text)) for text in {*before, *after}],
         )
         made = PreTrainedTokenizerFast(
-            tokenizer_object=backend,
+            tokenizer_object=_Given(backend),
             chat_template=text_field(self._file.fields, "tokenizer.chat_template"),
             clean_up_tokenization_spaces=False,
             additional_special_tokens=[
@@ -192,7 +202,8 @@ class _Vocabulary:
             raise self._odd(f"its tokenizer {what}: {', '.join(_SPLITS)} are read")
         merges = [tuple(merge.split(" ")) for merge in self._list("merges", None, str)]
         ids = self.ids
-        if any(len(pair) != 2 or any(part not in ids for part in (*pair, "".join(pair))) for pair in merges):
+        parts = {part for pair in merges for part in pair}.union(map("".join, merges))
+        if not parts <= ids.keys() or set(map(len, merges)) - {2}:
             raise self._odd("merges of its tokenizer name tokens that it does not have")
         backend = Tokenizer(BPE(ids, merges, ignore_merges=split.whole))
         if split.composed:
