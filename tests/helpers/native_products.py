@@ -1,4 +1,4 @@
-"""native_products.c, compiled for several kinds of processors."""
+"""Products with quantised weights: of the decoder itself, and of native_products.c compiled for other processors."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.native import variants
+from foretoken.native import build, variants
+from foretoken.native.packing import TiledLinear
 from foretoken.native.quantised import CodedTiles
 
 COMPILER = variants.compiler_command()
 DRIVER = Path(__file__).with_name("native_products.c")
+THIS = "this processor"  # the library that users run; nothing more is compiled for it
 # options, what the processor must have, and how many registers a vector of 16 floats takes
-KINDS = {
-    "this processor": (["-march=native"], (), None),
+OTHERS = {
     "AVX-512 without VNNI": (["-march=x86-64-v4"], ("avx512f", "avx512bw", "avx512dq", "avx512vl"), 1),
     "AVX2": (["-march=x86-64-v3"], ("avx2", "fma", "f16c"), 2),
     "portable": (["-march=x86-64"] if platform.machine() == "x86_64" else [], (), 4),
 }
+KINDS = (THIS, *OTHERS)
 
 
 def compiled(kind: str, temporary: pytest.TempPathFactory) -> ctypes.CDLL:
     """The library of one of ``KINDS``; the test is skipped where this machine cannot have it."""
-    options, needed, parts = KINDS[kind]
+    if kind == THIS:
+        return build.library() or pytest.skip("no native decoder on this machine")
+    options, needed, parts = OTHERS[kind]
     if COMPILER is None:
         pytest.skip("no C compiler on this machine")
     if any(f" {each} " not in f" {variants.processor()} " for each in needed):
         pytest.skip(f"this processor lacks one of {', '.join(needed)}")
-    if kind != "this processor":  # fewer rows at a time: half of the compiler's time
-        options = [*options, "-DMOST_CODED=4"]
     folder = temporary.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # one process compiles for all that share the tests
         folder = folder.parent
-    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), "-O1", *options, f"-I{variants.HERE}", "-shared"]
+    # not optimised, and with fewer rows at a time: a quarter of the compiler's time
+    small = ["-O0", "-DMOST_CODED=4", f"-I{variants.HERE}", "-shared"]
+    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), *options, *small]
     path = folder / f"products-{variants.key([DRIVER.read_text(), *flags])}.so"
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -52,13 +56,15 @@ def compiled(kind: str, temporary: pytest.TempPathFactory) -> ctypes.CDLL:
     found = ctypes.CDLL(str(path))
     found.product.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 2
     found.product.restype = None
-    if parts is not None:
-        assert found.parts() == parts
+    assert found.parts() == parts
     return found
 
 
 def native(library: ctypes.CDLL, packed: CodedTiles, x_TK: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """The product of a library: float32 [T, 16 tiles]."""
+    if library is build.library():
+        found: Tensor = TiledLinear(packed, 16 * len(packed), bias_O, library)(x_TK)
+        return found
     out = torch.empty(len(x_TK), 16 * len(packed))
     bias = None if bias_O is None else bias_O.data_ptr()
     matrix = packed.described()
