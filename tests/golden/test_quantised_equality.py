@@ -2,7 +2,7 @@
 
 So is one with keys and values in codes.
 
-Collected from the catalogue, as in test_greedy_equality.py: every variant, every kind of draft with every dtype, and
+Collected from the catalogue, as in test_greedy_equality.py: every method, every kind of draft with every dtype, and
 with ``--all-variants`` every variant with every dtype.
 """
 
@@ -54,7 +54,7 @@ def plain(dtype: str) -> list[list[int]]:
     in_pairs(
         [(case, dtype) for case, dtype in product(cases(), DTYPES) if dtype != KEYS or not reads_keys(case)],
         lambda row: (row[0].kind, row[1]),
-        lambda row: (row[0].label,),
+        lambda row: (row[0].entry.name,),
     ),
     ids=lambda row: f"{row[0].label}-{row[1]}",
 )

@@ -58,8 +58,8 @@ def test_plain_sampling_does_not_depend_on_the_batch(law):
     "recipe",
     in_pairs(
         list(product(CASES, COUNTS, LAWS)),
-        lambda row: (CASES[row[0]].kind, *row[1:]),  # the rule sees kinds of drafts, not methods
-        lambda row: row[:1],
+        lambda row: (CASES[row[0]].kind, row[1]),  # the rule sees kinds of drafts, not methods
+        lambda row: (row[0], row[2]),  # the sampling parameters change p alone, before the rule sees it
     ),
     ids=lambda row: "-".join(map(str, row)),
 )

@@ -225,7 +225,9 @@ def test_zeros_and_one_hots_of_every_kind(tables: list[list[int]], kind: Kind, s
 
 # ------------------------------------------------------------------ the real streams, float32, V = 50
 
-V, DRAWS, BATCH = 50, 9_000, 250
+V, BATCH = 50, 250
+DRAWS = 5_000  # the biased rules below are far below 1e-6 with these,
+MOST_DRAWS = 9_000  # but for one of independent siblings: that skips repeated ones
 PLAUSIBLE = 1e-4  # some forty tests with fixed seeds; a biased rule is below 1e-6
 
 
@@ -248,13 +250,13 @@ def laws_of(style: str) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def proposals(kind: Kind, count: int, style: str) -> list[tuple[int, ...]]:
+def proposals(kind: Kind, count: int, style: str, draws: int) -> list[tuple[int, ...]]:
     """Drafted siblings, by the drafters' own code; draw ``number`` is by the streams of a request seeded ``number``."""
     q = laws_of(style)[1]
     if kind == "point":
-        return [tuple(q.topk(count).indices.tolist())] * DRAWS
+        return [tuple(q.topk(count).indices.tolist())] * draws
     law: type[Tabulated] = LAW_OF[kind]  # type: ignore[assignment]
-    return [tuple(draw_siblings(law, q, count, Streams(number))) for number in range(DRAWS)]
+    return [tuple(draw_siblings(law, q, count, Streams(number))) for number in range(draws)]
 
 
 def first_tokens(verifier: Verifier, kind: Kind, declared: Kind | None = None, style: str = "peaked") -> ChiSquare:
@@ -264,12 +266,13 @@ def first_tokens(verifier: Verifier, kind: Kind, declared: Kind | None = None, s
     """
     p, q = laws_of(style)
     num = 1 if not verifier.trees else 2 if "hub" in (kind, declared) else 3
-    drawn = proposals(kind, num, style)
+    draws = MOST_DRAWS if (kind, style) == ("sampled", "peaked") and num > 1 else DRAWS
+    drawn = proposals(kind, num, style, draws)
     kind_of_law = LAW_OF[declared or kind]
     law: Law = PointMass() if kind_of_law is PointMass else kind_of_law(q[None], (0,) * num)  # type: ignore[call-arg]
     target = Laws(p.log().expand(num + 1, V), greedy=False, positions=[5] + [6] * num)
     counts = [0] * V
-    for begin in range(0, DRAWS, BATCH):
+    for begin in range(0, draws, BATCH):
         numbers = range(begin, begin + BATCH)
         drafts = [Draft(TokenTree(drawn[number], (ROOT,) * num), law) for number in numbers]
         streams = [Streams(number) for number in numbers]
