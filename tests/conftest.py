@@ -3,6 +3,7 @@
 import pytest
 
 from helpers.session import (  # noqa: F401  (hooks and a fixture)
+    _costs_of_steps_are_measured_once,
     _what_a_file_caches_goes_with_it,
     pytest_collection_finish,
     pytest_collection_modifyitems,

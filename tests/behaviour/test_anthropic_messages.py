@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import anthropic
 import pytest
 
 from helpers.serving import NAME, Served, served
@@ -205,6 +204,8 @@ def test_either_header_carries_the_key() -> None:
 
 
 def test_the_official_client(server: Served) -> None:
+    import anthropic  # a second of imports that no other test needs
+
     with anthropic.Anthropic(base_url=server.url, api_key="-", max_retries=0, timeout=60) as client:
         greedy = {"extra_body": {"temperature": 0}}  # the client has no argument for it any more
         asked: dict[str, Any] = {key: value for key, value in said().items() if key != "temperature"} | greedy

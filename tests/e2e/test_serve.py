@@ -151,7 +151,7 @@ def test_many_clients_of_which_some_leave(client: openai.OpenAI, expected: str) 
 
 
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones() -> None:
-    process, address = start("--served-model-name", "tiny", "--drain-seconds", "60")
+    process, address = start("--method", "none", "--served-model-name", "tiny", "--drain-seconds", "60")
     with openai.OpenAI(base_url=f"{address}/v1", api_key="-", max_retries=0, timeout=60) as client:
         stream = client.completions.create(
             model="tiny", prompt="Once", max_tokens=600, stream=True, extra_body={"ignore_eos": True}

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the library is imported; tests of the hub unset it
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -64,6 +65,13 @@ def _what_a_file_caches_goes_with_it(request: pytest.FixtureRequest) -> Iterator
     gc.freeze()  # these objects last to the end: the walk at the next file's end skips them
     if _give_back is not None:
         _give_back(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _costs_of_steps_are_measured_once() -> Iterator[None]:
+    """No text depends on them, and a recipe of `del` spends more time on a median of five than on a text."""
+    with mock.patch("foretoken.drafting.exit_costs._REPEATS", 1):
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -43,6 +43,7 @@ def rows(count: int, inputs: int) -> Tensor:
     return x_TK * torch.logspace(-10, 10, count)[:, None]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("outputs", [1, 16, 80, 77])
 @pytest.mark.parametrize("name", KEPT)
 def test_a_product_has_the_bits_of_its_definition(library: ctypes.CDLL, name: str, outputs: int) -> None:

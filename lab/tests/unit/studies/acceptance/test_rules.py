@@ -164,6 +164,7 @@ def test_bad_distributions_and_sample_counts_are_refused():
 KIND_OF = {"iid": "sampled", DISTINCT: "without", "greedy": "top", "hub": "hub"}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(
     "rule", [rule for rule in RULES if rule.scheme in KIND_OF], ids=lambda rule: f"{rule.name}-{rule.scheme}"
