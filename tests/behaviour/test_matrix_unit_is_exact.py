@@ -6,8 +6,6 @@ Where the processor has none, its instructions are computed in C; where it has o
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,10 +14,10 @@ from torch import Tensor
 from foretoken.forward.switch import variant_wanted
 from foretoken.native import build, selftest, variants
 from foretoken.native.packing import TiledLinear, packed_of
+from helpers.compiled import compiled
 
 COMPILER = variants.compiler_command()
 ABLE = {each.name: each for each in variants.of_this_machine()}
-IN_SOFTWARE = Path(__file__).parents[1] / "helpers" / "matrix_unit_in_software.h"
 
 pytestmark = pytest.mark.skipif(
     COMPILER is None or "avx512-bf16" not in ABLE or variant_wanted() is not None,
@@ -27,29 +25,26 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def compiled(folder: Path, *options: str) -> ctypes.CDLL:
+def decoder(*options: str) -> ctypes.CDLL:
     assert COMPILER is not None
-    target = folder / "decoder.so"
-    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), "-O1", "-DMOST_CODED=4"]
-    source = variants.HERE / "decoder.c"
-    options = (*ABLE["avx512-bf16"].options, *options)
-    command = [*COMPILER, *flags, *options, "-shared", str(source), "-lm", "-o", str(target)]
-    subprocess.run(command, capture_output=True, check=True)
-    return build._loaded(target)
+    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), "-O1", "-DMOST_CODED=4", "-shared"]
+    return build._loaded(
+        compiled(variants.HERE / "decoder.c", COMPILER, [*flags, *ABLE["avx512-bf16"].options, *options])
+    )
 
 
 @pytest.fixture(scope="module", params=["in software", "of this processor"])
-def libraries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+def libraries(request: pytest.FixtureRequest) -> dict[str, ctypes.CDLL]:
     """With it, and what the same processor does without."""
     found = build.library()
     assert found is not None
     if request.param == "in software":
-        with_unit = compiled(tmp_path_factory.mktemp("with"), "-include", str(IN_SOFTWARE))
+        with_unit = decoder("-include", "matrix_unit_in_software.h")
     elif "amx" in ABLE:
         with_unit = found
     else:
         pytest.skip("this processor has no matrix unit")
-    without = compiled(tmp_path_factory.mktemp("without")) if "amx" in ABLE else found
+    without = decoder() if "amx" in ABLE else found
     return {"amx": with_unit, "avx512-bf16": without}
 
 

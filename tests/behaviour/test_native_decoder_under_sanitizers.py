@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.native import variants
+from helpers.compiled import compiled
 
 COMPILER = variants.compiler_command()
 DRIVER = Path(__file__).parents[1] / "helpers" / "native_driver.c"
@@ -46,12 +47,9 @@ def test_the_decoder_is_clean(name: str, tmp_path: Path) -> None:
     )
     if works.returncode or subprocess.run([str(tmp_path / "empty")], capture_output=True, check=False).returncode:
         pytest.skip(f"this compiler lacks -fsanitize={kinds}")
-    program = tmp_path / "driver"
-    (tmp_path / "unit.c").write_text(variants.unit())
     own = [*(flag for flag in variants.FLAGS if flag not in ("-O3", "-fPIC")), *variants.NATIVE]
     # optimised, or with line numbers, the compiler takes two to three times as long; no access is left out either way
-    command = [*COMPILER, *own, "-O0", *flags, f"-I{tmp_path}", str(DRIVER), "-lm", "-o", str(program)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    program = compiled(DRIVER, COMPILER, [*own, "-O0", *flags])
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=0"}
     found = subprocess.run(
         [str(program), *arguments], capture_output=True, text=True, env=environment, check=False, timeout=300

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import os
 import platform
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from torch import Tensor
 from foretoken.native import build, variants
 from foretoken.native.packing import TiledLinear
 from foretoken.native.quantised import CodedTiles
+from helpers.compiled import compiled
 
 COMPILER = variants.compiler_command()
 DRIVER = Path(__file__).with_name("native_products.c")
@@ -29,7 +27,7 @@ OTHERS = {
 KINDS = (THIS, *OTHERS)
 
 
-def compiled(kind: str, temporary: pytest.TempPathFactory) -> ctypes.CDLL:
+def library_of(kind: str) -> ctypes.CDLL:
     """The library of one of ``KINDS``; the test is skipped where this machine cannot have it."""
     if kind == THIS:
         return build.library() or pytest.skip("no native decoder on this machine")
@@ -38,22 +36,9 @@ def compiled(kind: str, temporary: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip("no C compiler on this machine")
     if any(f" {each} " not in f" {variants.processor()} " for each in needed):
         pytest.skip(f"this processor lacks one of {', '.join(needed)}")
-    folder = temporary.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # one process compiles for all that share the tests
-        folder = folder.parent
     # not optimised, and with fewer rows at a time: a quarter of the compiler's time
-    small = ["-O0", "-DMOST_CODED=4", f"-I{variants.HERE}", "-shared"]
-    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), *options, *small]
-    path = folder / f"products-{variants.key([DRIVER.read_text(), *flags])}.so"
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            half = path.with_suffix(".half")
-            command = [*COMPILER, *flags, str(DRIVER), "-lm", "-o", str(half)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[-2000:]
-            half.rename(path)
-    found = ctypes.CDLL(str(path))
+    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), *options, "-O0", "-DMOST_CODED=4", "-shared"]
+    found = ctypes.CDLL(str(compiled(DRIVER, COMPILER, flags)))
     found.product.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3 + [ctypes.c_void_p] * 2
     found.product.restype = None
     assert found.parts() == parts

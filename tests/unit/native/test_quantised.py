@@ -14,14 +14,14 @@ from foretoken.forward.stored_weight import RoundedWeight
 from foretoken.native import quantised
 from foretoken.native.packing import alternating
 from foretoken.native.quantised import CodedTiles, can_join, coded_tiles, joined
-from helpers.native_products import KINDS, compiled, native
+from helpers.native_products import KINDS, library_of, native
 
 INPUTS = 256
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compiled(request.param, tmp_path_factory)
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    return library_of(request.param)
 
 
 def some(

@@ -16,7 +16,7 @@ from foretoken.native import build
 from foretoken.native.packing import TiledLinear, alternating, described, packed_apart
 from foretoken.native.quantised import CodedTiles, joined
 from foretoken.native.superblocks import MixedTiles, SuperblockTiles, packed_codes
-from helpers.native_products import KINDS, compiled, native
+from helpers.native_products import KINDS, library_of, native
 from helpers.stored_weights import random_stored
 
 BITS = {"Q2_K": 2.625, "Q3_K": 3.5, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.625}  # of a packed weight
@@ -24,8 +24,8 @@ KEPT = tuple(BITS)
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compiled(request.param, tmp_path_factory)
+def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    return library_of(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.native import variants
+from helpers.compiled import compiled
 
 DRIVER = Path(__file__).parents[2] / "helpers" / "native_driver.c"
 CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
@@ -17,15 +18,10 @@ MISSING = [tool for tool in (CROSS, EMULATOR) if shutil.which(tool) is None]
 SMALL = ("-O0", "-DTILE=32", "-DPANEL=6", "-DMOST_CODED=4")  # less to compile; every loop is as it is
 
 
-def driver(compiler: list[str], options: tuple[str, ...], folder: Path) -> str:
+def driver(compiler: list[str], options: tuple[str, ...]) -> str:
     """The program that prints a hash of the bits of each kind of decoder."""
-    program = folder / "driver"
-    (folder / "unit.c").write_text(variants.unit())
     flags = [flag for flag in variants.FLAGS if flag not in ("-O3", "-fPIC")]
-    command = [*compiler, *flags, *SMALL, *options, f"-I{folder}", str(DRIVER), "-lm", "-o", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return str(program)
+    return str(compiled(DRIVER, compiler, [*flags, *SMALL, *options]))
 
 
 def said(*command: str) -> str:
@@ -35,7 +31,7 @@ def said(*command: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
+def reference() -> str:
     """What another kind of processor, which fuses products with additions, too, makes of the same model."""
     compiler = variants.compiler_command()
     if compiler is None:
@@ -44,14 +40,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
     variant = next((each for each in variants.VARIANTS if each.name == name), None)
     if variant is None or not set(variant.needs) <= set(variants.processor().split()):
         pytest.skip("this processor is of no kind to compare with")
-    return said(driver(compiler, variant.options, tmp_path_factory.mktemp("reference")))
+    return said(driver(compiler, variant.options))
 
 
 # asked before the reference is compiled
 @pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: {', '.join(MISSING)}")
 @pytest.mark.parametrize("variant", variants.of_architecture("aarch64"), ids=lambda each: each.name)
-def test_neon_has_the_bits_of_other_processors(variant: variants.Variant, reference: str, tmp_path: Path) -> None:
-    program = driver([CROSS], (*variant.options, "-static"), tmp_path)
+def test_neon_has_the_bits_of_other_processors(variant: variants.Variant, reference: str) -> None:
+    program = driver([CROSS], (*variant.options, "-static"))
     found = said(EMULATOR, program)
     assert found == reference
     assert found.splitlines()[-1] == "fine"
