@@ -122,8 +122,8 @@ def _work(name: str, options: argparse.Namespace) -> int:
         from foretoken.forward.batch import PackedBatch
         from foretoken.forward.dense import DensePlan
     else:  # a tree of before 26 November 2026
-        from foretoken.models.batch import PackedBatch
-        from foretoken.models.dense import DensePlan
+        PackedBatch = import_module("foretoken.models.batch").PackedBatch
+        DensePlan = import_module("foretoken.models.dense").DensePlan
 
     torch.set_num_threads(options.threads)
     model = load(name, dtype=options.dtype)

@@ -254,7 +254,7 @@ def test_the_same_items_as_agents_write_them(server: Served) -> None:
         (CHAT, {"prompt_logprobs": 1}, "prompt_logprobs", "use echo and logprobs in /v1/completions"),
         (CHAT, {"return_token_ids": True}, "return_token_ids", "of the library have token_ids"),
         (CHAT, {"chat_template": "x"}, "chat_template", "the server uses the checkpoint's template"),
-        (CHAT, {"thinking_token_budget": 5}, "thinking_token_budget", "max_tokens limits"),
+        (CHAT, {"thinking_token_budget": 5}, "thinking_token_budget", "leave it out"),
         (CHAT, {"functions": []}, "functions", "write tools"),
         (CHAT, {"priority": False}, "priority", "valid integer (got False)"),
         (CHAT, {"use_beam_search": 0}, "use_beam_search", "valid boolean (got 0)"),
