@@ -2,8 +2,7 @@
 
     python lab/benchmarks/loading.py MODEL[@DTYPE] ... [--against CHECKOUT] [--repeats 3] [--json OUT]
 
-Each run is a process of its own that makes ``LLM(MODEL)`` and one token; imports are part of it. ``peak`` is the most
-that was resident, pages of mapped files included. Each checkout loads each model once beforehand: the native decoder is
+Each run is ``foretoken generate`` with one token, imports included. ``peak`` is the most that was resident, pages of mapped files included. Each checkout loads each model once beforehand: the native decoder is
 compiled at its first use, and the files' pages are then in the system's cache. Checkouts take turns.
 """
 
@@ -17,22 +16,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from foretoken.core.provenance import provenance
 from foretoken_lab.peers.versions import command
 
 HERE = Path(__file__).resolve().parents[2]
-CODE = """
-import json, sys, time
-begin = time.perf_counter()
-from foretoken import LLM, SamplingParams
-imported = time.perf_counter()
-llm = LLM(sys.argv[1], dtype=sys.argv[2], speculative_config=None)
-loaded = time.perf_counter()
-llm.generate(["Once"], SamplingParams(max_tokens=1, ignore_eos=True))
-print(json.dumps({"imports": imported - begin, "load": loaded - imported}))
-"""
+ANSWER = ("generate", "Once", "--raw", "--method", "none", "--max-tokens", "1", "--ignore-eos")
 
 
 def main() -> None:
@@ -70,20 +59,16 @@ def run(model: str, dtype: str, tree: Path) -> dict[str, float]:
     """Seconds and GB of one process."""
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-c", CODE, model, dtype],
+        [sys.executable, "-m", "foretoken", *ANSWER, "--model", model, "--dtype", dtype],
         env={**os.environ, "PYTHONPATH": str(tree / "src")},
-        stdout=subprocess.PIPE,
-        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
-    assert process.stdout is not None
-    output = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - begin
     if status:
         raise SystemExit(f"{tree}: loading {model} failed")
-    own: dict[str, Any] = json.loads(output.splitlines()[-1])
     return {
-        **own,
         "wall": wall,
         "user": usage.ru_utime,
         "system": usage.ru_stime,
