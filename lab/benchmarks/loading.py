@@ -2,8 +2,9 @@
 
     python lab/benchmarks/loading.py MODEL[@DTYPE] ... [--against CHECKOUT] [--repeats 3] [--json OUT]
 
-Each run is ``foretoken generate`` with one token, imports included. ``peak`` is the most that was resident, pages of mapped files included. Each checkout loads each model once beforehand: the native decoder is
-compiled at its first use, and the files' pages are then in the system's cache. Checkouts take turns.
+Each run is ``foretoken generate`` with one token, imports included. ``peak`` is the most that was resident, pages of
+mapped files included. Each checkout loads each model once beforehand: the native decoder is compiled at its first use,
+and the files' pages are then in the system's cache. Checkouts take turns.
 """
 
 from __future__ import annotations
