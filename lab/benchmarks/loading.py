@@ -51,7 +51,9 @@ def main() -> None:
                 flush=True,
             )
     if options.json is not None:
-        facts = provenance([], load=os.getloadavg(), omp=os.environ.get("OMP_NUM_THREADS"), cores=os.cpu_count())
+        facts = provenance(
+            [], loaded=options.models, load=os.getloadavg(), omp=os.environ.get("OMP_NUM_THREADS"), cores=os.cpu_count()
+        )
         facts["command"] = command("loading.py")
         options.json.write_text(json.dumps({"runs": found, "provenance": facts}, indent=1) + "\n")
 
