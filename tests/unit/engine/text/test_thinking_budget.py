@@ -117,3 +117,14 @@ def test_no_limit_and_no_reasoning() -> None:
         for limit in (None, 0)
     )
     assert plain.outputs[0].token_ids == limited.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("config", [None, {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4}])
+def test_a_structure_begins_after_the_limit(config: dict[str, Any] | None) -> None:
+    form = {"regex": "(42|43)", "reasoning": "open"}  # white space may stand before it
+    llm = with_config(config, target=templated(THINKS))
+    (out,) = llm.chat(
+        [TALK], SamplingParams(max_tokens=40, thinking_token_budget=3, structured_outputs=form), use_tqdm=False
+    )
+    assert out.outputs[0].error is None
+    assert out.outputs[0].text.partition("</think>")[2].strip() in ("42", "43")
