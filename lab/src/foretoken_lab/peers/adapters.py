@@ -1,11 +1,12 @@
 """One small class per engine, all with the same face, so that one loop can measure them alike.
 
     name                       how tables and files call it
-    group                      "ours", "transformers" or "llama.cpp"
-    generate(ids, max_tokens)  greedy tokens after the prompt, up to and including the end token
+    group                      "ours", "transformers", "llama.cpp" or "openvino"
+    generate(ids, max_tokens)  tokens after the prompt, up to and including the end token
 
 Every engine gets the prompt as the same token ids, starts without any memory of earlier prompts, stops at the same end
-tokens, and has ``threads`` threads. Limits of an engine are documented next to the code that works around them.
+tokens, and has ``threads`` threads. Above temperature 0 it samples from all tokens, without other filters. Limits of an
+engine are documented next to the code that works around them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from foretoken.models.load import source_of
 
 LLAMA_CPP_INSTALL = "pip install cmake ninja && pip install 'llama-cpp-python>=0.3.16' 'gguf>=0.17'"
 
-_BAR = "!" * 78
+BAR = "!" * 78
 
 
 class Adapter(Protocol):
@@ -68,13 +69,15 @@ class Foretoken:
 
     group = "ours"
 
-    def __init__(self, name: str, llm: LLM) -> None:
+    def __init__(self, name: str, llm: LLM, temperature: float = 0.0) -> None:
         self.name = name
         self.llm = llm
+        self.temperature = temperature
         self.metrics: Any = None  # of the last call: steps and draft lengths, which other engines do not report
 
     def generate(self, ids: Sequence[int], max_tokens: int) -> list[int]:
-        (output,) = self.llm.generate([{"prompt_token_ids": list(ids)}], SamplingParams(max_tokens=max_tokens))
+        params = SamplingParams(max_tokens=max_tokens, temperature=self.temperature)
+        (output,) = self.llm.generate([{"prompt_token_ids": list(ids)}], params)
         if output.error is not None:
             raise RuntimeError(output.error)
         self.metrics = output.metrics
@@ -85,6 +88,7 @@ def our_recipes(draft: str | None) -> dict[str, dict[str, Any]]:
     """Our side of the comparison: plain, every drafter with its defaults (adaptive length), and one fixed length."""
     recipes: dict[str, dict[str, Any]] = {
         "none": {"method": "none"},
+        "auto": {"method": "auto", **({"model": draft} if draft is not None else {})},
         "ngram": {"method": "ngram"},
         "suffix": {"method": "suffix"},
     }
@@ -117,12 +121,15 @@ class Transformers:
         model: Any,
         options: dict[str, Any] | None = None,
         *,
+        temperature: float = 0.0,
         assistant: Any = None,
         assistant_options: dict[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.model = model
-        self.options = options or {}
+        self.options = {**(options or {}), "do_sample": temperature > 0}
+        if temperature > 0:
+            self.options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
         self.assistant = assistant
         if assistant is not None:
             self.assistant_config = copy.deepcopy(assistant.generation_config)
@@ -139,7 +146,6 @@ class Transformers:
                 ids_1T,
                 attention_mask=torch.ones_like(ids_1T),
                 max_new_tokens=max_tokens,
-                do_sample=False,
                 use_cache=True,
                 **options,
             )
@@ -161,11 +167,13 @@ def load_transformers(model: str, dtype: str) -> Any:
     return loaded
 
 
-def transformers_family(target: Any, assistant: Any | None) -> list[Transformers]:
+def transformers_family(target: Any, assistant: Any | None, temperature: float = 0.0) -> list[Transformers]:
     """Plain, prompt lookup, and assisted generation in several settings; the best of each kind is what counts."""
-    family = [Transformers("transformers", target)]
+    family = [Transformers("transformers", target, temperature=temperature)]
     family += [
-        Transformers(f"transformers lookup {count}", target, {"prompt_lookup_num_tokens": count})
+        Transformers(
+            f"transformers lookup {count}", target, {"prompt_lookup_num_tokens": count}, temperature=temperature
+        )
         for count in (3, 10, 20)
     ]
     if assistant is not None:
@@ -177,7 +185,9 @@ def transformers_family(target: Any, assistant: Any | None) -> list[Transformers
         }
         for label, options in settings.items():
             name = f"transformers assisted {label}"
-            family.append(Transformers(name, target, assistant=assistant, assistant_options=options))
+            family.append(
+                Transformers(name, target, temperature=temperature, assistant=assistant, assistant_options=options)
+            )
     return family
 
 
@@ -198,9 +208,7 @@ def import_llama_cpp() -> Any | None:
         import gguf  # noqa: F401
         import llama_cpp
     except ImportError as error:
-        print(
-            f"{_BAR}\nllama.cpp is NOT measured: {error}\nTo include it: {LLAMA_CPP_INSTALL}\n{_BAR}", file=sys.stderr
-        )
+        print(f"{BAR}\nllama.cpp is NOT measured: {error}\nTo include it: {LLAMA_CPP_INSTALL}\n{BAR}", file=sys.stderr)
         return None
     return llama_cpp
 
@@ -278,16 +286,26 @@ def open_llama(llama_cpp: Any, path: Path, *, context: int, threads: int, flash:
 
 
 class LlamaCppDirect:
-    """llama.cpp plain, straight through its C interface: decode, largest logit, next; the least that Python can do."""
+    """llama.cpp plain, straight through its C interface: decode, largest logit, next; the least that Python can do.
+
+    Above temperature 0, its own sampler takes the place of the largest logit.
+    """
 
     group = "llama.cpp"
 
-    def __init__(self, name: str, llama_cpp: Any, llama: Any, end_ids: frozenset[int]) -> None:
+    def __init__(
+        self, name: str, llama_cpp: Any, llama: Any, end_ids: frozenset[int], temperature: float = 0.0
+    ) -> None:
         self.name = name
         self.lib = llama_cpp
         self.llama = llama
         self.end_ids = end_ids
         self.num_vocab = llama.n_vocab()
+        self.sampler = None
+        if temperature > 0:
+            self.sampler = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+            llama_cpp.llama_sampler_chain_add(self.sampler, llama_cpp.llama_sampler_init_temp(temperature))
+            llama_cpp.llama_sampler_chain_add(self.sampler, llama_cpp.llama_sampler_init_dist(0))
 
     def generate(self, ids: Sequence[int], max_tokens: int) -> list[int]:
         lib, context = self.lib, self.llama.ctx
@@ -301,8 +319,11 @@ class LlamaCppDirect:
         batch = lib.llama_batch_get_one(one, 1)
         tokens: list[int] = []
         while True:
-            logits_V = np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), shape=(self.num_vocab,))
-            token = int(logits_V.argmax())
+            if self.sampler is None:
+                logits_V = np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), shape=(self.num_vocab,))
+                token = int(logits_V.argmax())
+            else:
+                token = lib.llama_sampler_sample(self.sampler, context, -1)
             tokens.append(token)
             if token in self.end_ids or len(tokens) == max_tokens:
                 return tokens
@@ -325,9 +346,18 @@ class LlamaServer:
     group = "llama.cpp"
 
     def __init__(
-        self, name: str, target: Path, *, context: int, threads: int, flash: bool, options: Sequence[str]
+        self,
+        name: str,
+        target: Path,
+        *,
+        context: int,
+        threads: int,
+        flash: bool,
+        temperature: float,
+        options: Sequence[str],
     ) -> None:
         self.name = name
+        self.temperature = temperature
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
@@ -360,7 +390,8 @@ class LlamaServer:
         body = {
             "prompt": list(ids),
             "n_predict": max_tokens,
-            "temperature": 0,
+            "temperature": self.temperature,
+            "samplers": ["temperature"],
             "cache_prompt": False,
             "return_tokens": True,
         }
@@ -397,6 +428,7 @@ def llama_cpp_family(
     threads: int,
     end_ids: frozenset[int],
     flash: bool,
+    temperature: float = 0.0,
     requested: Callable[[str], bool],
 ) -> list[Any]:
     """Plain twice (straight, and its server's), and its server's speculation in several settings.
@@ -407,7 +439,8 @@ def llama_cpp_family(
     common: dict[str, Any] = {"context": context, "threads": threads, "flash": flash}
     family: list[Any] = []
     if requested("llama.cpp"):
-        family.append(LlamaCppDirect("llama.cpp", llama_cpp, open_llama(llama_cpp, target, **common), end_ids))
+        opened = open_llama(llama_cpp, target, **common)
+        family.append(LlamaCppDirect("llama.cpp", llama_cpp, opened, end_ids, temperature))
     settings: dict[str, list[str]] = {"": []}
     for matching, proposed in ((2, 4), (3, 8)):
         sizes = {"n": matching, "m": proposed}
@@ -421,11 +454,12 @@ def llama_cpp_family(
             ]
     wanted = {name: options for name, options in settings.items() if requested(f"llama.cpp server{name}")}
     if wanted and shutil.which("llama-server") is None:
-        print(f"{_BAR}\nllama.cpp's speculation is NOT measured: there is no llama-server on the PATH; "
-              f"llama_server.py says how to build it\n{_BAR}", file=sys.stderr)  # fmt: skip
+        print(f"{BAR}\nllama.cpp's speculation is NOT measured: there is no llama-server on the PATH; "
+              f"llama_server.py says how to build it\n{BAR}", file=sys.stderr)  # fmt: skip
         wanted = {}
     return family + [
-        LlamaServer(f"llama.cpp server{name}", target, options=options, **common) for name, options in wanted.items()
+        LlamaServer(f"llama.cpp server{name}", target, options=options, temperature=temperature, **common)
+        for name, options in wanted.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Our engine, transformers and llama.cpp on the same weights and the same prompts, in one run.
+"""Our engine, transformers, llama.cpp and OpenVINO on the same weights and the same prompts, in one run.
 
     python -m foretoken_lab.peers.peers --limit 2 --repeats 1
     python -m foretoken_lab.peers.peers --suite spec_bench.jsonl.gz --limit 10 --json peers.json
@@ -6,12 +6,13 @@
     python -m foretoken_lab.peers.peers --model grown:base:100m --dtype int8 --minutes 4 \\
         --engines none,draft_model,llama.cpp*
 
-Greedy, one prompt at a time, until the model ends its turn. For every prompt and repeat all engines run one after the
-other, and the order rotates, so that a slow minute of the machine slows all of them alike. The prompt is the same
-token ids for all (chat template applied once); tokens are counted from the ids that come back, by the same code.
-Where a peer has settings, several are measured and its best one counts, which favours the peer. ``--dtype int8`` and
-``int4`` are ours, Q8_0 and Q4_0 of llama.cpp, and bfloat16 of transformers; drafts are bfloat16 in all of them. A model
-that is a GGUF file is read by all engines from that file; transformers computes its weights in bfloat16.
+Greedy (``--temperature`` samples), one prompt at a time, until the model ends its turn. For every prompt and repeat all
+engines run one after the other, and the order rotates, so that a slow minute of the machine slows all of them alike.
+The prompt is the same token ids for all (chat template applied once); tokens are counted from the ids that come back,
+by the same code. Where a peer has settings, several are measured and its best one counts, which favours the peer.
+``--dtype int8`` and ``int4`` are ours, Q8_0 and Q4_0 of llama.cpp and OpenVINO, bfloat16 of transformers; drafts are
+bfloat16 in all of them. A model that is a GGUF file is read by all engines from that file; transformers computes its
+weights in bfloat16.
 
 After each round of all engines a line says how fast each was so far. ``--minutes`` ends a run after a whole round; the
 order of the prompts is shuffled, so that every category has been measured by then. Files of llama.cpp are made once and
@@ -45,6 +46,7 @@ from foretoken.core.provenance import provenance
 from foretoken.data.prompts import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
 from foretoken_lab.peers import adapters, comparison
 from foretoken_lab.peers.comparison import BASELINE, Call
+from foretoken_lab.peers.openvino import openvino_family
 from foretoken_lab.peers.versions import Quiet, command, versions
 
 _WARM_UP_PROMPTS = 2
@@ -80,10 +82,16 @@ def main() -> int:
     for result in results:
         result["group"] = groups[result["engine"]]
     headlines = _headlines(results, calls)
+    if options.temperature > 0:  # drawn texts differ in any case
+        for result in results:
+            result["equality"] = None
     # weights that each engine has rounded in its own way are other models: their differences are not of rounding sums
     rounded = options.dtype in (*adapters.QUANTISED, adapters.FILE)
-    margins = {} if rounded else _margins(options, calls, ids_of)
-    title = f"{options.model}, {options.dtype}, {options.threads} threads, {len(prompts)} prompts x {options.repeats}"
+    margins = {} if rounded or options.temperature > 0 else _margins(options, calls, ids_of)
+    title = (
+        f"{options.model}, {options.dtype}, temperature {options.temperature:g}, {options.threads} threads, "
+        f"{len(prompts)} prompts x {options.repeats}"
+    )
     Console(width=None if sys.stdout.isatty() else 160).print(comparison.tables(results, headlines, title))
     for name, margin in margins.items():
         print(f"{name}: first differences from '{comparison.REFERENCE}' have float32 logit margins of "
@@ -96,6 +104,7 @@ def main() -> int:
             dtype=options.dtype,
             threads=options.threads,
             max_tokens=options.max_tokens,
+            temperature=options.temperature,
             repeats=options.repeats,
             limit=options.limit,
             complete=ended == WHOLE,
@@ -125,9 +134,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, help="prompts of every category at most")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy; above: all engines sample")
     dtypes = ["bfloat16", "float16", "float32", *adapters.QUANTISED]
     parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16, of a GGUF file its own")
-    parser.add_argument("--threads", type=int, default=2, help="of torch and of llama.cpp")
+    parser.add_argument("--threads", type=int, default=2, help="of every engine")
     parser.add_argument("--engines", default="*", help="by name, commas, * allowed: none,suffix,llama.cpp*")
     parser.add_argument("--minutes", type=float, help="of the whole run, loading included")
     parser.add_argument(
@@ -155,12 +165,15 @@ def _engines(options: argparse.Namespace, target: LLM, draft: str | None, contex
 
     recipes = adapters.our_recipes(draft)
     engines: list[Any] = [
-        adapters.Foretoken(name, target.with_method(recipe)) for name, recipe in recipes.items() if requested(name)
+        adapters.Foretoken(name, target.with_method(recipe), options.temperature)
+        for name, recipe in recipes.items()
+        if requested(name)
     ]
     if any("transformers".startswith(pattern.split("*")[0][:12]) for pattern in wanted):
         model = adapters.load_transformers(options.model, adapters.dense(options.dtype))
         assistant = adapters.load_transformers(draft, adapters.dense(options.dtype)) if draft else None
-        engines += [each for each in adapters.transformers_family(model, assistant) if requested(each.name)]
+        family = adapters.transformers_family(model, assistant, options.temperature)
+        engines += [each for each in family if requested(each.name)]
     if any("llama.cpp".startswith(pattern.split("*")[0][:9]) for pattern in wanted):
         llama_cpp = adapters.import_llama_cpp()
         if llama_cpp is not None:
@@ -172,8 +185,17 @@ def _engines(options: argparse.Namespace, target: LLM, draft: str | None, contex
                 threads=options.threads,
                 end_ids=target.target.end_ids,
                 flash=options.llama_flash,
+                temperature=options.temperature,
                 requested=requested,
             )
+    if any("openvino".startswith(pattern.split("*")[0][:8]) for pattern in wanted):
+        engines += openvino_family(
+            adapters.kept_gguf(options.model, options.dtype),
+            threads=options.threads,
+            end_ids=target.target.end_ids,
+            temperature=options.temperature,
+            requested=requested,
+        )
     return engines
 
 
@@ -257,6 +279,7 @@ def _headlines(results: list[dict[str, Any]], calls: Sequence[Call]) -> list[dic
         ("our plain against llama.cpp plain", plain, "llama.cpp"),
         ("our best against llama.cpp plain", ours, "llama.cpp"),
         ("our best against llama.cpp, its best of all", ours, comparison.best(results, names("llama.cpp"))),
+        ("our best against OpenVINO, its best of all", ours, comparison.best(results, names("openvino"))),
     ]
     found = []
     for what, a, b in wanted:

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-_PEERS = ("llama-cpp-python", "gguf", "numpy", "scikit-learn")
+_PEERS = ("llama-cpp-python", "gguf", "openvino", "openvino-genai", "numpy", "scikit-learn")
 
 
 def versions() -> dict[str, Any]:
