@@ -189,8 +189,10 @@ def _engines(options: argparse.Namespace, target: LLM, draft: str | None, contex
                 requested=requested,
             )
     if any("openvino".startswith(pattern.split("*")[0][:8]) for pattern in wanted):
+        # it does not open bfloat16 files
+        dtype = "float16" if options.dtype == "bfloat16" else options.dtype
         engines += openvino_family(
-            adapters.kept_gguf(options.model, options.dtype),
+            adapters.kept_gguf(options.model, dtype),
             threads=options.threads,
             end_ids=target.target.end_ids,
             temperature=options.temperature,
