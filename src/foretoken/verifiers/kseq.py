@@ -7,78 +7,58 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import Draft, Law, Sampled
-from foretoken.core.laws import Laws
-from foretoken.core.needs import Offers
-from foretoken.core.protocols import Verifier
+from foretoken.core.draft import Law, Sampled
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.residual import ratio
-from foretoken.core.verdict import Verdict
-from foretoken.verifiers.walk import Pick, Siblings, walk
+from foretoken.verifiers.walk import NodeRule, Pick, Siblings
 
 _ROUNDS = 60  # of the search for rho, at most; it ends after about six
 
 
-class KSeqVerifier(Verifier):
-    """Sequential selection among independent draws, within 1 - 1/e of the optimum."""
+class KSeqVerifier(NodeRule):
+    """Sequential selection among independent draws, within 1 - 1/e of the optimum.
+
+    At each node accept the first of its n children that passes with chance min(1, p / (rho q)).
+
+        beta(rho) = sum min(q, p / rho),  rho* in [1, n] solves 1 - (1 - beta)^n = rho beta
+        all refused: extra ~ p - min(q, p / rho) (1 - (1 - beta)^n) / beta.  A node without children: extra ~ p.
+
+    A token leaves the tests with probability min(q, p/rho) (1 - (1 - beta)^n) / beta, which is at most p as long
+    as rho >= rho*; the residual supplies the rest.
+
+    Paper:   Sun et al. 2023, arXiv:2310.15141, Algorithm 2 and Theorem 2.
+    Exact:   yes, for independent draws of q, repeats included. Checked by tests/statistical/test_exactness.py.
+    Differs: rho* by Newton steps inside a bracket instead of bisection, rounded up by a hair (rho >= rho* is what
+        exactness needs). With one child it is the ratio rule (rho* = 1).
+    """
 
     name = "kseq"
-    offers = Offers(batches=True)
-    promise = "same distribution"
     laws: tuple[type[Law], ...] = (Sampled,)
-    trees = True
 
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """At each node accept the first of its n children that passes with chance min(1, p / (rho q)).
-
-            beta(rho) = sum min(q, p / rho),  rho* in [1, n] solves 1 - (1 - beta)^n = rho beta
-            all refused: extra ~ p - min(q, p / rho) (1 - (1 - beta)^n) / beta.  A node without children: extra ~ p.
-
-        A token leaves the tests with probability min(q, p/rho) (1 - (1 - beta)^n) / beta, which is at most p as long
-        as rho >= rho*; the residual supplies the rest.
-
-        Paper:   Sun et al. 2023, arXiv:2310.15141, Algorithm 2 and Theorem 2.
-        Exact:   yes, for independent draws of q, repeats included. Checked by tests/statistical/test_exactness.py.
-        Differs: rho* by Newton steps inside a bracket instead of bisection, rounded up by a hair (rho >= rho* is what
-            exactness needs). With one child it is the ratio rule (rho* = 1).
-
-        Args:
-            draft: tree of N nodes; siblings share a row of q_KV float32 (already processed).
-            target: N + 1 rows; only rows on the walked path are processed.
-            rng: one decision of purpose accept per child, then one draw of purpose residual or bonus.
-        Returns:
-            Verdict with 0..N accepted nodes and exactly one extra token.
-        Raises:
-            ValueError: the draft is of another kind.
-        """
-        return self.verify_batch([draft], [target], [rng])[0]
-
-    def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
-        """:meth:`verify` for many requests abreast."""
-        return walk(self.name, self.laws, decide, drafts, targets, rngs)
-
-
-def decide(
-    kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
-) -> list[Pick]:
-    """One pick per request, see ``walk``."""
-    assert q_BV is not None
-    counts = [len(its) for its in tokens]
-    rho_B, beta_B = optimal_rho(p_BV, q_BV, torch.tensor(counts, device=p_BV.device))
-    rhos = rho_B.tolist()
-    picks: list[Pick] = []
-    for row, (its, rho, rng) in enumerate(zip(tokens, rhos, rngs, strict=True)):
-        chances = [ratio(float(p_BV[row, token]), rho * float(q_BV[row, token])) for token in its]
-        stands = rng.bernoulli("accept", chances)
-        number = stands.index(True) if any(stands) else None
-        picks.append((number, -1 if number is None else its[number]))
-    refused = [row for row, (number, _) in enumerate(picks) if number is None]
-    if refused:
-        left_BV = _residual(p_BV[refused], q_BV[refused], rho_B[refused], beta_B[refused], [counts[r] for r in refused])
-        extras = categorical_rows([rngs[row] for row in refused], "residual", left_BV)
-        for row, extra in zip(refused, extras, strict=True):
-            picks[row] = (None, extra)
-    return picks
+    @staticmethod
+    def decide(
+        kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
+    ) -> list[Pick]:
+        """From ``rngs``: one decision of purpose accept per child, and one draw of purpose residual if none stands."""
+        assert q_BV is not None
+        counts = [len(its) for its in tokens]
+        rho_B, beta_B = optimal_rho(p_BV, q_BV, torch.tensor(counts, device=p_BV.device))
+        rhos = rho_B.tolist()
+        picks: list[Pick] = []
+        for row, (its, rho, rng) in enumerate(zip(tokens, rhos, rngs, strict=True)):
+            chances = [ratio(float(p_BV[row, token]), rho * float(q_BV[row, token])) for token in its]
+            stands = rng.bernoulli("accept", chances)
+            number = stands.index(True) if any(stands) else None
+            picks.append((number, -1 if number is None else its[number]))
+        refused = [row for row, (number, _) in enumerate(picks) if number is None]
+        if refused:
+            left_BV = _residual(
+                p_BV[refused], q_BV[refused], rho_B[refused], beta_B[refused], [counts[r] for r in refused]
+            )
+            extras = categorical_rows([rngs[row] for row in refused], "residual", left_BV)
+            for row, extra in zip(refused, extras, strict=True):
+                picks[row] = (None, extra)
+        return picks
 
 
 def _residual(p_BV: Tensor, q_BV: Tensor, rho_B: Tensor, beta_B: Tensor, counts: Sequence[int]) -> Tensor:

@@ -26,7 +26,7 @@ from foretoken.core.randomness import Streams
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.options.option import Checked, Option
-from foretoken.verifiers import recursive
+from foretoken.verifiers.recursive import RecursiveVerifier
 from foretoken.verifiers.walk import Pick, Siblings
 
 Step = Callable[[int, Siblings, Siblings], Pick]  # node, its children, their tokens
@@ -164,7 +164,7 @@ class LossyVerifier(BudgetedVerifier):
 def exactly(p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams) -> Pick:
     """The same node by `recursive`, against p."""
     kind: type[Law] = PointMass if q_V is None else Sampled
-    return recursive.decide(kind, p_V[None], None if q_V is None else q_V[None], [tokens], [rng])[0]
+    return RecursiveVerifier.decide(kind, p_V[None], None if q_V is None else q_V[None], [tokens], [rng])[0]
 
 
 def permitted(target: Laws, row: int, token: int) -> bool:

@@ -11,7 +11,8 @@ from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio, residual_at, residual_without
 from foretoken.core.verdict import Verdict, follow
-from foretoken.verifiers import guessed, recursive
+from foretoken.verifiers import guessed
+from foretoken.verifiers.recursive import RecursiveVerifier
 from foretoken.verifiers.walk import walk
 
 
@@ -62,7 +63,7 @@ class RatioVerifier(Verifier):
         """:meth:`verify` for many requests abreast: on chains recursive rejection is this rule."""
         if not all(draft.tree.is_chain or target.greedy for draft, target in zip(drafts, targets, strict=True)):
             raise ValueError("the ratio rule verifies chains: use 'recursive' or 'match' for a branching tree")
-        return walk(self.name, self.laws, recursive.decide, drafts, targets, rngs)
+        return walk(self.name, self.laws, RecursiveVerifier.decide, drafts, targets, rngs)
 
     def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
         """One more test of the ratio rule; see verifiers/guessed.py."""

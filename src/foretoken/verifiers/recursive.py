@@ -7,66 +7,46 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import Draft, Law, PointMass, Sampled, WithoutReplacement
-from foretoken.core.laws import Laws
-from foretoken.core.needs import Offers
-from foretoken.core.protocols import Verifier
+from foretoken.core.draft import Law, PointMass, Sampled, WithoutReplacement
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.residual import ratio, residual_without
-from foretoken.core.verdict import Verdict
-from foretoken.verifiers.walk import Pick, Siblings, at_tokens, walk
+from foretoken.verifiers.walk import NodeRule, Pick, Siblings, at_tokens
 
 
-class RecursiveVerifier(Verifier):
-    """Multi-round speculative sampling, from the root down."""
+class RecursiveVerifier(NodeRule):
+    """Multi-round speculative sampling, from the root down.
+
+    At each node try its children in order with chance min(1, p/q); p becomes (p - q)+ after each refusal.
+
+    From p_1 = p at the node, for its children x_1..x_n in drafting order:
+
+        accept x_j with chance min(1, p_j(x_j) / q_j(x_j)) and go down to it;
+        else p_{j+1} = normalised (p_j - q_j)+, and
+            independent draws:    q_{j+1} = q            (a repeat is tried again: skipping it is a bias)
+            without replacement:  q_{j+1} = normalised q_j without x_j
+            point masses:         q_j = 1 at x_j, so p_{j+1} = normalised p_j without x_j
+        all refused: extra ~ p_{n+1}.  A node without children: extra ~ p, the bonus.
+
+    Paper:   Miao et al. 2023, arXiv:2305.09781, multi-step speculative sampling (independent draws); Jeon et al.
+        2024, arXiv:2402.14160, Algorithm 1 (without replacement).
+    Exact:   yes, whenever the children were drawn by the distribution that the draft declares. Checked by
+        tests/statistical/test_exactness.py.
+    Differs: on a chain it is the ratio rule. At temperature 0 it is the walk along the argmax. Where rounding
+        leaves no mass in q or in the residual, the remaining children are not tried and the extra token comes
+        from the last residual that had mass.
+    """
 
     name = "recursive"
-    offers = Offers(batches=True)
-    promise = "same distribution"
     laws: tuple[type[Law], ...] = (PointMass, Sampled, WithoutReplacement)
-    trees = True
 
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """At each node try its children in order with chance min(1, p/q); p becomes (p - q)+ after each refusal.
-
-        From p_1 = p at the node, for its children x_1..x_n in drafting order:
-
-            accept x_j with chance min(1, p_j(x_j) / q_j(x_j)) and go down to it;
-            else p_{j+1} = normalised (p_j - q_j)+, and
-                independent draws:    q_{j+1} = q            (a repeat is tried again: skipping it is a bias)
-                without replacement:  q_{j+1} = normalised q_j without x_j
-                point masses:         q_j = 1 at x_j, so p_{j+1} = normalised p_j without x_j
-            all refused: extra ~ p_{n+1}.  A node without children: extra ~ p, the bonus.
-
-        Paper:   Miao et al. 2023, arXiv:2305.09781, multi-step speculative sampling (independent draws); Jeon et al.
-            2024, arXiv:2402.14160, Algorithm 1 (without replacement).
-        Exact:   yes, whenever the children were drawn by the distribution that the draft declares. Checked by
-            tests/statistical/test_exactness.py.
-        Differs: on a chain it is the ratio rule. At temperature 0 it is the walk along the argmax. Where rounding
-            leaves no mass in q or in the residual, the remaining children are not tried and the extra token comes
-            from the last residual that had mass.
-
-        Args:
-            draft: tree of N nodes; siblings share a row of q_KV float32 (already processed), or point masses.
-            target: N + 1 rows; row i + 1 is the distribution after node i. Only rows on the walked path are normalised.
-            rng: one decision of purpose accept per tried child, then one draw of purpose residual or bonus.
-        Returns:
-            Verdict with 0..N accepted nodes and exactly one extra token.
-        """
-        return self.verify_batch([draft], [target], [rng])[0]
-
-    def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
-        """:meth:`verify` for many requests abreast."""
-        return walk(self.name, self.laws, decide, drafts, targets, rngs)
-
-
-def decide(
-    kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
-) -> list[Pick]:
-    """One pick per request, see ``walk``."""
-    if q_BV is None:
-        return [_try_points(p_V, its, rng) for p_V, its, rng in zip(p_BV, tokens, rngs, strict=True)]
-    return _try_draws(p_BV, q_BV, tokens, rngs, distinct=kind is WithoutReplacement)
+    @staticmethod
+    def decide(
+        kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
+    ) -> list[Pick]:
+        """From ``rngs``: one decision of purpose accept per tried child, and at the end at most one of residual."""
+        if q_BV is None:
+            return [_try_points(p_V, its, rng) for p_V, its, rng in zip(p_BV, tokens, rngs, strict=True)]
+        return _try_draws(p_BV, q_BV, tokens, rngs, distinct=kind is WithoutReplacement)
 
 
 def _try_points(p_V: Tensor, tokens: Siblings, rng: Streams) -> Pick:

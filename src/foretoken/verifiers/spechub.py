@@ -7,83 +7,61 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import Draft, HubPair, Law
-from foretoken.core.laws import Laws
-from foretoken.core.needs import Offers
-from foretoken.core.protocols import Verifier
+from foretoken.core.draft import HubPair, Law
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.residual import ratio
 from foretoken.core.siblings import hub_of
-from foretoken.core.verdict import Verdict
-from foretoken.verifiers.walk import Pick, Siblings, walk
+from foretoken.verifiers.walk import NodeRule, Pick, Siblings
 
 
-class SpecHubVerifier(Verifier):
-    """The optimum of its own pair distribution, by two tests and two sums."""
+class SpecHubVerifier(NodeRule):
+    """The optimum of its own pair distribution, by two tests and two sums.
+
+    At each node test the token that is not the hub, then the hub with what such tests left over.
+
+    With a the hub (the most probable token of q), Q1(i) = Pr(i, a) = q(i), Q2(i) = Pr(a, i) = q(a) q(i)/(1 - q(a)):
+
+        pair (i, a): accept i with chance min(1, p(i) / Q1(i));      then r = (p - Q1)+, Q1' = (Q1 - p)+
+        pair (a, i): accept i with chance min(1, r(i) / Q2(i));      then Q2' = (Q2 - r)+, r = (r - Q2)+
+        pair (a, i) still open: accept a with chance min(1, p(a) / sum Q2');   r(a) = (p(a) - sum Q2')+
+        pair (i, a) still open: accept a with chance min(1, r(a) / sum Q1');   r(a) = (r(a) - sum Q1')+
+        else extra ~ r.  One child: the ratio rule.  A node without children: extra ~ p.
+
+    Paper:   Sun et al. 2024, arXiv:2411.05289, Algorithm 1.
+    Exact:   yes, for pairs drawn as ``HubPair`` says. Checked by tests/statistical/test_exactness.py.
+    Differs: nothing.
+    """
 
     name = "spechub"
-    offers = Offers(batches=True)
-    promise = "same distribution"
     laws: tuple[type[Law], ...] = (HubPair,)
-    trees = True
 
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """At each node test the token that is not the hub, then the hub with what such tests left over.
-
-        With a the hub (the most probable token of q), Q1(i) = Pr(i, a) = q(i), Q2(i) = Pr(a, i) = q(a) q(i)/(1 - q(a)):
-
-            pair (i, a): accept i with chance min(1, p(i) / Q1(i));      then r = (p - Q1)+, Q1' = (Q1 - p)+
-            pair (a, i): accept i with chance min(1, r(i) / Q2(i));      then Q2' = (Q2 - r)+, r = (r - Q2)+
-            pair (a, i) still open: accept a with chance min(1, p(a) / sum Q2');   r(a) = (p(a) - sum Q2')+
-            pair (i, a) still open: accept a with chance min(1, r(a) / sum Q1');   r(a) = (r(a) - sum Q1')+
-            else extra ~ r.  One child: the ratio rule.  A node without children: extra ~ p.
-
-        Paper:   Sun et al. 2024, arXiv:2411.05289, Algorithm 1.
-        Exact:   yes, for pairs drawn as ``HubPair`` says. Checked by tests/statistical/test_exactness.py.
-        Differs: nothing.
-
-        Args:
-            draft: tree of N nodes, at most two children each; they share a row of q_KV float32 (already processed).
-            target: N + 1 rows; only rows on the walked path are processed.
-            rng: at most two decisions of purpose accept per node, then one draw of purpose residual or bonus.
-        Returns:
-            Verdict with 0..N accepted nodes and exactly one extra token.
-        Raises:
-            ValueError: the draft is of another kind, or a node has more than two children.
-        """
-        return self.verify_batch([draft], [target], [rng])[0]
-
-    def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
-        """:meth:`verify` for many requests abreast."""
-        return walk(self.name, self.laws, decide, drafts, targets, rngs)
-
-
-def decide(
-    kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
-) -> list[Pick]:
-    """One pick per request, see ``walk``."""
-    assert q_BV is not None
-    picks: list[Pick] = [(None, -1)] * len(tokens)
-    hubs: dict[int, int] = {}  # the hub of every row that is still open; its only token where there is no pair
-    for row, (p_V, q_V, its, rng) in enumerate(zip(p_BV, q_BV, tokens, rngs, strict=True)):
-        if len(its) > 2:
-            raise ValueError(f"verifier 'spechub' takes pairs, not {len(its)} children: set num_drafts=2")
-        hub = hub_of(q_V) if len(its) == 2 else -1
-        number = 1 if its[0] == hub else 0  # of the token that is not the hub
-        p, q = float(p_V[its[number]]), float(q_V[its[number]])
-        if number == 0:
-            chance = ratio(p, q)
-        else:
-            # 1 - q(a) as the sum of the others: the difference has no digits left where the hub has nearly everything
-            others = float(q_V.index_fill(0, torch.tensor([hub], device=q_V.device), 0.0).sum())
-            chance = ratio(max(p - q, 0.0), float(q_V[hub]) * q / others)
-        if rng.bernoulli("accept", (chance,))[0]:
-            picks[row] = (number, its[number])
-        else:
-            hubs[row] = hub
-    if hubs:
-        _let_hubs_take(p_BV, q_BV, hubs, tokens, rngs, picks)
-    return picks
+    @staticmethod
+    def decide(
+        kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
+    ) -> list[Pick]:
+        """From ``rngs``: at most two decisions of purpose accept and one draw of purpose residual per node."""
+        assert q_BV is not None
+        picks: list[Pick] = [(None, -1)] * len(tokens)
+        hubs: dict[int, int] = {}  # the hub of every row that is still open; its only token where there is no pair
+        for row, (p_V, q_V, its, rng) in enumerate(zip(p_BV, q_BV, tokens, rngs, strict=True)):
+            if len(its) > 2:
+                raise ValueError(f"verifier 'spechub' takes pairs, not {len(its)} children: set num_drafts=2")
+            hub = hub_of(q_V) if len(its) == 2 else -1
+            number = 1 if its[0] == hub else 0  # of the token that is not the hub
+            p, q = float(p_V[its[number]]), float(q_V[its[number]])
+            if number == 0:
+                chance = ratio(p, q)
+            else:
+                # 1 - q(a) as the sum of the others: the difference has no digits left where the hub has nearly all
+                others = float(q_V.index_fill(0, torch.tensor([hub], device=q_V.device), 0.0).sum())
+                chance = ratio(max(p - q, 0.0), float(q_V[hub]) * q / others)
+            if rng.bernoulli("accept", (chance,))[0]:
+                picks[row] = (number, its[number])
+            else:
+                hubs[row] = hub
+        if hubs:
+            _let_hubs_take(p_BV, q_BV, hubs, tokens, rngs, picks)
+        return picks
 
 
 def _let_hubs_take(

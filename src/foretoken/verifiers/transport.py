@@ -13,15 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import Draft, HubPair, Law, Sampled, TopThenSampled, WithoutReplacement
+from foretoken.core.draft import HubPair, Law, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.errors import ConfigError
-from foretoken.core.laws import Laws
-from foretoken.core.needs import Offers
-from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
-from foretoken.core.verdict import Verdict
-from foretoken.verifiers import greedy_draft, kseq, recursive, spechub
-from foretoken.verifiers.walk import Decide, Pick, Siblings, walk
+from foretoken.verifiers.greedy_draft import GreedyDraftVerifier
+from foretoken.verifiers.kseq import KSeqVerifier
+from foretoken.verifiers.recursive import RecursiveVerifier
+from foretoken.verifiers.spechub import SpecHubVerifier
+from foretoken.verifiers.walk import Decide, NodeRule, Pick, Siblings
 
 MAX_VARIABLES = 3000  # of one linear program
 
@@ -30,21 +29,35 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # What decides where there is no program: for the first two kinds because it would be too large, for the others because
 # these rules are the optimum of their kind in closed form.
 _OTHERWISE: dict[type[Law], Decide] = {
-    Sampled: kseq.decide,
-    WithoutReplacement: recursive.decide,
-    TopThenSampled: greedy_draft.decide,
-    HubPair: spechub.decide,
+    Sampled: KSeqVerifier.decide,
+    WithoutReplacement: RecursiveVerifier.decide,
+    TopThenSampled: GreedyDraftVerifier.decide,
+    HubPair: SpecHubVerifier.decide,
 }
 
 
-class TransportVerifier(Verifier):
-    """The upper bound itself, where the draft's distribution has few tokens (top-k, top-p, min-p)."""
+class TransportVerifier(NodeRule):
+    """The upper bound itself, where the draft's distribution has few tokens (top-k, top-p, min-p).
+
+    At each node accept child i of the drafted set D with chance S(i, D) / Pr(D), else draw from the rest.
+
+        S maximises  sum of S(i, D)  over sets D and their members i, with
+        sum_i S(i, D) <= Pr(the draft's set is D),  sum_D S(i, D) <= p(i),  S >= 0
+        all refused: extra ~ p(i) - sum_D S(i, D).  A node without children: extra ~ p, the bonus.
+
+    Paper:   the optimal-transport problem of Sun et al. 2023, arXiv:2310.15141, in the relaxed form of
+        arXiv:2502.18779: only which tokens were drafted matters, not their order, and only the accepted mass is
+        solved for.
+    Exact:   yes, whatever the solver's accuracy: S is scaled into its bounds, and the residual is computed from S.
+        Checked by tests/statistical/test_exactness.py.
+    Differs: where the program would have more than MAX_VARIABLES unknowns, the node is decided by `kseq`
+        (independent draws) or `recursive` (without replacement); that is exact too, since it depends on q's
+        support and the number of children alone. Greedy drafts and hub pairs need no program: `greedy_draft` and
+        `spechub` are their optimum.
+    """
 
     name = "transport"
-    offers = Offers(batches=True)
-    promise = "same distribution"
     laws: tuple[type[Law], ...] = (Sampled, WithoutReplacement, TopThenSampled, HubPair)
-    trees = True
 
     def __init__(self) -> None:
         try:
@@ -54,73 +67,44 @@ class TransportVerifier(Verifier):
                 "verifier='transport' solves linear programs with scipy: pip install 'foretoken[optimal]'"
             ) from None
 
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """At each node accept child i of the drafted set D with chance S(i, D) / Pr(D), else draw from the rest.
+    @staticmethod
+    def decide(
+        kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
+    ) -> list[Pick]:
+        """From ``rngs``: one draw of purpose accept per node, then at most one of purpose residual.
 
-            S maximises  sum of S(i, D)  over sets D and their members i, with
-            sum_i S(i, D) <= Pr(the draft's set is D),  sum_D S(i, D) <= p(i),  S >= 0
-            all refused: extra ~ p(i) - sum_D S(i, D).  A node without children: extra ~ p, the bonus.
-
-        Paper:   the optimal-transport problem of Sun et al. 2023, arXiv:2310.15141, in the relaxed form of
-            arXiv:2502.18779: only which tokens were drafted matters, not their order, and only the accepted mass is
-            solved for.
-        Exact:   yes, whatever the solver's accuracy: S is scaled into its bounds, and the residual is computed from S.
-            Checked by tests/statistical/test_exactness.py.
-        Differs: where the program would have more than MAX_VARIABLES unknowns, the node is decided by `kseq`
-            (independent draws) or `recursive` (without replacement); that is exact too, since it depends on q's
-            support and the number of children alone. Greedy drafts and hub pairs need no program: `greedy_draft` and
-            `spechub` are their optimum.
-
-        Args:
-            draft: tree of N nodes; siblings share a row of q_KV float32 (already processed).
-            target: N + 1 rows; only rows on the walked path are processed.
-            rng: one draw of purpose accept per node, then one of purpose residual or bonus.
-        Returns:
-            Verdict with 0..N accepted nodes and exactly one extra token.
-        Raises:
-            ValueError: the draft is of another kind.
+        Programs are solved one by one.
         """
-        return self.verify_batch([draft], [target], [rng])[0]
-
-    def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
-        """:meth:`verify` for many requests abreast; programs are solved one by one."""
-        return walk(self.name, self.laws, decide, drafts, targets, rngs)
-
-
-def decide(
-    kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
-) -> list[Pick]:
-    """One pick per request, see ``walk``."""
-    assert q_BV is not None
-    picks: list[Pick] = [(None, -1)] * len(tokens)
-    others = []
-    for row, (its, rng) in enumerate(zip(tokens, rngs, strict=True)):
-        size = int(torch.count_nonzero(q_BV[row]))
-        if kind not in (Sampled, WithoutReplacement) or num_variables(kind, size, len(its)) > MAX_VARIABLES:
-            others.append(row)
-            continue
-        support = q_BV[row].nonzero()[:, 0]
-        p_V = p_BV[row].double()
-        p_K, q_K = p_V[support].cpu().numpy(), q_BV[row, support].double().cpu().numpy()
-        coupling = solve(p_K.tobytes(), q_K.tobytes(), len(its), kind is WithoutReplacement)
-        places = {token: place for place, token in enumerate(support.tolist())}
-        drafted = tuple(sorted({places[token] for token in its}))
-        accepted = coupling.accepted[drafted]
-        refused = max(coupling.mass[drafted] - sum(accepted), 0.0)
-        choice = rng.categorical("accept", torch.tensor([*accepted, refused], dtype=torch.float64))
-        if choice < len(drafted):
-            token = int(support[drafted[choice]])
-            picks[row] = (its.index(token), token)
-            continue
-        left_V = p_V.index_copy(0, support, torch.from_numpy(coupling.left_K).to(support.device))
-        picks[row] = (None, rng.categorical("residual", left_V if float(left_V.sum()) > 0.0 else p_V))
-    if others:
-        found = _OTHERWISE[kind](
-            kind, p_BV[others], q_BV[others], [tokens[row] for row in others], [rngs[row] for row in others]
-        )
-        for row, pick in zip(others, found, strict=True):
-            picks[row] = pick
-    return picks
+        assert q_BV is not None
+        picks: list[Pick] = [(None, -1)] * len(tokens)
+        others = []
+        for row, (its, rng) in enumerate(zip(tokens, rngs, strict=True)):
+            size = int(torch.count_nonzero(q_BV[row]))
+            if kind not in (Sampled, WithoutReplacement) or num_variables(kind, size, len(its)) > MAX_VARIABLES:
+                others.append(row)
+                continue
+            support = q_BV[row].nonzero()[:, 0]
+            p_V = p_BV[row].double()
+            p_K, q_K = p_V[support].cpu().numpy(), q_BV[row, support].double().cpu().numpy()
+            coupling = solve(p_K.tobytes(), q_K.tobytes(), len(its), kind is WithoutReplacement)
+            places = {token: place for place, token in enumerate(support.tolist())}
+            drafted = tuple(sorted({places[token] for token in its}))
+            accepted = coupling.accepted[drafted]
+            refused = max(coupling.mass[drafted] - sum(accepted), 0.0)
+            choice = rng.categorical("accept", torch.tensor([*accepted, refused], dtype=torch.float64))
+            if choice < len(drafted):
+                token = int(support[drafted[choice]])
+                picks[row] = (its.index(token), token)
+                continue
+            left_V = p_V.index_copy(0, support, torch.from_numpy(coupling.left_K).to(support.device))
+            picks[row] = (None, rng.categorical("residual", left_V if float(left_V.sum()) > 0.0 else p_V))
+        if others:
+            found = _OTHERWISE[kind](
+                kind, p_BV[others], q_BV[others], [tokens[row] for row in others], [rngs[row] for row in others]
+            )
+            for row, pick in zip(others, found, strict=True):
+                picks[row] = pick
+        return picks
 
 
 @dataclass(frozen=True, slots=True)

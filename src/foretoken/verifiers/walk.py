@@ -1,13 +1,15 @@
 """The walk that the node-wise rules share: from the root down, one decision per node, many requests abreast.
 
-A rule is then one function: what becomes of the children of a node. It is given the nodes of B requests that stand at
-the same number of steps from their roots, so that the arithmetic over the vocabulary is done for all of them at once.
+A rule is then one function, ``NodeRule.decide``: what becomes of the children of a node. It is given the nodes of B
+requests that stand at the same number of steps from their roots, so that the arithmetic over the vocabulary is done for
+all of them at once.
 
 Letters: B requests, V vocabulary.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from foretoken.core.draft import Draft, Law, PointMass
 from foretoken.core.laws import Laws
+from foretoken.core.needs import Offers
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict, follow
@@ -22,6 +26,52 @@ from foretoken.core.verdict import Verdict, follow
 Siblings = tuple[int, ...]
 Pick = tuple[int | None, int]  # (number of the sibling that stands, its token), or (None, the token emitted instead)
 Decide = Callable[[type[Law], Tensor, Tensor | None, Sequence[Siblings], Sequence[Streams]], list[Pick]]
+
+
+class NodeRule(Verifier):
+    """A lossless rule for trees that decides node by node, from the root down.
+
+    A node without children emits a draw from the target's distribution there, the bonus (purpose bonus). At temperature
+    0 the verdict is the walk along the argmax, and no decision is made.
+    """
+
+    offers = Offers(batches=True)
+    promise = "same distribution"
+    trees = True
+
+    @staticmethod
+    @abstractmethod
+    def decide(
+        kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
+    ) -> list[Pick]:
+        """What becomes of the children of one node per request.
+
+        Args:
+            kind: of distribution of all drafts in the call.
+            p_BV: the target's distribution at the node; rows sum to 1. A view: not to be written to.
+            q_BV: the distribution that the children were drawn from; None for point masses. A view as well.
+            tokens: the children's tokens in drafting order, at least one per request.
+            rngs: the requests' streams.
+        Returns:
+            one pick per request.
+        """
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        """Decide one draft.
+
+        Args:
+            draft: tree of N nodes; siblings share a row of q_KV float32 (already processed), or are point masses.
+            target: N + 1 rows; only rows on the walked path are processed.
+            rng: the request's streams; what each rule draws from them is at its ``decide``.
+        Returns:
+            Verdict with 0..N accepted nodes and exactly one extra token.
+        Raises:
+            ValueError: the draft's kind of distribution is not among ``laws``.
+        """
+        return self.verify_batch([draft], [target], [rng])[0]
+
+    def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
+        return walk(self.name, self.laws, self.decide, drafts, targets, rngs)
 
 
 def walk(
@@ -37,9 +87,7 @@ def walk(
     Args:
         rule: name of the rule, for its errors.
         kinds: distributions of the draft that the rule is valid for.
-        decide: takes the kind of distribution, p_BV (rows sum to 1), q_BV (None for point masses), the children's
-            tokens in drafting order (at least one per request) and the streams; gives one pick per request. All of a
-            call have the same kind. The tensors are views: not to be written to.
+        decide: see ``NodeRule.decide``.
         drafts, targets, rngs: see ``core.protocols.Verifier``.
     Returns:
         one verdict per request. At temperature 0 it is the walk along the argmax, and no decision is made.
