@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from foretoken.engine.request import TokenLogprob
 from foretoken.engine.updates import Update
+from foretoken.serve.choices import ChoicesAnswer
 from foretoken.serve.conversation import Conversation, offered
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import ChatRequest, NamedTool, Tool
-from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure, structure
-from foretoken.serve.stream import DONE, Chunks, event
+from foretoken.serve.service import Service, structure
 from foretoken.serve.tool_choice import ToolChoice
 from foretoken.serve.tools import joined
 
 _UNLIMITED = 2**31  # the limit is the context length
 
 
-class Chat:
+class Chat(ChoicesAnswer):
     """One conversation to answer.
 
     Args:
@@ -29,19 +28,17 @@ class Chat:
         ApiError: the request is not valid; nothing runs.
     """
 
+    object, chunk_object, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
+
     def __init__(self, service: Service, body: ChatRequest) -> None:
-        self.model = service.check_model(body.model)
-        if body.stream_options is not None and not body.stream:
-            raise ApiError(400, "stream_options requires stream=true", param="stream_options")
+        super().__init__(service, body)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs requires logprobs=true", param="top_logprobs")
         if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
             raise ApiError(
                 400, "max_tokens and max_completion_tokens are the same limit, and differ: keep one", param="max_tokens"
             )
-        self.service = service
         self.body = body
-        self.id, self.created = new_id("chatcmpl-"), int(time.time())
         named = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
         tools = [tool for tool in offered(body) if isinstance(tool, Tool)]
@@ -60,55 +57,8 @@ class Chat:
         self.requests = service.requests([talk.prompt], talk.completed(params), body, "messages", form)
         self.readers = [talk.reader(request) for request in self.requests]
 
-    async def answer(self) -> dict[str, Any]:
-        """Return the whole answer."""
-        deltas = await self.service.whole(self.requests)
-        return {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [self._choice(delta) for delta in deltas],
-            "usage": self._usage(),
-            "system_fingerprint": FINGERPRINT,
-            **self.service.metrics(self.requests, self.body),
-        }
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer in pieces."""
-        options = self.body.stream_options
-        wanted = options is not None and bool(options.include_usage)
-        every = wanted and options is not None and bool(options.continuous_usage_stats)
-        chunk = Chunks(
-            {
-                "id": self.id,
-                "object": "chat.completion.chunk",
-                "created": self.created,
-                "model": self.model,
-                "system_fingerprint": FINGERPRINT,
-            },
-            usage=wanted,
-        )
-        with self.service.running(self.requests) as ticket:
-            delivered = 0
-            for index in range(len(self.requests)):
-                opening = _piece(index, {"role": "assistant", "content": ""})
-                yield chunk([opening], self._usage(delivered) if every else None)
-            async for deltas in ticket.deltas():
-                for delta in deltas:
-                    try:
-                        refuse_failure(delta)
-                    except ApiError as error:
-                        yield event(error.body)
-                        return
-                    streamed = self._streamed(delta)
-                    delivered += len(delta.token_ids)
-                    yield chunk([streamed], self._usage(delivered) if every else None)
-        if wanted:
-            yield chunk([], self._usage(), self.service.metrics(self.requests, self.body))
-        yield DONE
-
-    # ------------------------------------------------------------------ inside
+    def _openings(self) -> list[dict[str, Any]]:
+        return [_piece(index, {"role": "assistant", "content": ""}) for index in range(len(self.requests))]
 
     def _usage(self, delivered: int | None = None) -> dict[str, Any]:
         reasoning = sum(each.reasoning_tokens for each in self.readers)
@@ -120,13 +70,12 @@ class Chat:
         message: dict[str, Any] = {"role": "assistant", "content": piece.content, "refusal": None}
         if piece.calls:
             message |= {"content": piece.content.strip() or None, "tool_calls": joined(piece.calls)}
-        choice = {
+        return {
             "index": delta.index,
             "message": message | _reasoning(piece.reasoning),
             "logprobs": self._logprobs(delta.logprobs),
             "finish_reason": reader.reason(delta),
         }
-        return choice | self._shown(delta)
 
     def _streamed(self, delta: Update) -> dict[str, Any]:
         reader = self.readers[delta.index]
@@ -137,11 +86,7 @@ class Chat:
         piece = _piece(delta.index, content, reader.reason(delta))
         if self.body.logprobs:
             piece["logprobs"] = self._logprobs(delta.logprobs)
-        return piece | self._shown(delta)
-
-    def _shown(self, delta: Update) -> dict[str, Any]:
-        wanted = self.body.speculation is not None and self.body.speculation.show
-        return {"speculation": self.service.shown(delta)} if wanted else {}
+        return piece
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not self.body.logprobs:

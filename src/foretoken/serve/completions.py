@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from foretoken.engine.llm import Prompt
 from foretoken.engine.request import TokenLogprob
 from foretoken.engine.updates import Update
+from foretoken.serve.choices import ChoicesAnswer
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import CompletionRequest
-from foretoken.serve.service import FINGERPRINT, Service, new_id, refuse_failure
-from foretoken.serve.stream import DONE, Chunks, event
+from foretoken.serve.service import Service
 from foretoken.serve.token_places import Places
 
 _LENGTH = 16  # OpenAI's default
 
 
-class Completion:
+class Completion(ChoicesAnswer):
     """Prompts to continue.
 
     Args:
@@ -28,17 +27,16 @@ class Completion:
         ApiError: the request is not valid; nothing runs.
     """
 
+    object = chunk_object = "text_completion"
+    prefix = "cmpl-"
+
     def __init__(self, service: Service, body: CompletionRequest) -> None:
-        self.model = service.check_model(body.model)
-        if body.stream_options is not None and not body.stream:
-            raise ApiError(400, "stream_options requires stream=true", param="stream_options")
+        super().__init__(service, body)
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise ApiError(400, f"best_of={body.best_of} is not supported: leave it out, or use n", param="best_of")
         if body.max_tokens == 0 and not body.echo:
             raise ApiError(400, "max_tokens=0 requires echo=true: set max_tokens to at least 1", param="max_tokens")
-        self.service = service
         self.body = body
-        self.id, self.created = new_id("cmpl-"), int(time.time())
         length = _LENGTH if body.max_tokens is None else body.max_tokens
         self.nothing = length == 0  # for the prompt alone, one token is computed and not returned
         scored = body.logprobs if body.echo else None
@@ -48,52 +46,6 @@ class Completion:
         self.skip_special = params.skip_special_tokens
         self._places: dict[int, Places] = {}
         self.requests = service.requests(self.prompts, params, body, "prompt")
-
-    async def answer(self) -> dict[str, Any]:
-        """Return the whole answer."""
-        deltas = await self.service.whole(self.requests)
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-            "choices": [self._choice(delta) for delta in deltas],
-            "usage": self._usage(),
-            "system_fingerprint": FINGERPRINT,
-            **self.service.metrics(self.requests, self.body),
-        }
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the answer in pieces."""
-        options = self.body.stream_options
-        wanted = options is not None and bool(options.include_usage)
-        every = wanted and options is not None and bool(options.continuous_usage_stats)
-        chunk = Chunks(
-            {
-                "id": self.id,
-                "object": "text_completion",
-                "created": self.created,
-                "model": self.model,
-                "system_fingerprint": FINGERPRINT,
-            },
-            usage=wanted,
-        )
-        delivered = 0
-        with self.service.running(self.requests) as ticket:
-            async for deltas in ticket.deltas():
-                for delta in deltas:
-                    try:
-                        refuse_failure(delta)
-                    except ApiError as error:
-                        yield event(error.body)
-                        return
-                    delivered += len(delta.token_ids)
-                    yield chunk([self._choice(delta)], self._usage(delivered) if every else None)
-        if wanted:
-            yield chunk([], self._usage(), self.service.metrics(self.requests, self.body))
-        yield DONE
-
-    # ------------------------------------------------------------------ inside
 
     def _usage(self, delivered: int | None = None) -> dict[str, Any]:
         usage = self.service.usage(self.requests, len(self.prompts), delivered=delivered)
@@ -115,15 +67,15 @@ class Completion:
                 offsets = places.of_prompt(self.requests[delta.index].tokens[: len(scored)], prompt)
                 entries = [*scored, *entries]
         offsets += places.of_answer([each.token_id for each in entries[len(offsets) :] if each is not None])
-        choice: dict[str, Any] = {
+        return {
             "index": delta.index,
             "text": text,
             "logprobs": None if self.body.logprobs is None else self._logprobs(delta.index, entries, offsets),
             "finish_reason": "length" if self.nothing else delta.finish_reason,
         }
-        if self.body.speculation is not None and self.body.speculation.show:
-            choice["speculation"] = self.service.shown(delta)
-        return choice
+
+    def _streamed(self, delta: Update) -> dict[str, Any]:
+        return self._choice(delta)
 
     def _prompt_text(self, index: int) -> str:
         prompt = self.prompts[index // self.n]
