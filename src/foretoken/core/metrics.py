@@ -27,11 +27,15 @@ class Emitted(NamedTuple):
         seconds: since the request was queued.
         tokens: how many there were.
         drafted: how many of them the draft wrote; they come first.
+        refused: tokens of the draft that did not stand.
+        sources: of the drafted tokens, where the drafter has several.
     """
 
     seconds: float
     tokens: int
     drafted: int
+    refused: int = 0
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -297,7 +297,9 @@ class Engine:
                 continue
             job.request.metrics.count_step(verdict, taken)
             accepted = min(len(verdict.path) + job.guessed, taken)
-            job.request.metrics.emitted.append(Emitted(perf_counter() - job.request.started, taken, accepted))
+            wrote = tuple(draft.sources[node] for node in verdict.path[:accepted]) if draft.sources else ()
+            elapsed, refused = perf_counter() - job.request.started, max(0, len(draft) - accepted)
+            job.request.metrics.emitted.append(Emitted(elapsed, taken, accepted, refused, wrote))
             job.request.metrics.num_moved_bytes += draft.moved_bytes
             if job.features is not None and not job.request.finished:
                 features = job.features.standing(verdict.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foretoken.engine.request import Request, TokenLogprob
 
@@ -16,6 +16,8 @@ class Update:
         text: released text; may be empty while a character or a stop string is incomplete.
         token_ids: new tokens.
         drafted: for each of them, whether it was drafted (else the target emitted it).
+        sources: for each of them, which of several drafters wrote it; empty for the target, and for the only drafter.
+        refused: for each of them, how many draft tokens were refused in its step: counted at the step's last token.
         logprobs: one entry for each of them, if they were requested.
         finish_reason: None while it runs; then "stop", "length", "cancelled" or "error".
         error: the message if it failed.
@@ -32,12 +34,16 @@ class Update:
     error: str | None = None
     unserved: bool = False
     unfit: bool = False
+    sources: list[str] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
 
     def join(self, later: Update) -> None:
         """Append a later update of the same completion."""
         self.text += later.text
         self.token_ids += later.token_ids
         self.drafted += later.drafted
+        self.sources += later.sources
+        self.refused += later.refused
         self.logprobs += later.logprobs
         self.finish_reason, self.error = later.finish_reason, later.error
         self.unserved, self.unfit = later.unserved, later.unfit
@@ -79,10 +85,13 @@ class Tracked:
             request.text.close()
         steps = request.metrics.emitted[self.steps_read :]
         drafted = [place < step.drafted for step in steps for place in range(step.tokens)]  # the accepted path is first
-        drafted += [False] * (len(tokens) - len(drafted))  # a step that failed at its end
+        sources = [name for step in steps for name in (*step.sources, *[""] * (step.tokens - len(step.sources)))]
+        refused = [count for step in steps for count in (*[0] * (step.tokens - 1), step.refused)[: step.tokens]]
+        missing = len(tokens) - len(drafted)  # of a step that failed at its end
+        drafted, sources, refused = drafted + [False] * missing, sources + [""] * missing, refused + [0] * missing
         logprobs = [] if request.logprobs is None else request.logprobs[self.num_read :]
         self.num_read += len(tokens)
         self.steps_read += len(steps)
         text = request.text.release(final=request.finished)
         ended = (request.finish_reason, request.error, self.unserved, request.unfit)
-        return Update(self.index, text, tokens, drafted, logprobs, *ended)
+        return Update(self.index, text, tokens, drafted, logprobs, *ended, sources, refused)

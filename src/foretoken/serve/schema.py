@@ -143,7 +143,10 @@ class Speculation(Fields):
     num_speculative_tokens: Annotated[
         _Index | None, Field(description="Maximum number of draft tokens per step; null: the server's setting.")
     ] = None
-    show: Annotated[bool, Field(description="Report for each token whether it was drafted.")] = False
+    show: Annotated[
+        bool,
+        Field(description="Report the drafter of each token, and how many of a draft were refused."),
+    ] = False
     metrics: Annotated[
         Literal["none", "summary", "detailed"] | None,
         Field(description="Report metrics.speculative_decoding with the usage; null: the server's setting."),

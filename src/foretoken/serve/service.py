@@ -261,9 +261,17 @@ class Service:
     def shown(self, delta: Update) -> list[dict[str, Any]]:
         """Return a delta's tokens and the source of each; special tokens have no text and no bytes."""
         special = self.token_text.special
+        method = self.llm.recipe.method
         return [
-            {"bytes": [] if token in special else list(self.token_text(token)[1]), "drafted": drafted}
-            for token, drafted in zip(delta.token_ids, delta.drafted, strict=True)
+            {
+                "bytes": [] if token in special else list(self.token_text(token)[1]),
+                "drafted": drafted,
+                "source": (source or method) if drafted else None,
+                "refused": refused,
+            }
+            for token, drafted, source, refused in zip(
+                delta.token_ids, delta.drafted, delta.sources, delta.refused, strict=True
+            )
         ]
 
     def logprob(self, entry: TokenLogprob) -> dict[str, Any]:

@@ -94,7 +94,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Update]:
     take_in = Ticket.take_in
 
     def noted(ticket: Ticket, delta: Update) -> None:
-        every.append(replace(delta, token_ids=[*delta.token_ids], drafted=[*delta.drafted]))
+        copied = {name: [*getattr(delta, name)] for name in ("token_ids", "drafted", "sources", "refused")}
+        every.append(replace(delta, **copied))
         take_in(ticket, delta)
 
     monkeypatch.setattr(Ticket, "take_in", noted)
