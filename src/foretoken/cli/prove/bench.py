@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,9 @@ _DEFAULT_METHODS = "auto,draft_model,ngram,suffix"
 _REPORTS = {"--csv": "csv", "--report": "html"}  # option -> name of an entry point
 _OF_PARAMS = ("max_tokens", "temperature", "ignore_eos")  # settings that a named suite may provide
 _MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
+_method = functools.partial(typer.Option, rich_help_panel=_METHOD)
+_measure = functools.partial(typer.Option, rich_help_panel=_MEASURE)
+_output = functools.partial(typer.Option, rich_help_panel=_OUTPUT)
 
 
 class Group(ExtendedGroup):
@@ -65,22 +69,18 @@ def bench(
     model: Model = DEFAULT_MODEL,
     methods: Annotated[
         str | None,
-        typer.Option(
+        _method(
             "--methods",
             metavar="A,B,…",
             help="Comma-separated names; '+' adds an option to one: draft_model+num_speculative_tokens=4. "
             "Plain decoding (none) is always measured.",
             show_default="auto, draft_model, ngram, suffix",
-            rich_help_panel=_METHOD,
         ),
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option for all entries of a method, METHOD.NAME=VALUE. Repeatable.",
-            rich_help_panel=_METHOD,
+        _method(
+            "--set", metavar="KEY=VALUE", help="An option for all entries of a method, METHOD.NAME=VALUE. Repeatable."
         ),
     ] = None,
     draft_model: DraftModel = None,
@@ -95,22 +95,15 @@ def bench(
         repeats_option("Interleaved repeats; the result is their median.", _MEASURE),
     ] = 3,
     batch_size: Annotated[
-        str,
-        typer.Option(
-            "--batch-size",
-            metavar="N,…",
-            help="Prompts per batch; several sizes are measured in turn.",
-            rich_help_panel=_MEASURE,
-        ),
+        str, _measure("--batch-size", metavar="N,…", help="Prompts per batch; several sizes are measured in turn.")
     ] = "1",
     prompt_tokens: Annotated[
         str | None,
-        typer.Option(
+        _measure(
             "--prompt-tokens",
             metavar="N,…",
             help="Extend prompts to this many tokens with other prompts in front; combined with every batch size.",
             show_default="unchanged",
-            rich_help_panel=_MEASURE,
         ),
     ] = None,
     params: Annotated[
@@ -125,10 +118,7 @@ def bench(
             },
         ),
     ],
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", "--no-chat", help="Do not apply the chat template.", rich_help_panel=_MEASURE),
-    ] = False,
+    raw: Annotated[bool, _measure("--raw", "--no-chat", help="Do not apply the chat template.")] = False,
     loading: Loading,
     json: Annotated[
         bool,
@@ -140,24 +130,19 @@ def bench(
     out: Annotated[Path | None, out_option("Write the same JSON to a file, and print the tables.", _OUTPUT)] = None,
     csv: Annotated[
         Path | None,
-        typer.Option(
-            "--csv",
-            metavar="PATH",
-            help="Write a CSV file with one row per method and category. Needs foretoken-lab.",
-            rich_help_panel=_OUTPUT,
+        _output(
+            "--csv", metavar="PATH", help="Write a CSV file with one row per method and category. Needs foretoken-lab."
         ),
     ] = None,
     markdown: Annotated[
-        Path | None,
-        typer.Option("--markdown", metavar="PATH", help="Write the tables as Markdown.", rich_help_panel=_OUTPUT),
+        Path | None, _output("--markdown", metavar="PATH", help="Write the tables as Markdown.")
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(
+        _output(
             "--report",
             metavar="PATH",
             help="Write an HTML page with charts and a comparison of the answers. Needs foretoken-lab.",
-            rich_help_panel=_OUTPUT,
         ),
     ] = None,
     verbose: Verbose = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +31,9 @@ from foretoken.data.prompts import Prompt, limit_per_category, read_prompts
 from foretoken.options.sampling import SamplingParams
 
 _WORK, _CHOICE, _OUTPUT = "Your prompts", "What may draft", "Output"
+_work = functools.partial(typer.Option, rich_help_panel=_WORK)
+_choice = functools.partial(typer.Option, rich_help_panel=_CHOICE)
+_output = functools.partial(typer.Option, rich_help_panel=_OUTPUT)
 
 
 @with_flags
@@ -38,12 +42,11 @@ def plan(
     model: Model = DEFAULT_MODEL,
     prompts: Annotated[
         Path | None,
-        typer.Option(
+        _work(
             "--prompts",
             metavar="FILE.jsonl",
             help="Your prompts, one JSON object a line: 'prompt', 'messages' or 'turns' (the first).",
             show_default="the prompts of --suite",
-            rich_help_panel=_WORK,
         ),
     ] = None,
     suite: Annotated[str | None, suite_option(_WORK)] = None,
@@ -53,26 +56,22 @@ def plan(
         SamplingParams,
         Flags(_WORK, ("max_tokens", "temperature", "seed"), defaults={"seed": 0, "max_tokens": 256}),
     ],
-    raw: Annotated[
-        bool, typer.Option("--raw", "--no-chat", help="Do not apply the chat template.", rich_help_panel=_WORK)
-    ] = False,
+    raw: Annotated[bool, _work("--raw", "--no-chat", help="Do not apply the chat template.")] = False,
     batch_sizes: Annotated[
         str,
-        typer.Option(
+        _work(
             "--batch-sizes",
             "--concurrency",
             metavar="N,…",
             help="Numbers of requests that run together; the gain at each is predicted.",
-            rich_help_panel=_WORK,
         ),
     ] = "1",
     contexts: Annotated[
         str,
-        typer.Option(
+        _work(
             "--contexts",
             metavar="N,…",
             help="Contexts in tokens at which forwards are timed, as far as model and time allow.",
-            rich_help_panel=_WORK,
         ),
     ] = "128,2048,8192",
     minutes: Annotated[
@@ -87,23 +86,21 @@ def plan(
     ] = 5.0,
     drafts: Annotated[
         str | None,
-        typer.Option(
+        _choice(
             "--draft-model",
             "--drafts",
             metavar="MODEL",
             help="Draft models and folders of published heads, with commas between them.",
             show_default="zoo:draft for zoo:base",
-            rich_help_panel=_CHOICE,
         ),
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(
+        _choice(
             "--methods",
             metavar="A,B,…",
             help="Look at these methods only; 'foretoken methods' lists them.",
             show_default="all",
-            rich_help_panel=_CHOICE,
         ),
     ] = None,
     loading: Loading,
@@ -112,13 +109,9 @@ def plan(
         Path | None,
         out_option("Write the plan to a file for --plan FILE and speculative_config={'plan': FILE}.", _OUTPUT),
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="PATH", help="Write an HTML page with charts.", rich_help_panel=_OUTPUT),
-    ] = None,
+    report: Annotated[Path | None, _output("--report", metavar="PATH", help="Write an HTML page with charts.")] = None,
     keep_trace: Annotated[
-        Path | None,
-        typer.Option("--keep-trace", metavar="DIR", help="Keep the recorded answers.", rich_help_panel=_OUTPUT),
+        Path | None, _output("--keep-trace", metavar="DIR", help="Keep the recorded answers.")
     ] = None,
     verbose: Verbose = False,
 ) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from dataclasses import asdict
@@ -31,6 +32,7 @@ from foretoken.core.errors import ConfigError, ForetokenError, InputError
 from foretoken.core.files import check_writable
 
 _CLUSTER = "Cluster"
+_cluster = functools.partial(typer.Option, rich_help_panel=_CLUSTER)
 
 
 @with_flags
@@ -55,11 +57,8 @@ def batch(
             show_default="the value of --model",
         ),
     ] = None,
-    on_ray: Annotated[bool, typer.Option("--ray", help="Use Ray workers.", rich_help_panel=_CLUSTER)] = False,
-    workers: Annotated[
-        int,
-        typer.Option("--workers", min=1, metavar="N", help="Number of workers, with --ray.", rich_help_panel=_CLUSTER),
-    ] = 1,
+    on_ray: Annotated[bool, _cluster("--ray", help="Use Ray workers.")] = False,
+    workers: Annotated[int, _cluster("--workers", min=1, metavar="N", help="Number of workers, with --ray.")] = 1,
     loading: Loading,
     engine: Engine,
     verbose: Verbose = False,

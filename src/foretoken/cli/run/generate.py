@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from foretoken.options.model import ModelOptions
 from foretoken.options.sampling import SamplingParams
 
 _FACE = "Prompts and output"
+_face = functools.partial(typer.Option, rich_help_panel=_FACE)
 _SHORT_PROMPT = 512  # bytes that fit into every model's context
 
 
@@ -59,30 +61,20 @@ def generate(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(
+        _face(
             "--prompts",
             metavar="FILE.jsonl",
             help="One JSON object a line: 'prompt', 'messages' or 'turns' (the first); next to it its own "
             "'max_tokens', "
             "'temperature', …",
-            rich_help_panel=_FACE,
         ),
     ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option("--system", metavar="TEXT", help="System message before the prompt.", rich_help_panel=_FACE),
-    ] = None,
+    system: Annotated[str | None, _face("--system", metavar="TEXT", help="System message before the prompt.")] = None,
     raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw", "--no-chat", help="Do not apply the chat template: continue the prompt.", rich_help_panel=_FACE
-        ),
+        bool, _face("--raw", "--no-chat", help="Do not apply the chat template: continue the prompt.")
     ] = False,
     json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print one JSON object per prompt on stdout, and nothing else.", rich_help_panel=_FACE
-        ),
+        bool, _face("--json", help="Print one JSON object per prompt on stdout, and nothing else.")
     ] = False,
     loading: Loading,
     engine: Engine,

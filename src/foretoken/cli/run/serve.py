@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 from collections.abc import Sequence
@@ -30,7 +31,11 @@ from foretoken.serve.tool_formats import NAMES, check_parser
 _ORIGIN = re.compile(r"\*|https?://[^/\s]+|null")
 _METRICS = ("none", "summary", "detailed")
 _REASONING = {"auto": None, "on": True, "off": False}
+_BODY = 8 * 2**20
 _SERVER, _LIMITS, _CLUSTER = "Server", "Limits", "Cluster"
+_server = functools.partial(typer.Option, rich_help_panel=_SERVER)
+_limits = functools.partial(typer.Option, rich_help_panel=_LIMITS)
+_cluster = functools.partial(typer.Option, rich_help_panel=_CLUSTER)
 
 
 @with_flags
@@ -44,103 +49,64 @@ def serve(
     sets: Settings = None,
     draft_model: DraftModel = None,
     plan: PlanFile = None,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; 0.0.0.0: all interfaces.", rich_help_panel=_SERVER)
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port; 0: a free one.", rich_help_panel=_SERVER)
-    ] = 8000,
+    host: Annotated[str, _server("--host", help="Address to listen on; 0.0.0.0: all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, _server("--port", min=0, max=65535, help="Port; 0: a free one.")] = 8000,
     names: Annotated[
         str | None,
-        typer.Option(
+        _server(
             "--served-model-name",
             metavar="NAME",
             help="Name of the model for clients, or several with commas or spaces; * is any text: gpt-4o,claude-*.",
             show_default="the value of --model",
-            rich_help_panel=_SERVER,
         ),
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            envvar="FORETOKEN_API_KEY",
-            help="API key that clients must send under /v1.",
-            rich_help_panel=_SERVER,
+        _server(
+            "--api-key", metavar="KEY", envvar="FORETOKEN_API_KEY", help="API key that clients must send under /v1."
         ),
     ] = None,
     origins: Annotated[
         list[str] | None,
-        typer.Option(
+        _server(
             "--allow-origin",
             metavar="URL",
             help="Origin of web pages that may call the server from a browser; *: any. Repeatable.",
             show_default="none",
-            rich_help_panel=_SERVER,
         ),
     ] = None,
     drain_seconds: Annotated[
-        float,
-        typer.Option(
-            "--drain-seconds",
-            min=0,
-            metavar="S",
-            help="Time for running requests to finish after SIGTERM.",
-            rich_help_panel=_SERVER,
-        ),
+        float, _server("--drain-seconds", min=0, metavar="S", help="Time for running requests to finish after SIGTERM.")
     ] = 60.0,
     engine: Annotated[
         EngineOptions,
         Flags(_LIMITS, helps={"max_num_seqs": "Maximum concurrent requests."}),
     ],
     max_queue: Annotated[
-        int,
-        typer.Option(
-            "--max-queue",
-            min=0,
-            metavar="N",
-            help="Maximum waiting requests; more get status 429.",
-            rich_help_panel=_LIMITS,
-        ),
+        int, _limits("--max-queue", min=0, metavar="N", help="Maximum waiting requests; more get status 429.")
     ] = 256,
     max_seconds: Annotated[
         float | None,
-        typer.Option(
-            "--max-seconds",
-            min=0.1,
-            metavar="S",
-            help="Maximum time of a request; default: no limit.",
-            rich_help_panel=_LIMITS,
-        ),
+        _limits("--max-seconds", min=0.1, metavar="S", help="Maximum time of a request; default: no limit."),
     ] = None,
-    max_body: Annotated[
-        int,
-        typer.Option("--max-body", min=1, metavar="BYTES", help="Maximum size of a request.", rich_help_panel=_LIMITS),
-    ] = 8 * 2**20,
+    max_body: Annotated[int, _limits("--max-body", min=1, metavar="BYTES", help="Maximum size of a request.")] = _BODY,
     no_prefix_caching: Annotated[
         bool,
-        typer.Option(
-            "--no-prefix-caching",
-            help="Do not reuse the KV cache of an earlier prompt with the same beginning.",
-            rich_help_panel=_LIMITS,
-        ),
+        _limits("--no-prefix-caching", help="Do not reuse the KV cache of an earlier prompt with the same beginning."),
     ] = False,
     strict_fields: Annotated[
         bool,
-        typer.Option(
+        _server(
             "--strict-fields",
             help="Refuse requests with unknown fields; else they are ignored and named in x-foretoken-ignored.",
-            rich_help_panel=_SERVER,
         ),
     ] = False,
     metrics: Annotated[
         str,
-        typer.Option(
+        _server(
             "--spec-metrics",
             metavar="none|summary|detailed",
             help="Speculative metrics in each answer, in vLLM's form.",
-            rich_help_panel=_SERVER,
         ),
     ] = "none",
     metrics_as_in_vllm: Annotated[
@@ -148,33 +114,28 @@ def serve(
     ] = None,
     reasoning: Annotated[
         str,
-        typer.Option(
+        _server(
             "--reasoning",
             metavar="auto|on|off",
             help="Separate <think>…</think> from the answer; auto: if the chat template uses it.",
-            rich_help_panel=_SERVER,
         ),
     ] = "auto",
     tool_parser: Annotated[
         str,
-        typer.Option(
+        _server(
             "--tool-parser",
             metavar="NAME",
             help=f"The form of tool calls: {', '.join(NAMES)}; auto: the one that the chat template writes.",
-            rich_help_panel=_SERVER,
         ),
     ] = "auto",
     tool_parser_as_in_vllm: Annotated[
         str | None, typer.Option("--tool-call-parser", hidden=True)  # vLLM's name of --tool-parser
     ] = None,
-    on_ray: Annotated[bool, typer.Option("--ray", help="Run replicas on Ray Serve.", rich_help_panel=_CLUSTER)] = False,
+    on_ray: Annotated[bool, _cluster("--ray", help="Run replicas on Ray Serve.")] = False,
     replicas: Annotated[
         str,
-        typer.Option(
-            "--replicas",
-            metavar="N|MIN:MAX",
-            help="Number of replicas, with --ray; a range scales with the load.",
-            rich_help_panel=_CLUSTER,
+        _cluster(
+            "--replicas", metavar="N|MIN:MAX", help="Number of replicas, with --ray; a range scales with the load."
         ),
     ] = "1",
     loading: Loading,

@@ -23,55 +23,44 @@ HELP_NAMES = ["-h", "--help"]
 
 _MODEL = "Model"
 _METHOD = "Method"
+_model = functools.partial(typer.Option, rich_help_panel=_MODEL)
+_method = functools.partial(typer.Option, rich_help_panel=_METHOD)
 _MOST_REPEATS = 10_000
 
 
 Model = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODEL",
-        help="A Hugging Face folder, a GGUF file, a hub id, or zoo:NAME.",
-        rich_help_panel=_MODEL,
-    ),
+    str, _model("--model", "-m", metavar="MODEL", help="A Hugging Face folder, a GGUF file, a hub id, or zoo:NAME.")
 ]
 Method = Annotated[
     str | None,
-    typer.Option(
+    _method(
         "--method",
         help="Drafting method; 'foretoken methods' lists them.",
         show_default="auto; with --draft-model that of its folder",
-        rich_help_panel=_METHOD,
     ),
 ]
 DraftModel = Annotated[
     str | None,
-    typer.Option(
+    _method(
         "--draft-model",
         metavar="MODEL",
         help="Draft checkpoint, or the folder of a published draft head; the default for zoo:base is zoo:draft.",
-        rich_help_panel=_METHOD,
     ),
 ]
 PlanFile = Annotated[
     Path | None,
-    typer.Option(
-        "--plan",
-        metavar="FILE",
-        help="Method and options as 'foretoken plan --out FILE' chose them for this model.",
-        rich_help_panel=_METHOD,
+    _method(
+        "--plan", metavar="FILE", help="Method and options as 'foretoken plan --out FILE' chose them for this model."
     ),
 ]
 Loading = Annotated[ModelOptions, Flags(_MODEL)]
 Engine = Annotated[EngineOptions, Flags(_MODEL)]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
+    _method(
         "--set",
         metavar="KEY=VALUE",
         help="An option of the method, num_speculative_tokens, verifier, or verification.*. Repeatable.",
-        rich_help_panel=_METHOD,
     ),
 ]
 Verbose = Annotated[
