@@ -69,7 +69,7 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
         api_key: the bearer token that clients must send under ``/v1`` and for tokens; None: no key.
         origins: origins of the pages that may call it from a browser; "*": any.
     """
-    app = FastAPI(
+    app = _App(
         title="Foretoken",
         version=FINGERPRINT.removeprefix("foretoken-"),
         description="An OpenAI-compatible server over speculative decoding.",
@@ -92,22 +92,32 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
     app.add_exception_handler(Exception, _on_bug)
     app.router.route_class = StrictRoute
     _add_paths(app, service)
-    _describe(app, asks_key=api_key is not None)
+    app.asks_key = api_key is not None
     return app
 
 
-def _describe(app: FastAPI, *, asks_key: bool) -> None:
-    """Remove FastAPI's 422 from the description, since invalid fields get a 400. Mark the paths that need a key."""
-    described = app.openapi()
-    for path, methods in described["paths"].items():
-        for operation in methods.values():
-            operation["responses"].pop("422", None)
-            if asks_key and _needs_key(path):
-                operation["security"] = [{"key": []}]
-    if asks_key:
-        described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    for name in ("HTTPValidationError", "ValidationError"):
-        described["components"]["schemas"].pop(name, None)
+class _App(FastAPI):
+    """Describes itself once a client asks, since that takes half a second.
+
+    The description lacks FastAPI's 422, since invalid fields get a 400, and marks the paths that need a key.
+    """
+
+    asks_key = False
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema:
+            return self.openapi_schema
+        described = super().openapi()
+        for path, methods in described["paths"].items():
+            for operation in methods.values():
+                operation["responses"].pop("422", None)
+                if self.asks_key and _needs_key(path):
+                    operation["security"] = [{"key": []}]
+        if self.asks_key:
+            described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for name in ("HTTPValidationError", "ValidationError"):
+            described["components"]["schemas"].pop(name, None)
+        return described
 
 
 def _add_paths(app: FastAPI, service: Service) -> None:
