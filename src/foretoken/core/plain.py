@@ -45,11 +45,14 @@ def check_call(function: Made) -> Made:
     @functools.wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
         try:
-            signature.bind(*args, **keywords)
-        except TypeError as error:
-            form = ", ".join([*needed, "NAME=VALUE", "…"])
-            raise ConfigError(f"{owner}: {error}; write {owner}({form})") from None
-        return function(*args, **keywords)
+            return function(*args, **keywords)
+        except TypeError:  # the call's own, if the arguments do not fit: to compare them before every call is slow
+            try:
+                signature.bind(*args, **keywords)
+            except TypeError as error:
+                form = ", ".join([*needed, "NAME=VALUE", "…"])
+                raise ConfigError(f"{owner}: {error}; write {owner}({form})") from None
+            raise
 
     return checked  # type: ignore[return-value]
 

@@ -318,7 +318,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for each in declared(SamplingParams):
-            super().__setattr__(each.name, each.check(getattr(self, each.name)))
+            if (value := getattr(self, each.name)) is not each.default or each.option.convert:
+                super().__setattr__(each.name, each.check(value))
         if self.truncate_prompt_tokens == 0:
             raise ConfigError("truncate_prompt_tokens=0 leaves no prompt: keep at least one token, or -1")
         if self.min_tokens > self.max_tokens:
