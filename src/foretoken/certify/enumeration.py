@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -316,7 +317,7 @@ def step_law(
         stop: the drafter's stop rule, see :func:`drafts`.
     """
     size = pair.vocab_size
-    joint = torch.zeros((size,) * length, dtype=torch.float64)
+    mass: dict[tuple[int, ...], float] = defaultdict(float)  # of what the step emits
     accepted = 0.0
     for weight, tokens, parents in drafts(pair, shape, kind, stop):
         contexts = [_context(tokens, parents, node) for node in range(ROOT, len(tokens))]
@@ -326,7 +327,10 @@ def step_law(
         for chance, verdict in verdicts(verifier, draft, target):
             emitted = (*(tokens[node] for node in verdict.path), verdict.extra)[:length]
             accepted += weight * chance * len(verdict.path)
-            joint[emitted] += weight * chance * continuation(pair.p, emitted, length, size)
+            mass[emitted] += weight * chance
+    joint = torch.zeros((size,) * length, dtype=torch.float64)
+    for emitted, share in mass.items():
+        joint[emitted] += share * continuation(pair.p, emitted, length, size)
     return StepLaw(joint, accepted)
 
 
