@@ -16,13 +16,19 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from threading import RLock
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+from foretoken.core.class_table import keep_table
+
+T = TypeVar("T")
+
+_SHAPES = "torch._meta_registrations"  # kernels in Python for tensors without values, for operators that have none in C
 # Packages, with all that is below them. Those of transformers make objects of torch's distributed tensors at their top.
 _PACKAGES = (
     "accelerate",
     "scipy.optimize",
     "torch._dynamo",
+    "torch._meta_registrations",
     "torch.distributed._composable",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
@@ -137,16 +143,29 @@ def _imported(module: str) -> ModuleType:
         return importlib.import_module(module)
 
 
+def with_all_kernels(make: Callable[[], T]) -> T:
+    """The result of a function that computes on the device "meta"; called again if that needs kernels in Python."""
+    try:
+        return make()
+    except NotImplementedError:
+        if _SHAPES not in _FINDER.left_out:
+            raise
+        _imported(_SHAPES)
+    return make()
+
+
 class _Finder:
     """Finds the packages where they are, and makes stand-ins of them while ``active``.
 
     Attributes:
         marks: what to do with functions once there is a compiler: the decorator's name and the function.
+        left_out: modules that stand-ins were made of, and that were not run since.
     """
 
     def __init__(self) -> None:
         self.active = False
         self.marks: list[tuple[str, Any]] = []
+        self.left_out: set[str] = set()
         self._lock = RLock()
 
     @contextmanager
@@ -171,31 +190,55 @@ class _Finder:
                 delattr(sys.modules[package], last)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        if not any(name == each or name.startswith(f"{each}.") for each in _PACKAGES):
+        listed = any(name == each or name.startswith(f"{each}.") for each in _PACKAGES)
+        if not listed and name != "transformers.utils.import_utils":
             return None
         spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and self.active:
+        if spec is None:
+            return None
+        if not listed:
+            _run_after(spec.loader, keep_table)
+        elif self.active and (name != _SHAPES or _can_leave_out_shapes()):
             spec.loader = self  # type: ignore[assignment]  # it has what a loader needs
-        elif spec is not None and name == "torch._dynamo":
-            self._mark_after(spec.loader)
+        else:
+            self.left_out.discard(name)
+            if name == "torch._dynamo":
+                _run_after(spec.loader, self._mark)
+                if _SHAPES in self.left_out:  # it has to be there first
+                    _imported(_SHAPES)
         return spec
 
-    def _mark_after(self, loader: Any) -> None:
-        run = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            while self.marks:
-                mark, function = self.marks.pop()
-                getattr(module, mark)(function)
-
-        loader.exec_module = exec_module
+    def _mark(self, compiler: ModuleType) -> None:
+        while self.marks:
+            mark, function = self.marks.pop()
+            getattr(compiler, mark)(function)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self.left_out.add(spec.name)
         return _StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run nothing."""
+        """Run nothing but what generators of random numbers need."""
+        if module.__name__ == _SHAPES:
+            from torch._opaque_base import OpaqueBaseMeta
+
+            sys.modules["torch"]._C._set_generator_metaclass(OpaqueBaseMeta)
+
+
+def _can_leave_out_shapes() -> bool:
+    """Whether torch is one with which that was tried; what the module does besides differs between releases."""
+    return hasattr(sys.modules["torch"]._C, "_set_generator_metaclass")
+
+
+def _run_after(loader: Any, then: Callable[[ModuleType], None]) -> None:
+    """Let a loader call a function with the module that it has run."""
+    run = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        run(module)
+        then(module)
+
+    loader.exec_module = exec_module
 
 
 _FINDER = _Finder()

@@ -32,6 +32,7 @@ from transformers import (
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
+from foretoken.core.stand_ins import with_all_kernels
 from foretoken.forward import attention
 from foretoken.models import lora
 from foretoken.models.gguf.checkpoint import GGUFCheckpoint
@@ -160,14 +161,16 @@ class CheckpointFiles:
             )
         try:
             with quiet():
-                model, report = auto_class(self.config).from_pretrained(
-                    self.source,
-                    dtype=dtype,
-                    trust_remote_code=self.trusted,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # they are refused below, by name
-                    adapter_kwargs={"subfolder": _NO_FOLDER},
-                    **options,
+                model, report = with_all_kernels(
+                    lambda: auto_class(self.config).from_pretrained(
+                        self.source,
+                        dtype=dtype,
+                        trust_remote_code=self.trusted,
+                        output_loading_info=True,
+                        ignore_mismatched_sizes=True,  # they are refused below, by name
+                        adapter_kwargs={"subfolder": _NO_FOLDER},
+                        **options,
+                    )
                 )
         except Exception as error:
             if isinstance(error, KeyError) and error.args == (attention.NAME,):  # not in the family's own table

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+from foretoken.core.stand_ins import with_all_kernels
 from foretoken.forward import attention
 from foretoken.models.adoption.trial import TrialPlan, trial_batch
 
@@ -29,7 +30,7 @@ def text_part(model: Any) -> Any:
     if config is model.config or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return model
     with torch.device("meta"):
-        alone = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+        alone = with_all_kernels(lambda: MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config))
     prefix = alone.base_model_prefix
     body = getattr(alone, prefix, None)
     inner = [module for module in model.modules() if type(module) is type(body)]

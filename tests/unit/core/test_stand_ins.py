@@ -129,3 +129,29 @@ import torch._dynamo
 assert marked.allowed and kept_out(3) == ("apart", 3)
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+
+
+def test_shapes_that_only_python_computes_and_the_compiler_work_without_their_module_at_first():
+    code = """
+from foretoken.core import stand_ins
+stand_ins.allow_stand_ins()
+with stand_ins.stand_ins():
+    import torch
+assert stand_ins._FINDER.left_out <= {"torch._meta_registrations"}  # none in another release of torch
+assert torch.rand(1, generator=torch.Generator().manual_seed(3)).equal(torch.rand(1, generator=torch.manual_seed(3)))
+made = stand_ins.with_all_kernels(lambda: torch.linalg.eigvals(torch.empty(3, 3, device="meta")))
+assert made.shape == (3,) and not stand_ins._FINDER.left_out
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_compiler_works_after_the_module_of_shapes_was_left_out():
+    code = """
+from foretoken.core import stand_ins
+stand_ins.allow_stand_ins()
+with stand_ins.stand_ins():
+    import torch
+assert torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.zeros(2)).tolist() == [1, 1]
+assert not stand_ins._FINDER.left_out
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

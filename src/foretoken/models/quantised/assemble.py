@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers.initialization import no_init_weights
 
 from foretoken.core.errors import ModelError
+from foretoken.core.stand_ins import with_all_kernels
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.stored_embedding import StoredEmbedding, is_plain_embedding
@@ -36,7 +37,7 @@ def skeleton(auto: Any, config: Any, dtype: torch.dtype, **options: Any) -> Any:
     """
     try:
         with _without_weights(), no_init_weights():
-            return auto.from_config(config, dtype=dtype, **options).eval()
+            return with_all_kernels(lambda: auto.from_config(config, dtype=dtype, **options).eval())
     except Exception as error:  # sizes that do not go together fail anywhere in hundreds of families
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ModelError(f"its config makes no model ({reason})") from error
