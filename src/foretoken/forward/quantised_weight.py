@@ -180,7 +180,14 @@ class QuantisedWeight:
 
 
 @torch.no_grad()
-def rounded(weight_OK: Tensor, bits: int, group: int | None = None, *, name: str = "weight") -> QuantisedWeight:
+def rounded(
+    weight_OK: Tensor,
+    bits: int,
+    group: int | None = None,
+    *,
+    name: str = "weight",
+    parameters: tuple[Tensor, Tensor | None] | None = None,
+) -> QuantisedWeight:
     """A dense weight in 8 or 4 bits, every element to the nearest code.
 
     Codes of 8 bits are symmetric, -127 to 127; those of 4 bits lie between a group's smallest and largest element.
@@ -190,6 +197,7 @@ def rounded(weight_OK: Tensor, bits: int, group: int | None = None, *, name: str
         weight_OK: floating, finite.
         bits: 8 or 4.
         group: elements that share a scale; None: a whole row.
+        parameters: scales and minimums of :func:`rounding_parameters`; None: they are found.
     Raises:
         ModelError: the weight is not finite, its rows are not whole groups, or see :class:`QuantisedWeight`.
     """
@@ -197,12 +205,10 @@ def rounded(weight_OK: Tensor, bits: int, group: int | None = None, *, name: str
     size = inputs if group is None else group
     if inputs % size:
         raise ModelError(f"the tensor '{name}' has rows of {inputs} elements, which are no groups of {size}")
+    scale_OG, minimum_OG = parameters or rounding_parameters(*ranges(weight_OK, size), bits, name)
     parts = [rows.reshape(len(rows), -1, size) for rows in weight_OK.detach().split(_ROWS)]
-    low_OG = torch.cat([part_OGk.to(torch.float32).amin(dim=-1) for part_OGk in parts])
-    high_OG = torch.cat([part_OGk.to(torch.float32).amax(dim=-1) for part_OGk in parts])
-    scale_OG, minimum_OG = rounding_parameters(low_OG, high_OG, bits, name)
     codes_OK = torch.empty(outputs, inputs, dtype=torch.int8 if bits == 8 else torch.uint8)
-    rows_of_parts = (each.split(_ROWS) for each in (codes_OK, scale_OG, low_OG if minimum_OG is None else minimum_OG))
+    rows_of_parts = (each.split(_ROWS) for each in (codes_OK, scale_OG, scale_OG if minimum_OG is None else minimum_OG))
     for part_OGk, codes, scale, minimum in zip(parts, *rows_of_parts, strict=True):
         values_OGk = part_OGk.to(torch.float32)
         if bits == 4:
@@ -210,6 +216,16 @@ def rounded(weight_OK: Tensor, bits: int, group: int | None = None, *, name: str
         found_OGk = (values_OGk / _divisor(scale)).round_()
         codes.copy_((found_OGk.clamp_(-127, 127) if bits == 8 else found_OGk.clamp_(0, 15)).flatten(1))
     return QuantisedWeight(codes_OK, scale_OG, minimum_OG, bits, name=name)
+
+
+def ranges(weight_OK: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest element of each group, float32 [O, G]."""
+    found = []
+    for rows in weight_OK.detach().split(_ROWS):
+        part_OGk = rows.unflatten(1, (-1, group)).to(torch.float32)
+        found.append((part_OGk.amin(dim=-1), part_OGk.amax(dim=-1)))
+    low, high = zip(*found, strict=True)
+    return torch.cat(low), torch.cat(high)
 
 
 def rounding_parameters(low_OG: Tensor, high_OG: Tensor, bits: int, name: str) -> tuple[Tensor, Tensor | None]:

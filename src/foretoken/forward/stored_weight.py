@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import ModelError
 from foretoken.forward.quantised_experts import QuantisedExperts
-from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
+from foretoken.forward.quantised_weight import (
+    QuantisedLinear,
+    QuantisedWeight,
+    ranges,
+    rounded,
+    rounding_parameters,
+)
 
 Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [B, elements], scales and minimums [B, groups]
 _ROWS = 4096  # outputs that are decoded at a time
@@ -238,30 +244,52 @@ class RoundedWeight(LazyWeight):
     Args:
         dense_OK: floating.
         bits: 8 or 4.
-        group: elements that share a scale.
+        group: elements that share a scale; a row is whole groups.
         name: of the tensor, for messages.
-        rounding: to the rounded weight; it may refuse, at each look.
     """
 
-    __slots__ = ("dense_OK", "group", "rounding")
+    __slots__ = ("_parameters", "dense_OK", "group")
 
     dense_OK: Tensor
     group: int
-    rounding: Callable[[Tensor], QuantisedWeight]
+    _parameters: list[tuple[Tensor, Tensor | None]]
 
-    def __init__(
-        self, dense_OK: Tensor, bits: int, group: int, name: str, rounding: Callable[[Tensor], QuantisedWeight]
-    ) -> None:
+    def __init__(self, dense_OK: Tensor, bits: int, group: int, name: str) -> None:
         given = {"dense_OK": dense_OK, "bits": bits, "name": name, "order_K": None}
-        for field, value in {**given, "group": group, "rounding": rounding}.items():
+        for field, value in {**given, "group": group, "_parameters": []}.items():
             object.__setattr__(self, field, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RoundedWeight, (self.dense_OK, self.bits, self.group, self.name, self.rounding)
+        return RoundedWeight, (self.dense_OK, self.bits, self.group, self.name)
+
+    def parameters(self, find: Callable[[Tensor, int], tuple[Tensor, Tensor]] = ranges) -> tuple[Tensor, Tensor | None]:
+        """Scales and, of 4 bits, minimums; found once, because all rows decide together what they are kept in.
+
+        Args:
+            find: the function that finds the ranges of groups.
+        Raises:
+            ModelError: the weight is not finite.
+        """
+        if not self._parameters:
+            found = rounding_parameters(*find(self.dense_OK, self.group), self.bits, self.name)
+            self._parameters.append(found)
+        return self._parameters[0]
 
     def decoded(self) -> QuantisedWeight:
-        """The same weight, rounded: all of it, because its rows decide together what scales are kept in."""
-        return self.rounding(self.dense_OK)
+        """The same weight, rounded."""
+        return rounded(self.dense_OK, self.bits, self.group, name=self.name, parameters=self.parameters())
+
+    def rows(self, which_O: Tensor) -> QuantisedWeight:
+        """Some outputs, int64, in this order, with the scales that they have among all."""
+        scale_OG, minimum_OG = self.parameters()
+        some = scale_OG[which_O], None if minimum_OG is None else minimum_OG[which_O]
+        return rounded(self.dense_OK[which_O], self.bits, self.group, name=self.name, parameters=some)
+
+    @property
+    def kept_in(self) -> torch.dtype:
+        """See :class:`QuantisedWeight`."""
+        kept = [each for each in self.parameters() if each is not None]
+        return torch.float16 if all(torch.equal(each.half().float(), each) for each in kept) else torch.float32
 
     @property
     def source(self) -> Tensor:

@@ -10,7 +10,6 @@ import ctypes
 import torch
 from torch import Tensor
 
-from foretoken.forward.quantised_weight import rounding_parameters
 from foretoken.forward.stored_weight import RoundedWeight
 from foretoken.native.quantised import CodedTiles
 from foretoken.native.tiles import by_all_threads, numbers_and_addresses, tile_memory
@@ -43,37 +42,59 @@ def can_round(weight: RoundedWeight) -> bool:
     return dense_OK.dtype in _READ and dense_OK.device.type == "cpu" and dense_OK.is_contiguous() and whole
 
 
-def rounded_tiles(weight: RoundedWeight, library: ctypes.CDLL) -> CodedTiles:
-    """A weight rounded and packed in one go, with the bits of :func:`quantised_weight.rounded`.
+def find_parameters(weight: RoundedWeight, library: ctypes.CDLL) -> None:
+    """Find a weight's scales by all threads, with the bits of :func:`quantised_weight.ranges`.
 
     Raises:
         ModelError: it is not finite.
     """
-    dense_OK, bits, group = weight.dense_OK, weight.bits, weight.group
+    call = numbers_and_addresses(library, "foretoken_ranges", "aqqqqqaa")
+
+    def ranges(dense_OK: Tensor, group: int) -> tuple[Tensor, Tensor]:
+        outputs, groups, bf16 = len(dense_OK), dense_OK.shape[1] // group, int(dense_OK.dtype == torch.bfloat16)
+        low_OG, high_OG = torch.empty(outputs, groups), torch.empty(outputs, groups)
+
+        def find(first: int, end: int) -> None:
+            call(dense_OK.data_ptr(), bf16, groups, group, first, end, low_OG.data_ptr(), high_OG.data_ptr())
+
+        by_all_threads(find, outputs, dense_OK.numel())
+        return low_OG, high_OG
+
+    weight.parameters(ranges)
+
+
+def tile_bytes(weight: RoundedWeight) -> int:
+    """Of a packed tile."""
+    return _codes_at(weight) + 2 * weight.shape[1] * weight.bits
+
+
+def _codes_at(weight: RoundedWeight) -> int:
+    numbers = weight.shape[1] // weight.group * (1 + weight.minimum)
+    return -(-numbers * 16 * weight.kept_in.itemsize // _LINE) * _LINE
+
+
+def rounded_tiles(weight: RoundedWeight, library: ctypes.CDLL, into: Tensor | None = None) -> CodedTiles:
+    """A weight rounded and packed in one go, with the bits of :func:`quantised_weight.rounded`.
+
+    Args:
+        into: uint8 [tiles, C], perhaps every other tile of a larger pack; None: memory of its own.
+    Raises:
+        ModelError: it is not finite.
+    """
+    find_parameters(weight, library)
+    dense_OK, bits, group, kind = weight.dense_OK, weight.bits, weight.group, weight.kept_in
     outputs, inputs = dense_OK.shape
-    groups, bf16 = inputs // group, int(dense_OK.dtype == torch.bfloat16)
-    low_OG, high_OG = torch.empty(outputs, groups), torch.empty(outputs, groups)
-    ranges = numbers_and_addresses(library, "foretoken_ranges", "aqqqqqaa")
-
-    def find(first: int, end: int) -> None:
-        ranges(dense_OK.data_ptr(), bf16, groups, group, first, end, low_OG.data_ptr(), high_OG.data_ptr())
-
-    by_all_threads(find, outputs, dense_OK.numel())
-    scale_OG, minimum_OG = rounding_parameters(low_OG, high_OG, bits, weight.name)
-    given = [scale_OG] if minimum_OG is None else [scale_OG, minimum_OG]
-    short = all(torch.equal(each.half().float(), each) for each in given)
-    kind = torch.float16 if short else torch.float32
+    given = [each for each in weight.parameters() if each is not None]
     kept = [each.to(kind) for each in given]
-    head = -(-groups * len(given) * 16 * kind.itemsize // _LINE) * _LINE
-    data = tile_memory(outputs, head + 2 * inputs * bits)
+    data = tile_memory(outputs, tile_bytes(weight)) if into is None else into
     write_rounded = numbers_and_addresses(library, "foretoken_round_tiles", "aqqqqqaaaaqqqaq")
 
     def write(first: int, end: int) -> None:
-        parameters = [None if len(each) < 2 else each[1].data_ptr() for each in (given, kept)]
+        minimums = [None if len(each) < 2 else each[1].data_ptr() for each in (given, kept)]
         write_rounded(
-            *(dense_OK.data_ptr(), bf16, bits, outputs, groups, group),
-            *(scale_OG.data_ptr(), parameters[0], kept[0].data_ptr(), parameters[1]),
-            *(int(short), first, end, data.data_ptr(), data.stride(0)),
+            *(dense_OK.data_ptr(), int(dense_OK.dtype == torch.bfloat16), bits, outputs, inputs // group, group),
+            *(given[0].data_ptr(), minimums[0], kept[0].data_ptr(), minimums[1]),
+            *(int(kind == torch.float16), first, end, data.data_ptr(), data.stride(0)),
         )
 
     by_all_threads(write, len(data), data.numel())

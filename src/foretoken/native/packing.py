@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from foretoken.core.threads import threads_for
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
-from foretoken.forward.stored_weight import StoredWeight
+from foretoken.forward.stored_weight import RoundedWeight, StoredWeight
 from foretoken.native import team
-from foretoken.native.dense_weights import write_tiles
+from foretoken.native.dense_weights import can_round, find_parameters, tile_bytes, write_tiles
 from foretoken.native.pages import empty_in_large_pages
 from foretoken.native.quantised import CodedTiles, are_alike, joined
 from foretoken.native.structs import Linear, Matrix
@@ -86,18 +86,28 @@ def packed_in_turn(
     """
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return _dense([each.detach().to(dtype) for each in (first, second)], library, in_turn=True)
-    if isinstance(first, StoredWeight) and isinstance(second, StoredWeight) and are_alike([first, second]):
-        begun = packed_codes(first.rows(torch.arange(16)), library)  # a tile, which says how many bytes one has
-        tiles = tile_memory(2 * first.shape[0], begun.data.shape[1])
-        for number, each in enumerate((first, second)):
-            packed_codes(each, library, into=tiles[number::2])
-        return begun.like(tiles)
     quantised = cast("list[QuantisedWeight]", [first, second])
+    if (size := _shared_tile_bytes(quantised, library)) is not None:
+        tiles = tile_memory(2 * first.shape[0], size)
+        begun = [packed_codes(each, library, into=tiles[number::2]) for number, each in enumerate(quantised)]
+        return begun[0].like(tiles)
     apart = [packed_codes(each, library) for each in quantised]
     if apart[0].form != apart[1].form:
         whole = packed_codes(joined(quantised), library)
         apart = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
     return alternating(*apart)
+
+
+def _shared_tile_bytes(weights: list[QuantisedWeight], library: ctypes.CDLL) -> int | None:
+    """Bytes of a tile of each; None where they are not written to their place, or would be of several forms."""
+    if are_alike(weights) and isinstance(weights[0], StoredWeight):
+        return packed_codes(weights[0].rows(torch.arange(16)), library).data.shape[1]
+    if not (are_alike(weights) and all(isinstance(each, RoundedWeight) and can_round(each) for each in weights)):
+        return None
+    rounded = cast("list[RoundedWeight]", weights)
+    for each in rounded:
+        find_parameters(each, library)
+    return tile_bytes(rounded[0]) if rounded[0].kept_in == rounded[1].kept_in else None
 
 
 def _dense(weights: list[Tensor], library: ctypes.CDLL, *, in_turn: bool = False) -> Tensor:

@@ -177,10 +177,10 @@ def packed_codes(weight: QuantisedWeight, library: ctypes.CDLL, into: Tensor | N
 
     Args:
         library: compiled decoder.c, which packs the blocks of a file.
-        into: where a weight in blocks is written, uint8 [tiles, C]; None: memory of its own.
+        into: where a weight in blocks, or one to round, is written, uint8 [tiles, C]; None: memory of its own.
     """
     if isinstance(weight, RoundedWeight) and can_round(weight):
-        return rounded_tiles(weight, library)
+        return rounded_tiles(weight, library, into)
     if not isinstance(weight, StoredWeight):
         return in_own_memory(weight)
     return (_in_superblocks if weight.kind.name in _FORMS else packed_blocks)(weight, library, into)

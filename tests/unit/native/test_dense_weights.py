@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from functools import partial
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from foretoken.forward.stored_weight import RoundedWeight
 from foretoken.native import build
 from foretoken.native.dense_weights import rounded_tiles
 from foretoken.native.packing import packed_in_turn, packed_of, tiled
-from foretoken.native.quantised import coded_tiles
+from foretoken.native.quantised import CodedTiles, coded_tiles
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def dense(outputs: int, inputs: int, dtype: torch.dtype, seed: int = 0) -> torch
 
 
 def later(weight_OK: torch.Tensor, bits: int, group: int) -> RoundedWeight:
-    return RoundedWeight(weight_OK, bits, group, "w", partial(rounded, bits=bits, group=group, name="w"))
+    return RoundedWeight(weight_OK, bits, group, "w")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -77,3 +76,32 @@ def test_weights_that_are_not_finite_are_refused(library: ctypes.CDLL, odd: floa
     weight_OK[17, 40] = odd
     with pytest.raises(ModelError):
         rounded_tiles(later(weight_OK, 8, 32), library)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 32), (4, 32)])
+@pytest.mark.parametrize("tiny_row", [None, 70])
+def test_some_rows_are_rounded_as_they_are_among_all(bits: int, group: int, tiny_row: int | None) -> None:
+    """A row of tiny elements makes all rows keep their scales in float32."""
+    weight_OK = dense(77, 576, torch.bfloat16)
+    if tiny_row is not None:
+        weight_OK[tiny_row] *= 1e-6
+    weight, which_O = later(weight_OK, bits, group), torch.tensor([0, 40, 12])
+    found, expected = weight.rows(which_O), rounded(weight_OK, bits, group).rows(which_O)
+    assert torch.equal(found.codes_OK, expected.codes_OK)
+    assert torch.equal(found.scale_OG, expected.scale_OG)
+    assert (found.minimum_OG is None) == (expected.minimum_OG is None)
+    assert found.minimum_OG is None or torch.equal(found.minimum_OG, expected.minimum_OG)
+    assert (
+        weight.kept_in
+        == (torch.float16 if tiny_row is None else torch.float32)
+        == rounded(weight_OK, bits, group).kept_in
+    )
+
+
+@pytest.mark.parametrize("sizes", [(1.0, 1.0), (1.0, 1e-6)], ids=["one form", "two forms"])
+def test_two_weights_are_rounded_in_turn(library: ctypes.CDLL, sizes: tuple[float, float]) -> None:
+    given = [dense(64, 96, torch.bfloat16, seed) * size for seed, size in enumerate(sizes)]
+    found = packed_in_turn(later(given[0], 4, 32), later(given[1], 4, 32), torch.bfloat16, library)
+    assert isinstance(found, CodedTiles)
+    for number, each in enumerate(given):
+        assert torch.equal(found[number::2].weight(64).dense(), rounded(each, 4, 32).dense())

@@ -133,7 +133,7 @@ def test_many_outputs_are_packed_by_parts(bits: int, group: int, monkeypatch: py
     assert torch.equal(parts.data, whole.data)
     dense_OK = weight.dense()
     given = rounded(dense_OK, bits, group)
-    later = RoundedWeight(dense_OK, bits, group, "weight", lambda dense_OK: rounded(dense_OK, bits, group))
+    later = RoundedWeight(dense_OK, bits, group, "weight")
     assert torch.equal(coded_tiles(later).data, coded_tiles(given).data)
 
 

@@ -32,9 +32,10 @@ from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight, product, rows_of
 from foretoken.forward.span import Span, within
 from foretoken.forward.ssm.layout import Mixer
-from foretoken.forward.stored_weight import StoredWeight
+from foretoken.forward.stored_weight import RoundedWeight, StoredWeight
 from foretoken.native import build
 from foretoken.native.apart import packed_layer
+from foretoken.native.dense_weights import can_round, find_parameters
 
 _COLUMNS = 512
 _FEWEST = 2  # layers: one alone would not show what happens between two
@@ -155,6 +156,9 @@ def _some_of(head: nn.Module, columns_C: Tensor) -> QuantisedLinear | None:
     """Some columns of a quantised head; None of another one."""
     if not isinstance(head, QuantisedLinear):
         return None
+    library = build.library()
+    if isinstance(head.quantised, RoundedWeight) and library is not None and can_round(head.quantised):
+        find_parameters(head.quantised, library)  # of all its rows, which takes torch much longer
     return QuantisedLinear(head.quantised.rows(columns_C), None if head.bias is None else head.bias[columns_C])
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -140,8 +139,7 @@ def _why_not_stacked(experts: Any) -> str | None:
 def _rounded_later(weight_OK: Tensor, dtype: str, tensor: str, model: str) -> RoundedWeight:
     """A weight that is rounded at each use."""
     group = _group_of(weight_OK.shape[1], dtype, tensor, model)
-    rounding = partial(rounded_as, dtype=dtype, tensor=tensor, model=model)
-    return RoundedWeight(weight_OK, SCHEMES[dtype].bits, group, tensor, rounding)
+    return RoundedWeight(weight_OK.detach(), SCHEMES[dtype].bits, group, tensor)
 
 
 def rounded_as(weight_OK: Tensor, dtype: str, tensor: str, model: str) -> QuantisedWeight:
