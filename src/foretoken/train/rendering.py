@@ -47,7 +47,7 @@ def beginning(opening: str, tokenizer: PreTrainedTokenizerBase) -> str:
     if turns[0][0] == "text":
         return f"{tokenizer.bos_token or ''}{turns[0][1]}"
     if tokenizer.chat_template:
-        return _templated(turns, tokenizer, add_generation_prompt=True)
+        return templated(turns, tokenizer, add_generation_prompt=True)
     return "".join(f"{content}\n" for _, content in turns)
 
 
@@ -58,7 +58,7 @@ def _rendered(document: str, tokenizer: PreTrainedTokenizerBase) -> str:
     if turns[0][0] == "text":
         return f"{tokenizer.bos_token or ''}{turns[0][1]}{tokenizer.eos_token or ''}"
     if tokenizer.chat_template:
-        return _templated(turns, tokenizer)
+        return templated(turns, tokenizer)
     return "\n".join(content for _, content in turns) + (tokenizer.eos_token or "\n")
 
 
@@ -70,7 +70,12 @@ def _parts(document: str, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str,
     return turns
 
 
-def _templated(turns: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, **options: bool) -> str:
+def templated(turns: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, **options: bool) -> str:
+    """Messages of (role, content) as a tokenizer's chat template renders them.
+
+    Raises:
+        InputError: it refuses them.
+    """
     messages = [{"role": role, "content": content} for role, content in turns]
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))

@@ -7,6 +7,8 @@ import torch
 from transformers import AutoTokenizer
 
 from foretoken import zoo
+from foretoken.data.documents import chat
+from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from helpers.tiny_models import save_tokenizer
 
@@ -67,3 +69,50 @@ def test_without_markers_all_positions_count(tmp_path):
     replies = Replies(AutoTokenizer.from_pretrained(tmp_path))
     assert not replies.known
     assert replies.used(torch.tensor([[5, 6, 7], [8, 9, 10]])).tolist() == 2 * [[True, True, False]]
+
+
+CHATML = (
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}<s>system\nBe kind.</s>\n{% endif %}"
+    "<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+GEMMA = (
+    "{% for m in messages %}<s>{{ 'model' if m.role == 'assistant' else 'user' }}\n{{ m.content | trim }}</s>\n"
+    "{% endfor %}{% if add_generation_prompt %}<s>model\n{% endif %}"
+)
+MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
+    "{% elif m.role == 'assistant' %} {{ m.content }} </s>{% else %}{{ raise_exception('no system') }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """A tokenizer whose only markers are <s> and </s>."""
+    folder = tmp_path_factory.mktemp("foreign")
+    save_tokenizer(folder)
+    made = AutoTokenizer.from_pretrained(folder)
+    made.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    return made
+
+
+@pytest.mark.parametrize("template", [CHATML, GEMMA, MISTRAL])
+def test_replies_are_found_by_rendering(foreign, template):
+    foreign.chat_template = template
+    turns = [("user", "Who?"), ("assistant", "A cat.\nIt runs"), ("user", "And?"), ("assistant", "So")]
+    ids = [token for each in encoder(foreign)([chat(turns), chat(turns[:2])]) for token in each]
+    answers = ["A cat.\nIt runs", "So", "A cat.\nIt runs"]
+    assert [each.strip() for each in _found(foreign, ids)] == answers
+    question = next(place for place in range(len(ids)) if foreign.decode(ids[place : place + 3]) == "nd?")
+    assert [each.strip() for each in _found(foreign, ids[question:])] == answers[1:]
+    answer = next(place for place in range(len(ids)) if foreign.decode(ids[place : place + 3]) == "cat")
+    assert [each.strip() for each in _found(foreign, ids[answer:])] == [answers[0][3:], *answers[1:]]
+    assert foreign.chat_template is not None
+    assert Replies(foreign).known
+
+
+def _found(tokenizer, ids):
+    """The predicted texts between two ends."""
+    [used_T] = Replies(tokenizer).used(torch.tensor([ids]))
+    text = tokenizer.decode(torch.tensor(ids)[1:][used_T[:-1]], skip_special_tokens=False)
+    return [each for each in text.split("</s>") if each.strip()]
