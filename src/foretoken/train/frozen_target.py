@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from foretoken.core.errors import ModelError, UnsupportedArchitecture
 from foretoken.forward import anatomy
 from foretoken.forward.hidden_states import FINAL, Depth, state_of, watching
+from foretoken.forward.quantised_weight import QuantisedLinear
 from foretoken.forward.span import Span, within
 from foretoken.train.processor import product_dtype, products
 
@@ -30,8 +31,8 @@ class FrozenTarget:
 
     Args:
         model: a causal language model of transformers, on its device; becomes float32 and loses its gradients. Weights
-            of its layers that are bfloat16 stay it where products are computed in it: the values are the same, and
-            they are not rounded again at every forward.
+            of its layers that are bfloat16 or quantised are bfloat16 where products are computed in it, so they are
+            not rounded again at every forward. Quantised weights are expanded: their products are exact but slow.
         depths: of the residual stream that are read, next to what the final norm gives; none beyond the last layer.
     Raises:
         UnsupportedArchitecture: its parts cannot be found.
@@ -39,13 +40,14 @@ class FrozenTarget:
 
     def __init__(self, model: Any, depths: Sequence[int]) -> None:
         device = next(model.parameters()).device
-        narrow = next(model.parameters()).dtype == product_dtype(device.type) != torch.float32
+        fast = product_dtype(device.type)
+        narrow = (next(model.parameters()).dtype == fast or _expanded(model)) and fast != torch.float32
         self.model = model.float().eval().requires_grad_(False)
         self.parts = anatomy.find(model)
         if narrow:
             for module in self.parts.layers.modules():
                 if isinstance(module, nn.Linear):
-                    module.to(product_dtype(device.type))
+                    module.to(fast)
         self._products: Callable[[], AbstractContextManager[object]] = (
             (lambda: products(device)) if narrow else nullcontext
         )
@@ -114,3 +116,24 @@ class FrozenTarget:
         finally:
             handle.remove()
         return logits_BTV.flatten(0, 1)[: len(rows_ND)].float()
+
+
+def _expanded(model: nn.Module) -> bool:
+    """Whether the model had quantised products; they become dense ones, and a tied head shares the embedding."""
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, QuantisedLinear)
+    ]
+    parts = anatomy.find(model)
+    tied = bool(getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False))  # type: ignore[union-attr, operator]
+    for parent, name, child in found:
+        shared = tied and child is parts.head
+        weight_OK: Any = parts.embedding.weight if shared else child.weight
+        dense = nn.Linear(child.in_features, child.out_features, bias=child.bias is not None, device="meta")
+        dense.weight = nn.Parameter(weight_OK.detach(), requires_grad=False)
+        if child.bias is not None:
+            dense.bias = nn.Parameter(child.bias, requires_grad=False)
+        setattr(parent, name, dense)
+    return bool(found)
