@@ -89,13 +89,18 @@ class TokenStream:
         self._view: np.ndarray | None = None
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens ``start`` to ``start + count``; after the source's end it begins again."""
+        """Tokens ``start`` to ``start + count``, where ``start`` is a multiple of ``count``.
+
+        After the last whole block of a source it begins again, with the same blocks: what was computed of them may be
+        kept. A source shorter than a block is repeated within it.
+        """
         if self.is_empty():
             raise InputError(f"corpus '{self._source.name}' is empty: it holds no document to train on")
         while not self._whole and self._length < start + count:
             self._grow()
         if self._view is None or len(self._view) < self._length:
             self._view = np.memmap(self._tokens_path, dtype=self._dtype, mode="r")
+        start %= max(self._length // count, 1) * count
         if start + count <= self._length:
             return np.asarray(self._view[start : start + count])
         return np.take(self._view, np.arange(start, start + count), mode="wrap")
