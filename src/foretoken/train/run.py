@@ -192,6 +192,7 @@ class TrainingRun:
         place: Path | None = None,
         share: float = 1.0,
         measure: Callable[[], str] | None = None,
+        usable: Callable[[], None] = lambda: None,
         fields: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Train one stage, from its last checkpoint if there is one.
@@ -200,7 +201,7 @@ class TrainingRun:
             schedule: its rates are scaled by the run's factor, and its seed is the run's.
             place: the folder of its checkpoints; None: ``work``.
             share: of the run's bounds.
-            measure: see :func:`foretoken.train.trainer.fit`.
+            measure, usable: see :func:`foretoken.train.trainer.fit`.
             fields: of the method, for the record.
         Returns:
             the stage's part of the record.
@@ -217,6 +218,7 @@ class TrainingRun:
             device=self.device,
             checkpoint_every=self._checkpoint_every,
             measure=measure,
+            usable=usable,
         )
         stage = {
             **(fields or {}),

@@ -28,6 +28,7 @@ from foretoken.train.stopping import Cut, Interrupted, current, stoppable
 
 CHECKPOINT_SECONDS = 120.0
 MEASURE_SECONDS = 60.0
+MEASURE_PARTS = 20  # a measurement takes one in so many parts of the time, at most
 CURVE_POINTS = 400
 
 
@@ -143,6 +144,7 @@ def fit(
     device: torch.device | str = "cpu",
     checkpoint_every: float = CHECKPOINT_SECONDS,
     measure: Callable[[], str] | None = None,
+    usable: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Train until the bounds are reached, from the last checkpoint in ``folder`` if there is one.
 
@@ -151,7 +153,9 @@ def fit(
         folder: for the checkpoints.
         report: called after every step.
         checkpoint_every: seconds between two checkpoints; one is written at the end in any case.
-        measure: describes how good the model is now, in a few words for the progress bar; called about once a minute.
+        measure: describes how good the model is now, in a few words for the progress bar; called about once a minute,
+            and less often where it takes more than a twentieth of the time.
+        usable: writes the result as it stands, next to each checkpoint: what a stopped run leaves can be used.
     Raises:
         ForetokenError: the loss became NaN or infinite, or a checkpoint could not be written.
         Interrupted: Ctrl-C or SIGTERM; a checkpoint of the last whole step was written.
@@ -163,7 +167,8 @@ def fit(
     optimiser = Optimiser(model, schedule.rates)
     progress = _resume(folder, model, optimiser, mixture)
     before = progress.seconds
-    saved = measured = time.monotonic()
+    saved = time.monotonic()
+    due = saved + MEASURE_SECONDS
     pending: list[float] = []
     standing = mixture.state()  # where the step under way began: a step that is cut is read again
 
@@ -171,6 +176,7 @@ def fit(
         if not progress.step:
             return "stopped before the first step was done; nothing of the training is kept"
         place = _save(folder, model, optimiser, standing, progress)
+        usable()
         return f"stopped at step {progress.step}; give the same command to go on from {place}"
 
     with stoppable() as stop, stop.saving(keep), tiny_numbers_ignored():
@@ -199,8 +205,9 @@ def fit(
             progress.loss, progress.done = loss, bounds.progress(progress.tokens, progress.seconds)
             pending.append(loss)
             _extend_curve(progress, pending)
-            if measure is not None and (progress.step == 1 or time.monotonic() - measured > MEASURE_SECONDS):
-                progress.measured, measured = measure(), time.monotonic()
+            if measure is not None and (asked := time.monotonic()) > due:
+                progress.measured = measure()
+                due = time.monotonic() + max(MEASURE_SECONDS, MEASURE_PARTS * (time.monotonic() - asked))
             report(progress)
             if stop.requested:
                 with stop.whole():
@@ -208,6 +215,7 @@ def fit(
             if time.monotonic() - saved > checkpoint_every:
                 with stop.whole():
                     _save(folder, model, optimiser, standing, progress)
+                    usable()
                 saved = time.monotonic()
         if not progress.step:
             raise ForetokenError(

@@ -15,7 +15,6 @@ states, W width, V vocabulary, H query heads, G key/value heads, d head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +25,7 @@ from foretoken.core.protocols import Plan
 from foretoken.drafting.feature_heads.column_attention import columns_attend
 from foretoken.drafting.feature_heads.pair_network import PairNetwork
 
-Unroll = Callable[[Any, Tensor, Tensor, Tensor, int, Tensor], Iterator[Tensor]]  # as :func:`unrolled`, of any network
+Unroll = Callable[..., Iterator[Tensor]]  # as :func:`unrolled`, of any network
 
 
 def every_column(tokens_BT: Tensor) -> Tensor:
@@ -35,7 +34,13 @@ def every_column(tokens_BT: Tensor) -> Tensor:
 
 
 def unrolled(
-    network: PairNetwork, states_BTF: Tensor, tokens_BT: Tensor, embedding_VW: Tensor, steps: int, wanted_BC: Tensor
+    network: PairNetwork,
+    states_BTF: Tensor,
+    tokens_BT: Tensor,
+    embedding_VW: Tensor,
+    steps: int,
+    wanted_BC: Tensor,
+    later_BC: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """Draft ``steps`` tokens from every wanted pair.
 
@@ -45,6 +50,7 @@ def unrolled(
         embedding_VW: see :meth:`PairNetwork.embedding_of`.
         steps: S.
         wanted_BC: bool.
+        later_BC: bool, those of the wanted columns that go on after step 0; None: all.
     Returns:
         for s = 0, 1, ..: the input of the LM head for the wanted columns, [N, W], sequence by sequence; it predicts
         x_{i+2+s}. Where x_{i+1+s} is beyond the text, the row means nothing.
@@ -58,11 +64,16 @@ def unrolled(
         token_R = tokens_BT[sequence_R, (column_R + step + 1).clamp_max(length)]
         rows_R = None if step else wanted_BC.flatten()
         h_NW = network.decode(g_RW, F.embedding(token_R, embedding_VW), column_R + step, plan, rows_R)
-        plan.step = step + 1
-        sequence_R, column_R = wanted_BC.nonzero(as_tuple=True)
         scored_NW = network.read_out(h_NW)
         g_RW = scored_NW if network.description.recycle.normed else h_NW
         yield scored_NW
+        plan.step = step + 1
+        if later_BC is not None:
+            if not step:
+                g_RW = g_RW[later_BC[wanted_BC]]
+                plan.only(later_BC)
+            wanted_BC = later_BC
+        sequence_R, column_R = wanted_BC.nonzero(as_tuple=True)
 
 
 class ColumnPlan(Plan):
@@ -82,6 +93,10 @@ class ColumnPlan(Plan):
         self._wanted = [each.nonzero()[:, 0] for each in wanted_BC]
         self._first: list[tuple[Tensor, Tensor]] = []  # of each layer: keys and values, [B, G, C, d]
         self._own = list[list[tuple[Tensor, Tensor]]]()  # of each layer and later step: [G, N, d]
+
+    def only(self, wanted_BC: Tensor) -> None:
+        """Other wanted columns from now on, after step 0."""
+        self._wanted = [each.nonzero()[:, 0] for each in wanted_BC]
 
     def attend(
         self,

@@ -15,9 +15,6 @@ class Config(UnrolledOptions):
     """Options of ``foretoken train eagle``; None: the recipe's value."""
 
     algorithm: Annotated[str, Option("eagle3, or eagle for the network of EAGLE-2.")] = "eagle3"
-    draft_vocab_size: Annotated[
-        int | None, Option("Tokens that EAGLE-3 scores; default: 2048.", metavar="N", least=1)
-    ] = None
     own_head: Annotated[bool, Option("Train and store an LM head, which other engines need; else the target's.")] = (
         False
     )

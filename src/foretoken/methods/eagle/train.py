@@ -20,6 +20,7 @@ from torch import Tensor
 from foretoken.methods.eagle.checkpoint import Eagle, config_for
 from foretoken.methods.eagle.command import Config
 from foretoken.methods.eagle.config import EAGLE3, EagleConfig
+from foretoken.train.feature_heads.objective import Thinned
 from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scored, recipe_for, untrained
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.optimiser import Rates
@@ -62,4 +63,5 @@ def training(options: Config) -> HeadTraining:
         build=build,
         num_scored=num_scored(options) if eagle3 else None,
         own_rows=options.own_head,
+        objective=Thinned,
     )

@@ -5,6 +5,7 @@ Letters: B sequences, T positions, N used positions, F width of the fused depths
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.trainer import Blocks
 
+BY_COVERAGE = 0
+COVERAGE = 0.985  # of the predicted tokens; of other text as long as that counted, some percent less
+STEP = 256
 _COUNTED = 1 << 17  # tokens that the draft vocabulary is chosen from; fewer miss rare ones: 1 << 15 covered 3 % less
 
 
@@ -32,12 +36,31 @@ class TrainingBatch:
         states_BTF: the target's states, the depths side by side.
         used_BT: bool, positions that count.
         target_NV: the target's logits at the used positions.
+        top: where these are not kept: of each used position, the most probable tokens and their log-probabilities.
     """
 
     tokens_BT: Tensor
     states_BTF: Tensor
     used_BT: Tensor
     target_NV: Tensor
+    top: tuple[Tensor, Tensor] | None = None
+
+    def p_NK(self, ids_K: Tensor | None) -> Tensor:
+        """The target's probabilities of some tokens (None: all) at the used positions; the others have the rest."""
+        if self.top is None:
+            if ids_K is None:
+                return self.target_NV.softmax(-1)
+            ids_K = ids_K.to(self.target_NV.device)
+            return (self.target_NV[:, ids_K] - self.target_NV.logsumexp(-1, keepdim=True)).exp_()
+        place_NM, log_p_NM = self.top
+        p_NM = log_p_NM.float().exp_()
+        size = self.target_NV.shape[1]
+        if ids_K is not None:
+            size = len(ids_K)
+            ids_K, ids_NM = ids_K.to(place_NM.device), place_NM
+            place_NM = torch.searchsorted(ids_K, ids_NM).clamp_max_(size - 1)
+            p_NM = p_NM * (ids_K[place_NM] == ids_NM)
+        return p_NM.new_zeros(len(p_NM), size).scatter_add_(1, place_NM, p_NM)
 
 
 Batches = Callable[[Tensor], TrainingBatch]
@@ -126,18 +149,25 @@ def target_logits(target: FrozenTarget, rows_ND: Tensor) -> Tensor:
     return target.logits(rows_ND) if len(rows_ND) else rows_ND.new_zeros(0, target.vocabulary)
 
 
-def frequent(blocks: Blocks, tokens_of: Callable[[Tensor], Tensor], count: int, vocabulary: int) -> list[int]:
+def frequent(
+    blocks: Blocks, tokens_of: Callable[[Tensor], Tensor], count: int, vocabulary: int, most: int | None = None
+) -> list[int]:
     """The most frequent tokens at the beginning of a run's text, increasing; the position in the text is restored.
 
     Args:
-        tokens_of: a block -> its tokens, int64 [N].
-        count: K.
+        tokens_of: a block -> those of its tokens that are predicted, int64 [N].
+        count: K; BY_COVERAGE: as many, in steps of ``STEP``, as make up ``COVERAGE`` of what is predicted.
         vocabulary: V; if fewer than K tokens occur, the lowest other ids are added.
+        most: tokens of the text that are read.
     """
     state = blocks.state()
     seen: Counter[int] = Counter()
-    for _ in range(max(1, _COUNTED // blocks.block)):
+    for _ in range(max(1, min(most or _COUNTED, _COUNTED) // blocks.block)):
         seen.update(tokens_of(blocks.next(1)).tolist())
     blocks.resume(state)
     order = sorted(range(vocabulary), key=lambda token: (-seen[token], token))
+    if count == BY_COVERAGE:
+        covered, wanted = list(itertools.accumulate(seen[token] for token in order)), COVERAGE * seen.total()
+        enough = next(place for place, sum_ in enumerate(covered, 1) if sum_ >= wanted)
+        count = min(vocabulary, -(-enough // STEP) * STEP)
     return sorted(order[:count])

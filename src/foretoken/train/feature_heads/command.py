@@ -51,10 +51,11 @@ class HeadOptions(Loop, Judged):
 class NetworkOptions(HeadOptions, Continued):
     """Options of a network of our decoder layers; a subclass may score another number of tokens by default."""
 
-    draft_vocab_size: Annotated[int | None, Option("Tokens that it scores; default: 2048.", metavar="N", least=1)] = (
-        None
-    )
-    num_scored = 2048
+    draft_vocab_size: Annotated[
+        int | None,
+        Option("Tokens that it scores; default: as many as make up 98.5 % of the text.", metavar="N", least=1),
+    ] = None
+    num_scored = 0  # as many as BY_COVERAGE of batches.py says
     mlp_width: Annotated[
         int | None,
         Option("Channels of a layer's MLP; default: a quarter of the target's.", metavar="N", least=32, most=WIDEST),

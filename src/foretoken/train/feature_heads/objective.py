@@ -48,10 +48,12 @@ class Unrolled(HeadObjective):
 
     Attributes:
         unroll: the network's output at every column.
+        later: one column in so many is unrolled beyond its first step.
     """
 
     name = "unrolled_cross_entropy"
     unroll: Unroll = staticmethod(unrolled)
+    later = 1
 
     def __init__(self, batches: Batches, embedding_VW: Tensor, lm_head: Callable[[], Tensor], steps: int) -> None:
         self._batches, self._embedding_VW, self._lm_head, self._steps = batches, embedding_VW, lm_head, steps
@@ -59,16 +61,22 @@ class Unrolled(HeadObjective):
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
         assert isinstance(model, TrainableNetwork)
         batch = self._batches(tokens_BT)
-        p_NK = _kept(batch.target_NV, model.ids_K)
+        p_NK = batch.p_NK(model.ids_K)
         row_BT = torch.full(batch.used_BT.shape, -1, dtype=torch.int64, device=p_NK.device)
         row_BT[batch.used_BT] = torch.arange(len(p_NK), device=p_NK.device)
         # serving drafts only where the next token is of a reply, never within a prompt
         wanted_BC = rounded_up(batch.used_BT[:, 1:])
         sequence_N, column_N = wanted_BC.nonzero(as_tuple=True)
         drafted_N = batch.used_BT[sequence_N, column_N + 1]
-        steps = self.unroll(model, batch.states_BTF, batch.tokens_BT, self._embedding_VW, self._steps, wanted_BC)
+        later_BC = None if self.later == 1 else self._some(wanted_BC, generator)
+        thinned = {} if later_BC is None else {"later_BC": later_BC}
+        read = (model, batch.states_BTF, batch.tokens_BT, self._embedding_VW, self._steps, wanted_BC)
+        steps = self.unroll(*read, **thinned)
         rows, targets, shares, weights = [], [], [], 0.0
         for step, rows_NW in enumerate(steps):
+            if step == 1 and later_BC is not None:
+                sequence_N, column_N = later_BC.nonzero(as_tuple=True)
+                drafted_N = batch.used_BT[sequence_N, column_N + 1]
             place_N = column_N + 1 + step  # the row that predicts x_{i+2+s}
             of_N = row_BT[sequence_N, place_N.clamp_max(row_BT.shape[1] - 1)]
             counts_N = drafted_N & (of_N >= 0) & (place_N < row_BT.shape[1])
@@ -80,6 +88,17 @@ class Unrolled(HeadObjective):
             return sum((each.sum() for each in rows), p_NK.new_zeros(())) * 0.0
         return law_loss(torch.cat(rows), self._lm_head(), p_NK, torch.cat(targets), torch.cat(shares)) / weights
 
+    def _some(self, wanted_BC: Tensor, generator: torch.Generator) -> Tensor:
+        """One in so many of the wanted columns, about as many of each sequence."""
+        first_B1 = torch.randint(self.later, (len(wanted_BC), 1), generator=generator).to(wanted_BC.device)
+        return wanted_BC & ((wanted_BC.cumsum(1) + first_B1) % self.later == 0)
+
+
+class Thinned(Unrolled):
+    """The same loss in less time: a step costs as much as the first, and teaches less."""
+
+    later = 2
+
 
 def rounded_up(wanted_BC: Tensor) -> Tensor:
     """Some more columns, so that every sequence has one of few numbers of them: libraries prepare for every number.
@@ -90,10 +109,3 @@ def rounded_up(wanted_BC: Tensor) -> Tensor:
     count_B1 = wanted_BC.sum(1, keepdim=True)
     missing_B1 = -count_B1 % ROUND
     return wanted_BC | (~wanted_BC & ((~wanted_BC).cumsum(1) <= missing_B1))
-
-
-def _kept(target_NV: Tensor, ids_K: Tensor | None) -> Tensor:
-    """The target's probabilities of the tokens that are scored, [N, K]."""
-    if ids_K is None:
-        return target_NV.softmax(-1)
-    return (target_NV[:, ids_K.to(target_NV.device)] - target_NV.logsumexp(-1, keepdim=True)).exp_()

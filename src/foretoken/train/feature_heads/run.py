@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,13 +16,16 @@ import torch
 from torch import Tensor
 
 from foretoken.core.files import write_whole
+from foretoken.core.phases import PHASES
 from foretoken.drafting.feature_heads.state_network import TrainableNetwork
 from foretoken.drafting.learned_part import LearnedPart
-from foretoken.forward.hidden_states import FINAL
+from foretoken.forward.hidden_states import FINAL, Depth
 from foretoken.models.load import load_as_is
 from foretoken.train.begin_as import begin_as
 from foretoken.train.feature_heads.batches import AllPositions, batches_of, depths_read, frequent
-from foretoken.train.feature_heads.expected_length import ExpectedLength, texts
+from foretoken.train.feature_heads.expected_length import ExpectedLength, Text, texts
+from foretoken.train.feature_heads.objective import Unrolled
+from foretoken.train.feature_heads.remembered import Remembered
 from foretoken.train.feature_heads.training import HeadTraining, Stage
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
@@ -29,7 +33,7 @@ from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from foretoken.train.run import LoopOptions, TrainingRun, within_memory
 from foretoken.train.stored_blocks import StoredBlocks
-from foretoken.train.trainer import Blocks
+from foretoken.train.trainer import Blocks, Bounds
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,14 +87,16 @@ def run(
             block = min(recipe.block, target.longest or recipe.block)
             return this.mixture(text, encoder(loaded.tokenizer), target.vocabulary, block, place)
 
-        blocks = blocks_of(stages[0], this.work)
-        tokens_of: Callable[[Tensor], Tensor] = torch.Tensor.flatten if stored is None else stored.tokens
         few = training.num_scored is not None and training.num_scored < target.vocabulary
         ids = None
         if few and begun is not None and begun.ids_K is not None and len(begun.ids_K) == training.num_scored:
             ids = begun.ids_K.tolist()
         elif few:
-            ids = _kept(this.work, blocks, tokens_of, training.num_scored or 0, target.vocabulary)
+            PHASES.info("choosing the tokens that it scores")
+            # of the given text: what the target says itself is written when it is trained on
+            given = blocks_of(replace(stages[0], own_words=0.0), this.work)
+            ids = _kept(this.work, given, _predicted(replies, stored), training.num_scored or 0, target, this.bounds)
+        blocks = blocks_of(stages[0], this.work)
         torch.manual_seed(this.seed)
         if ids is not None:
             config = replace(cast(Any, config), draft_vocab_size=len(ids))
@@ -104,17 +110,12 @@ def run(
         def lm_head() -> Tensor:
             return network.lm_head_of(target.model) if shared_KW is None else shared_KW
 
-        lengths = {
-            temperature: ExpectedLength(
-                target, texts(name, prompts, temperature), depths, training.steps, training.unroll
-            )
-            for temperature in ((0.0, 1.0) if prompts else ())
-        }
+        untrained = deepcopy(network)
+        judge = _Judge(training, target, prompts, depths, this.work)
 
-        def expected(temperature: float) -> float:
-            return lengths[temperature].tokens_per_step(network, embedding_VW, lm_head())
+        def expected(temperature: float, judged: TrainableNetwork = network) -> float:
+            return judge(temperature).tokens_per_step(judged, embedding_VW, lm_head())
 
-        before = {temperature: expected(temperature) for temperature in lengths}
         schedule = within_memory(recipe.schedule, blocks.block, target.vocabulary)
         for number, stage in enumerate(stages):
             place = this.work if not number else this.work / stage.name
@@ -123,6 +124,10 @@ def run(
                 blocks = blocks_of(stage, place)
             beginning = blocks.state()
             batches = batches_of(target, replies if stage.replies_only else AllPositions(), stored, depths)
+            kept = None
+            if stored is None and issubclass(training.objective, Unrolled):
+                width = len(depths) * loaded.model.config.get_text_config(decoder=True).hidden_size
+                batches = kept = Remembered(batches, place / "states", blocks.block, width, target.vocabulary)
             last = this.fit(
                 network,
                 training.objective(batches, embedding_VW, lm_head, training.steps),
@@ -130,14 +135,17 @@ def run(
                 replace(schedule, rates=stage.rates or schedule.rates),
                 place=place,
                 share=stage.share,
-                measure=(lambda: f"{expected(0.0):.2f} tokens a step") if lengths else None,
+                measure=(lambda: f"{expected(0.0):.2f} tokens a step") if prompts else None,
+                usable=lambda: network.save(out),
                 fields={
                     "name": stage.name,
                     "own_words": stage.own_words,
                     "replies_only": stage.replies_only and replies.known,
                 },
             )
-            last["walked"] = {_mode(each): round(expected(each), 3) for each in lengths}
+            last["walked"] = {_mode(each): round(expected(each), 3) for each in judge.temperatures}
+            if kept is not None:
+                kept.forget()
         network.eval()
         fields = {
             **this.part_fields(loaded.fingerprint),
@@ -148,8 +156,8 @@ def run(
             "unrolled_steps": training.steps,
             **{each: last[each] for each in ("own_words", "replies_only")},
             "walked": {
-                _mode(each): {"before": round(before[each], 3), "after": last["walked"][_mode(each)]}
-                for each in lengths
+                _mode(each): {"before": round(expected(each, untrained), 3), "after": last["walked"][_mode(each)]}
+                for each in judge.temperatures
             },
         }
         record = this.record(network, training.objective.name, fields)
@@ -157,6 +165,7 @@ def run(
         if training.keep is not None:
             blocks.resume(beginning)
             count = last["steps"] * recipe.schedule.batch
+            tokens_of: Callable[[Tensor], Tensor] = torch.Tensor.flatten if stored is None else stored.tokens
             record["kept"] = training.keep((tokens_of(blocks.next(1)).tolist() for _ in range(count)), out)
         this.save_record(record)
     return record
@@ -178,10 +187,56 @@ def _learned(part: type[TrainableNetwork], folder: Path) -> TrainableNetwork:
     return found
 
 
-def _kept(work: Path, blocks: Blocks, tokens_of: Callable[[Tensor], Tensor], size: int, vocabulary: int) -> list[int]:
+class _Judge:
+    """The target's answers to held-out prompts, written when a network is first tried on them, and kept."""
+
+    def __init__(
+        self,
+        training: HeadTraining,
+        target: FrozenTarget,
+        prompts: Sequence[str],
+        depths: tuple[Depth, ...],
+        work: Path,
+    ) -> None:
+        self.temperatures = (0.0, 1.0) if prompts else ()
+        self._training, self._target, self._prompts, self._depths, self._work = training, target, prompts, depths, work
+        self._made: dict[float, ExpectedLength] = {}
+
+    def __call__(self, temperature: float) -> ExpectedLength:
+        if temperature not in self._made:
+            path = self._work / f"answers-{temperature:g}.json"
+            if not path.exists():
+                found = texts(self._training.target, self._prompts, temperature)
+                write_whole(path, json.dumps([astuple(each) for each in found]))
+            read = [Text(tuple(ids), *rest) for ids, *rest in json.loads(path.read_text(encoding="utf-8"))]
+            self._made[temperature] = ExpectedLength(
+                self._target, read, self._depths, self._training.steps, self._training.unroll
+            )
+        return self._made[temperature]
+
+
+def _predicted(replies: Replies, stored: StoredBlocks | None) -> Callable[[Tensor], Tensor]:
+    """Of a block, the tokens that a network is to predict."""
+    tokens_of: Callable[[Tensor], Tensor] = torch.Tensor.flatten if stored is None else stored.tokens
+
+    def of(block: Tensor) -> Tensor:
+        tokens_T = tokens_of(block)
+        return tokens_T[1:][replies.used(tokens_T[None])[0, :-1]]
+
+    return of
+
+
+def _kept(
+    work: Path,
+    blocks: Blocks,
+    predicted: Callable[[Tensor], Tensor],
+    size: int,
+    target: FrozenTarget,
+    bounds: Bounds,
+) -> list[int]:
     """The draft vocabulary of a run: chosen once, so that a resumed run has the same."""
     path = work / "draft_vocabulary.json"
     if not path.exists():
-        write_whole(path, json.dumps(frequent(blocks, tokens_of, size, vocabulary)))
+        write_whole(path, json.dumps(frequent(blocks, predicted, size, target.vocabulary, bounds.tokens)))
     found: list[int] = json.loads(path.read_text(encoding="utf-8"))
     return found

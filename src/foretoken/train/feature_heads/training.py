@@ -62,7 +62,7 @@ class HeadTraining:
         config: (the target's configuration, its name, its fingerprint) -> the network's config, scoring all tokens.
         build: (config, the frozen target, the tokens that it scores or None) -> the untrained network, float32, drawn
             from torch's generator.
-        num_scored: tokens that it scores, the most frequent ones; None: all of them.
+        num_scored: tokens that it scores, the most frequent ones; None: all of them; see batches.py for BY_COVERAGE.
         own_rows: whether it has an LM head of its own.
         objective: its loss, made of batches, embedding, the rows that score, and S.
         unroll: its output at every column, as ``unrolled`` of drafting/feature_heads/unroll.py.
@@ -123,7 +123,7 @@ def untrained(
 
 
 def num_scored(options: NetworkOptions) -> int:
-    """Tokens that a network is to score, the most frequent ones.
+    """Tokens that a network is to score, the most frequent ones, or BY_COVERAGE of batches.py.
 
     Raises:
         ConfigError: the target has fewer.

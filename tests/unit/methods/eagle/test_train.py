@@ -10,15 +10,18 @@ import pytest
 import torch
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError, MismatchError, ModelError
+from foretoken.forward.quantised_weight import QuantisedLinear, rounded
 from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.command import Config
 from foretoken.methods.eagle.train import training
 from foretoken.models.load import load_as_is
 from foretoken.train import acceptance
 from foretoken.train.begin_as import begin_as
-from foretoken.train.feature_heads.batches import FromFeatures, FromTokens, frequent
+from foretoken.train.feature_heads.batches import BY_COVERAGE, AllPositions, FromFeatures, FromTokens, frequent
+from foretoken.train.feature_heads.batches import STEP as STEP_OF_K
 from foretoken.train.feature_heads.expected_length import ExpectedLength, expected_steps, texts
-from foretoken.train.feature_heads.objective import Unrolled
+from foretoken.train.feature_heads.objective import Thinned, Unrolled
+from foretoken.train.feature_heads.remembered import Remembered
 from foretoken.train.feature_heads.run import run
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
@@ -136,6 +139,7 @@ def test_a_run_learns_stops_and_goes_on(folder):
 
     with pytest.raises(KeyboardInterrupt):
         train(folder, "parts", 30, report=stop, checkpoint_every=1e-9)
+    assert Eagle.load(folder / "parts").config.draft_vocab_size == 60  # it can be used as it stands
     parts = train(folder, "parts", 30)
     assert [point[::2] for point in parts["curve"]] == [point[::2] for point in whole["curve"]]
     ours, theirs = Eagle.load(folder / "parts"), Eagle.load(folder / "whole")
@@ -187,6 +191,88 @@ def test_the_most_frequent_tokens_are_kept_and_the_stream_stays_where_it_was():
     assert frequent(stream, torch.Tensor.flatten, 2, 12) == [4, 9]
     assert frequent(stream, torch.Tensor.flatten, 5, 12) == [0, 1, 4, 7, 9]
     assert stream.place == 0
+    assert len(frequent(stream, torch.Tensor.flatten, BY_COVERAGE, 1000)) == STEP_OF_K
+    assert len(frequent(stream, torch.Tensor.flatten, BY_COVERAGE, 12)) == 12
+
+
+def test_no_more_text_is_counted_than_the_run_may_read():
+    class Stream:
+        block, place = 1 << 10, 0
+
+        def next(self, count):
+            self.place += 1
+            return torch.full((1, 4), self.place)
+
+        def state(self):
+            return {}
+
+        def resume(self, state):
+            pass
+
+    stream = Stream()
+    frequent(stream, torch.Tensor.flatten, 2, 12, most=3 << 10)
+    assert stream.place == 3
+
+
+def test_a_block_that_was_read_costs_no_forward(folder, tmp_path):
+    _, target, head = parts_of(folder, list(range(3, 101, 2)))
+    depths = head.config.taps.of(3)
+    calls = []
+
+    def batches(tokens_BT):
+        calls.append(len(tokens_BT))
+        return FromTokens(target, Replies(), depths)(tokens_BT)
+
+    def remembered():
+        return Remembered(batches, tmp_path / "states", 11, len(depths) * target.model.config.hidden_size, 101)
+
+    tokens_BT = torch.randint(4, 101, (3, 11), generator=torch.Generator().manual_seed(1))
+    exact, kept = batches(tokens_BT), remembered()
+    kept(tokens_BT[:2])
+    with (tmp_path / "states").open("ab") as file:
+        file.write(b"cut")  # by a kill
+    again = remembered()(tokens_BT)
+    assert calls == [3, 2, 1]
+    assert torch.equal(again.used_BT, exact.used_BT)
+    torch.testing.assert_close(again.states_BTF, exact.states_BTF, rtol=1e-2, atol=1e-2)
+    likely = exact.p_NK(head.ids_K) > again.p_NK(head.ids_K).amin()
+    torch.testing.assert_close(again.p_NK(head.ids_K)[likely], exact.p_NK(head.ids_K)[likely], rtol=5e-3, atol=5e-3)
+    table, rows = head.embedding_of(target.model), head.lm_head_of(target.model)
+    losses = [Unrolled(each, table, lambda: rows, STEPS)(head, tokens_BT, None) for each in (batches, kept)]
+    torch.testing.assert_close(*losses, rtol=0.3, atol=0)
+    kept.forget()
+    assert not (tmp_path / "states").exists()
+
+
+def test_a_quantised_target_is_read_by_dense_products(folder):
+    model, same = (load_as_is(str(folder / "target"), device="cpu").model for _ in range(2))
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, torch.nn.Linear):
+                setattr(parent, name, QuantisedLinear(rounded(child.weight.detach(), 8, 16)))
+    for name, child in same.named_modules():
+        if isinstance(child, torch.nn.Linear):
+            child.weight.data = model.get_submodule(name).weight
+    tokens_BT = torch.randint(4, 101, (2, 9), generator=torch.Generator().manual_seed(1))
+    found, expected = (FrozenTarget(each, DEPTHS).states(tokens_BT) for each in (model, same))
+    assert not any(isinstance(each, QuantisedLinear) for each in model.modules())
+    for depth, state in expected.items():
+        assert (found[depth] - state).norm() < 2e-2 * state.norm()
+
+
+def test_a_thinned_loss_is_the_whole_loss_of_fewer_columns(folder):
+    """Its first step is whole; over both halves of the columns its mean is that of all."""
+    _, target, head = parts_of(folder, list(range(3, 101, 2)))
+    tokens_BT = torch.randint(4, 101, (2, 41), generator=torch.Generator().manual_seed(1))
+    batches = FromTokens(target, AllPositions(), head.config.taps.of(3))
+    table, rows = head.embedding_of(target.model), head.lm_head_of(target.model)
+    head.requires_grad_(False)
+    first, whole = (float(Unrolled(batches, table, lambda: rows, each)(head, tokens_BT, None)) for each in (1, 2))
+    seeds = [torch.Generator().manual_seed(seed) for seed in range(40)]
+    thinned = [float(Thinned(batches, table, lambda: rows, 2)(head, tokens_BT, each)) for each in seeds]
+    assert float(Thinned(batches, table, lambda: rows, 1)(head, tokens_BT, seeds[0])) == pytest.approx(first)
+    assert len(set(thinned)) > 1
+    assert sum(thinned) / len(thinned) == pytest.approx(whole, rel=0.02)
 
 
 # ------------------------------------------------------------------ the walk
@@ -235,12 +321,13 @@ def test_training_says_what_serving_then_measures(folder, learned, monkeypatch):
     monkeypatch.setattr(acceptance, "MAX_TOKENS", 40)
     name = str(folder / "target")
     config = {"method": "eagle", "head": str(folder / "learned"), "num_speculative_tokens": STEPS}
-    served = acceptance.measure(name, config, PROMPTS)
+    served = acceptance.measure(name, config, PROMPTS, (0.0,))
     assert served["greedy"]["tokens_per_step"] > 1.08
     assert learned["walked"]["greedy"]["after"] == pytest.approx(served["greedy"]["tokens_per_step"], rel=0.01)
     assert learned["walked"]["greedy"]["after"] > learned["walked"]["greedy"]["before"]
-    # 240 tokens in about 190 steps: the mean accepted length has an error of about 0.4 / sqrt(190)
-    assert learned["walked"]["T=1"]["after"] == pytest.approx(served["T=1"]["tokens_per_step"], abs=0.09)
+    # 960 tokens in about 600 steps: the mean accepted length has an error of about 0.9 / sqrt(600), and so has the text
+    drawn = acceptance.measure(name, config, 4 * PROMPTS, (1.0,))
+    assert learned["walked"]["T=1"]["after"] == pytest.approx(drawn["T=1"]["tokens_per_step"], abs=0.09)
 
 
 def test_draws_for_different_prompts_are_independent(folder):
