@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from foretoken.engine.llm import Prompt
@@ -10,6 +11,7 @@ from foretoken.engine.request import TokenLogprob
 from foretoken.engine.updates import Update
 from foretoken.serve.choices import ChoicesAnswer
 from foretoken.serve.errors import ApiError
+from foretoken.serve.infill import Infill
 from foretoken.serve.schema import CompletionRequest
 from foretoken.serve.service import Service
 from foretoken.serve.token_places import Places
@@ -41,11 +43,21 @@ class Completion(ChoicesAnswer):
         self.nothing = length == 0  # for the prompt alone, one token is computed and not returned
         scored = body.logprobs if body.echo else None
         params = service.params(body, max_tokens=max(1, length), logprobs=body.logprobs, prompt_logprobs=scored)
-        self.prompts = _prompts(body)
+        self.prompts = asked = _prompts(body)
+        if body.suffix:
+            if body.echo and body.logprobs is not None:
+                message = (
+                    "log-probabilities of an echo have no place for the suffix: leave echo, logprobs or suffix out"
+                )
+                raise ApiError(400, message, param="suffix")
+            infill = Infill(service.llm.tokenizer)
+            room = service.llm.target.max_length - max(1, length)
+            asked = [infill.prompt(cast(str | Sequence[int], prompt), body.suffix, room) for prompt in asked]
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *infill.stops))
         self.n = params.n
         self.skip_special = params.skip_special_tokens
         self._places: dict[int, Places] = {}
-        self.requests = service.requests(self.prompts, params, body, "prompt")
+        self.requests = service.requests(asked, params, body, "prompt")
 
     def _usage(self, delivered: int | None = None) -> dict[str, Any]:
         usage = self.service.usage(self.requests, len(self.prompts), delivered=delivered)
@@ -66,6 +78,8 @@ class Completion(ChoicesAnswer):
                 scored = self._prompt_entries(delta.index)
                 offsets = places.of_prompt(self.requests[delta.index].tokens[: len(scored)], prompt)
                 entries = [*scored, *entries]
+        if self.body.suffix and self.body.echo and delta.finish_reason is not None:
+            text += self.body.suffix
         offsets += places.of_answer([each.token_id for each in entries[len(offsets) :] if each is not None])
         return {
             "index": delta.index,

@@ -442,7 +442,7 @@ class CompletionRequest(Sampling):
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     echo: bool | None = None
     best_of: Annotated[int | None, Field(ge=1)] = None
-    suffix: Annotated[Literal[""] | None, Field(description="Text after the answer: not supported.")] = None
+    suffix: Annotated[str | None, Field(description="Text after the answer, for models with tokens for infill.")] = None
     add_special_tokens: _Yes = None
 
 

@@ -515,7 +515,7 @@ def test_what_clients_of_vllm_write_without_meaning_anything_changes_nothing(ser
         (TEXT, {"prompt": "word " * 5000}, "prompt", "this model's maximum context length is 4096 tokens"),
         (TEXT, {"best_of": 3}, "best_of", "not supported"),
         (TEXT, {"prompt": ["a"] * 65, "n": 2}, "prompt", "more completions than one request may ask for, 128"),
-        (TEXT, {"suffix": "x"}, "suffix", "should be ''"),
+        (TEXT, {"suffix": "x"}, "suffix", "no tokens for infill"),
         (TEXT, {"max_tokens": 0}, "max_tokens", "echo=true"),
         (RESPONSES, {"metadata": {"a": 1}}, "metadata.a", "valid string"),
         (RESPONSES, {"user": 1}, "user", "valid string"),

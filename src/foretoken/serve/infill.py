@@ -1,0 +1,78 @@
+"""Infill: the prompt from which a model writes the text between a prefix and a suffix (fill in the middle)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from foretoken.serve.errors import ApiError
+
+
+class Form(NamedTuple):
+    """The marks before prefix, suffix and answer; the answer's is empty where the model writes after the prefix.
+
+    ``suffix_first``: the suffix stands before the prefix.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str
+    suffix_first: bool = False
+
+
+FORMS = (
+    Form("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    Form("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    Form("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    Form("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+    Form("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon
+    Form("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+    Form("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    Form("[PREFIX]", "[SUFFIX]", "", suffix_first=True),  # Codestral
+    Form("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),  # Seed-Coder
+)
+# marks of another file or of the end, where an answer is complete
+_ENDS = ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<file_sep>", "<reponame>", "<|endoftext|>", "<EOT>", "▁<EOT>")
+
+
+class Infill:
+    """The form of one model's infill prompts.
+
+    Args:
+        tokenizer: the model's.
+    Raises:
+        ApiError: 400: it has the marks of no form.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        known = tokenizer.get_vocab()
+        form = next((form for form in FORMS if all(mark in known for mark in form[:3] if mark)), None)
+        if form is None:
+            looked_for = ", ".join(form.suffix for form in FORMS)
+            message = f"this model has no tokens for infill ({looked_for}): leave 'suffix' out"
+            raise ApiError(400, message, param="suffix")
+        self._form, self._known, self._tokenizer = form, known, tokenizer
+        self.stops = [known[mark] for mark in _ENDS if mark in known]
+
+    def prompt(self, prefix: str | Sequence[int], suffix: str, room: int) -> list[int]:
+        """The token ids of a prompt; marks inside the texts are text.
+
+        Args:
+            prefix: as text, or as tokens.
+            room: tokens that the prompt may have. If both texts have more, the suffix keeps its beginning, a quarter
+                of the room at least, and the prefix its end.
+        """
+        before = self._tokens(prefix) if isinstance(prefix, str) else list(prefix)
+        after = self._tokens(suffix)
+        empty = list(map(int, self._tokenizer("")["input_ids"]))  # what begins every text of this model
+        start = empty if empty == [self._tokenizer.bos_token_id] else []
+        room = max(room - len(start) - sum(1 for mark in self._form[:3] if mark), 2)
+        after = after[: max(room // 4, room - len(before))]
+        before = before[max(0, len(before) - (room - len(after))) :]
+        parts = [self._known[self._form.prefix], *before], [self._known[self._form.suffix], *after]
+        first, second = reversed(parts) if self._form.suffix_first else parts
+        return [*start, *first, *second, *([self._known[self._form.middle]] if self._form.middle else [])]
+
+    def _tokens(self, text: str) -> list[int]:
+        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return list(map(int, ids))
