@@ -263,7 +263,7 @@ class RoundedWeight(LazyWeight):
         return RoundedWeight, (self.dense_OK, self.bits, self.group, self.name)
 
     def parameters(self, find: Callable[[Tensor, int], tuple[Tensor, Tensor]] = ranges) -> tuple[Tensor, Tensor | None]:
-        """Scales and, of 4 bits, minimums; found once, because all rows decide together what they are kept in.
+        """Scales and, of 4 bits, minimums; found once, because all rows decide together on the type that keeps them.
 
         Args:
             find: the function that finds the ranges of groups.

@@ -51,8 +51,8 @@ class Completion(ChoicesAnswer):
                 )
                 raise ApiError(400, message, param="suffix")
             infill = Infill(service.llm.tokenizer)
-            room = service.llm.target.max_length - max(1, length)
-            asked = [infill.prompt(cast(str | Sequence[int], prompt), body.suffix, room) for prompt in asked]
+            limit = service.llm.target.max_length - max(1, length)
+            asked = [infill.prompt(cast(str | Sequence[int], prompt), body.suffix, limit) for prompt in asked]
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *infill.stops))
         self.n = params.n
         self.skip_special = params.skip_special_tokens

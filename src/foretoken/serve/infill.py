@@ -54,21 +54,21 @@ class Infill:
         self._form, self._known, self._tokenizer = form, known, tokenizer
         self.stops = [known[mark] for mark in _ENDS if mark in known]
 
-    def prompt(self, prefix: str | Sequence[int], suffix: str, room: int) -> list[int]:
+    def prompt(self, prefix: str | Sequence[int], suffix: str, limit: int) -> list[int]:
         """The token ids of a prompt; marks inside the texts are text.
 
         Args:
             prefix: as text, or as tokens.
-            room: tokens that the prompt may have. If both texts have more, the suffix keeps its beginning, a quarter
-                of the room at least, and the prefix its end.
+            limit: tokens that the prompt may have. If both texts have more, the suffix keeps its beginning, a quarter
+                of the limit at least, and the prefix its end.
         """
         before = self._tokens(prefix) if isinstance(prefix, str) else list(prefix)
         after = self._tokens(suffix)
         empty = list(map(int, self._tokenizer("")["input_ids"]))  # what begins every text of this model
         start = empty if empty == [self._tokenizer.bos_token_id] else []
-        room = max(room - len(start) - sum(1 for mark in self._form[:3] if mark), 2)
-        after = after[: max(room // 4, room - len(before))]
-        before = before[max(0, len(before) - (room - len(after))) :]
+        limit = max(limit - len(start) - sum(1 for mark in self._form[:3] if mark), 2)
+        after = after[: max(limit // 4, limit - len(before))]
+        before = before[max(0, len(before) - (limit - len(after))) :]
         parts = [self._known[self._form.prefix], *before], [self._known[self._form.suffix], *after]
         first, second = reversed(parts) if self._form.suffix_first else parts
         return [*start, *first, *second, *([self._known[self._form.middle]] if self._form.middle else [])]

@@ -1,4 +1,4 @@
-"""Prompts for infill: the marks of each family in its order, within the room, and texts that contain marks."""
+"""Prompts for infill: the marks of each family in its order, within the limit, and texts that contain marks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_marks_inside_a_text_are_text_and_end_an_answer() -> None:
     assert infill.stops == [known["<|file_sep|>"]]
 
 
-def test_a_text_without_room_keeps_what_is_near_the_gap() -> None:
+def test_long_texts_keep_the_parts_next_to_the_gap() -> None:
     tokenizer = with_marks(FORMS[0])
     known, infill = tokenizer.get_vocab(), Infill(tokenizer)
     before, after = list(range(100, 200)), "one two three four five six seven eight nine ten " * 10
