@@ -13,7 +13,7 @@ TABLE = {"llama": {frozenset({"torch"}): {"modeling_llama": {"LlamaModel"}}}}
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """The function of an installed library, in a process of its own each time; ``read.paths``: the files that it has read."""
+    """The function of an installed library, in a process of its own each time; ``read.paths``: the files read."""
     package = tmp_path / "site-packages" / "transformers"
     (package / "models").mkdir(parents=True)
     (package / "utils").mkdir()
