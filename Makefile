@@ -25,7 +25,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help product setup demo bench fix check test test-all wheel mutants clean
+.PHONY: help product setup demo bench fix check test test-all wheel release-check mutants clean
 
 help:
 	@echo "make demo    let SmolLM2 answer (93 MB; offline: the bundled pair), then compare with plain decoding"
@@ -35,6 +35,7 @@ help:
 	@echo "make fix     let ruff repair what it can, and write the tables of the documentation"
 	@echo "make bench   all methods over the bundled suite, report in bench-report/"
 	@echo "make wheel   a wheel in dist/, the native decoder compiled for this kind of machine (a minute)"
+	@echo "make release-check  all that can be checked before a tag: tests, site, wheel, source archive"
 	@echo "make mutants change PACKAGE line by line, and list the changes that no test notices (hours; not in CI)"
 	@echo "make clean   remove .venv, caches and reports"
 
@@ -91,6 +92,16 @@ test-all: check
 
 wheel: setup
 	$(BIN)/python -m pip wheel --no-deps -w dist .
+
+# a source archive must build the same wheel, and the site must have no broken link
+release-check: test
+	@$(PIP) -e ".[docs]" build
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	rm -rf build/release && $(BIN)/python -m build --outdir build/release .
+	$(BIN)/python -m venv build/release/fresh
+	PIP_CONSTRAINT=constraints.txt build/release/fresh/bin/python -m pip install --quiet $(PIP_EXTRA) torch build/release/*.whl
+	build/release/fresh/bin/foretoken generate "Anna has 15 apples and eats 4. How many are left?" --max-tokens 32
+	@echo "ready: tag it v$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("foretoken"))')"
 
 # the first run collects which test reaches which function; later ones go on where they were stopped
 mutants: setup

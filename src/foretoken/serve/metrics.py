@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,6 +28,7 @@ class Timings:
     def __init__(self, name: str) -> None:
         self._name = name
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # processor time and resident memory
         self._first = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token.", _SECONDS)
         mean = "Mean time between tokens of a request, after the first."
         self._between = self._histogram("inter_token_latency_seconds", mean, _BETWEEN)
