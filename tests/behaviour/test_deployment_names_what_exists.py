@@ -12,7 +12,7 @@ import yaml
 from helpers.serving import NAME, served
 from helpers.zoo_llms import with_config
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not (ROOT / "compose.yaml").exists(), reason="not a checkout")
 
 
