@@ -41,7 +41,8 @@ class FrozenTarget:
     def __init__(self, model: Any, depths: Sequence[int]) -> None:
         device = next(model.parameters()).device
         fast = product_dtype(device.type)
-        narrow = (next(model.parameters()).dtype == fast or _expanded(model)) and fast != torch.float32
+        quantised = dense_products(model)
+        narrow = (quantised or next(model.parameters()).dtype == fast) and fast != torch.float32
         self.model = model.float().eval().requires_grad_(False)
         self.parts = anatomy.find(model)
         if narrow:
@@ -118,7 +119,7 @@ class FrozenTarget:
         return logits_BTV.flatten(0, 1)[: len(rows_ND)].float()
 
 
-def _expanded(model: nn.Module) -> bool:
+def dense_products(model: nn.Module) -> bool:
     """Whether the model had quantised products; they become dense ones, and a tied head shares the embedding."""
     found = [
         (parent, name, child)

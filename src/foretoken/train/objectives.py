@@ -11,9 +11,13 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from foretoken.forward import anatomy
 from foretoken.train import head_loss
 
+ROWS = 256  # of logits at a time
+_NONE = -100  # no next token
 DISTANCES = ("kl", "reverse_kl", "tv", "neg_log_acceptance")
 
 
@@ -89,16 +93,46 @@ class Distil:
         self._next_token, self._temperature = next_token, temperature
 
     def __call__(self, model: nn.Module, tokens_BT: Tensor, generator: torch.Generator) -> Tensor:
+        next_BT = F.pad(tokens_BT[:, 1:], (0, 1), value=_NONE)
+        if head_loss.applies(model) and head_loss.applies(self._teacher):
+            return self._by_rows(model, tokens_BT, next_BT.flatten())
         with torch.no_grad():
             target = self._teacher(input_ids=tokens_BT, use_cache=False).logits
         output = model(input_ids=tokens_BT, use_cache=False)
-        logits = output.logits
-        p_NV, q_NV = target.flatten(0, 1), logits.flatten(0, 1).float()
-        loss = distance(p_NV.float() / self._temperature, q_NV / self._temperature, self.name)
-        if self._next_token:
-            plain = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
-            loss = (1 - self._next_token) * loss + self._next_token * plain
-        return loss + _balance(model, output)
+        apart, plain = self._sums(target.flatten(0, 1), output.logits.flatten(0, 1), next_BT.flatten())
+        return self._mean(apart, plain, tokens_BT) + _balance(model, output)
+
+    def _by_rows(self, model: nn.Module, tokens_BT: Tensor, next_N: Tensor) -> Tensor:
+        """Some rows at a time, computed again for their gradient: the logits of a block are never all there."""
+        ours, theirs = anatomy.find(model), anatomy.find(self._teacher)
+        with torch.no_grad():
+            p_ND = theirs.body(input_ids=tokens_BT, use_cache=False).last_hidden_state.flatten(0, 1)
+        q_ND = ours.body(input_ids=tokens_BT, use_cache=False).last_hidden_state.flatten(0, 1)
+
+        def sums(p_RD: Tensor, q_RD: Tensor, next_R: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                target_RV = theirs.head(p_RD)
+            return self._sums(target_RV, ours.head(q_RD), next_R)
+
+        apart = plain = q_ND.new_zeros((), dtype=torch.float32)
+        for rows in zip(p_ND.split(ROWS), q_ND.split(ROWS), next_N.split(ROWS), strict=True):
+            found = checkpoint(sums, *rows, use_reentrant=False)
+            apart, plain = apart + found[0], plain + found[1]
+        return self._mean(apart, plain, tokens_BT)
+
+    def _sums(self, target_NV: Tensor, draft_NV: Tensor, next_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums over rows: of the distance, and of the next-token loss if it has a share."""
+        p_NV, q_NV = target_NV.float(), draft_NV.float()
+        apart = distance(p_NV / self._temperature, q_NV / self._temperature, self.name) * len(q_NV)
+        if not self._next_token:
+            return apart, apart.new_zeros(())
+        return apart, F.cross_entropy(q_NV, next_N, ignore_index=_NONE, reduction="sum")
+
+    def _mean(self, apart: Tensor, plain: Tensor, tokens_BT: Tensor) -> Tensor:
+        loss = apart / tokens_BT.numel()
+        if not self._next_token:
+            return loss
+        return (1 - self._next_token) * loss + self._next_token * plain / tokens_BT[:, 1:].numel()
 
 
 def _balance(model: nn.Module, output: Any) -> Tensor | float:

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +24,12 @@ from foretoken.forward import anatomy
 from foretoken.models.checkpoint_files import auto_class
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.load import load_network, load_tokenizer, source_of
-from foretoken.train import attention, trainer
+from foretoken.train import attention, head_loss, trainer
+from foretoken.train.frozen_target import dense_products
 from foretoken.train.mixture import Encode, Source
 from foretoken.train.objectives import NextToken, Objective
 from foretoken.train.rendering import encoder
-from foretoken.train.run import LoopOptions, TrainingRun
+from foretoken.train.run import LoopOptions, TrainingRun, within_memory
 from foretoken.train.run_folder import disk_trouble, first_line
 from foretoken.train.trainer import Bounds, Schedule
 
@@ -125,6 +127,7 @@ def run(
         model = build(recipe, tokenizer)
         teacher = load_network(recipe.teacher, dtype="float32") if recipe.teacher else None
         if teacher is not None:
+            dense_products(teacher)
             _check_vocabulary(teacher, model, recipe)
             teacher.to(training.device)
         objective = recipe.objective(tokenizer, teacher)
@@ -139,8 +142,16 @@ def run(
             for layer in anatomy.find(model).layers:
                 layer.compile(dynamic=False)
         try:
-            training.fit(model, objective, mixture, recipe.schedule)
-            micro_batch = recipe.schedule.micro_batch
+            schedule = recipe.schedule
+            if teacher is not None and not (head_loss.applies(model) and head_loss.applies(teacher)):
+                schedule = within_memory(schedule, mixture.block, len(tokenizer))
+
+            def usable() -> None:
+                if teacher is not None and not compiled and recipe.prepare is None:
+                    export(deepcopy(model), tokenizer, out)
+
+            training.fit(model, objective, mixture, schedule, usable=usable)
+            micro_batch = schedule.micro_batch
             loss = trainer.held_out_loss(model, objective, mixture, HELD_OUT_BLOCKS, micro_batch, training.seed)
         finally:
             undo()

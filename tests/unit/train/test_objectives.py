@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from foretoken.train import objectives as module
 from foretoken.train.objectives import (
     DISTANCES,
     Distil,
@@ -140,6 +141,22 @@ def test_the_teacher_is_not_trained():
     first.backward()
     assert all(parameter.grad is None and not parameter.requires_grad for parameter in teacher.parameters())
     assert all(parameter.grad is not None for parameter in student.parameters())
+
+
+@pytest.mark.parametrize("next_token", [0.0, 0.25])
+def test_rows_at_a_time_teach_what_whole_logits_do(next_token, monkeypatch):
+    teacher, student = tiny(), tiny()
+    torch.nn.init.normal_(teacher.lm_head.weight)
+    tokens, found = blocks(3, 9), []
+    monkeypatch.setattr(module, "ROWS", 5)
+    for whole in (False, True):
+        if whole:
+            monkeypatch.setattr(module.head_loss, "applies", lambda model: False)
+        student.zero_grad()
+        loss = Distil(teacher, "kl", next_token=next_token, temperature=0.7)(student, tokens, torch.Generator())
+        loss.backward()
+        found.append((loss.detach(), [parameter.grad.clone() for parameter in student.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("objective", [NextToken(), Distil(Fixed(table(3)), "kl")])
