@@ -49,6 +49,9 @@ def check(model: str, settings: Mapping[str, Any] | None, **origin: Any) -> None
         own = {each.name for each in fields(drafter.Config)}
         with contextlib.suppress(TypeError):  # a required option is missing: for engine/compose.py to report
             drafter.Config(**{name: value for name, value in settings.items() if name in own})
+    if drafter is not None and drafter.declared.finds_model and settings.get("model"):
+        method = method_for(settings["model"])  # a folder of a head, say
+        drafter = _class_of(method, "drafter")
     if drafter is not None and drafter.declared.draft_model:
         draft = settings.get("model") or (zoo.DRAFT if zoo.drafts_for(zoo.DRAFT, model) else None)
         translated = "vocabulary" in own and settings.get("vocabulary") != "same"

@@ -8,9 +8,10 @@ import pytest
 
 from foretoken.certify.recipe_law import text_law
 from foretoken.core.draft import NO_DRAFT, Coupled, PointMass, Sampled
-from foretoken.core.errors import ConfigError, ModelError, NoMemory
+from foretoken.core.errors import ConfigError, MismatchError, ModelError, NoMemory
 from foretoken.core.protocols import Budget
 from foretoken.drafters.copies_first import COPIES
+from foretoken.engine.llm import LLM
 from foretoken.methods.auto import drafter as auto
 from foretoken.methods.auto.drafter import AutoDrafter
 from foretoken.models.load import load
@@ -162,6 +163,15 @@ def test_a_head_that_lies_next_to_the_weights_drafts(monkeypatch):
     """What begins inside the target cannot, and the next one is taken: kangaroo's adapter comes before it."""
     monkeypatch.setattr(auto.zoo, "drafts_for", lambda *_: False)
     assert "'eagle' drafts" in drafter_of(with_config({"method": "auto"})).explanation
+
+
+def test_a_head_that_is_named_as_the_model_drafts():
+    folder = str(auto.zoo.path("base") / "eagle")
+    llm = LLM("zoo:base", speculative_config={"method": "auto", "model": folder})
+    assert "'eagle' drafts" in drafter_of(llm).explanation
+    other = str(auto.zoo.path("draft"))
+    with pytest.raises(MismatchError, match="the EAGLE head was trained for the target"):
+        LLM(other, speculative_config={"method": "auto", "model": folder})
 
 
 def test_a_model_that_is_named_is_refused_where_it_does_not_fit(pair):
