@@ -341,7 +341,7 @@ def _located(
     """The folders of the requested parts, and the original of the target if it was grown and the parts may grow."""
     owner = target if draft is None else draft
     try:
-        place = home_expanded(given) if given else Path(owner.source) / kind.algorithm
+        place = home_expanded(given) if given else folder_of(owner.source) / kind.algorithm
     except RuntimeError:
         raise ConfigError(f"{kind.option}={given!r}: there is no such home folder") from None
     origin = origin_of(target.name, target.config)
@@ -352,7 +352,9 @@ def _located(
     folders = _any_in(place, kind)
     if not folders:
         how = kind.how(target.name, "DRAFT" if draft is None else draft.name)
-        if given or (place.parent.is_dir() and place.parent == Path(owner.source)):  # made there, it is found there
+        if given or (
+            place.parent.is_dir() and place.parent == folder_of(owner.source)
+        ):  # made there, it is found there
             how = how.replace("--out DIR", f"--out {place}")
         remedy = f"make one with '{how}', or name" if how else "name"
         raise ModelError(f"no {kind.title} for '{owner.name}' in {place}: {remedy} one with --set {kind.option}=DIR")
@@ -364,9 +366,15 @@ def _remedy(how: str) -> str:
     return f"train one with '{how}'" if how else "name the folder of one that was made for it"
 
 
+def folder_of(source: str) -> Path:
+    """Where a model's learned parts lie: its folder, or that of its one file."""
+    place = Path(source)
+    return place.parent if place.is_file() else place
+
+
 def lies_beside(kind: type[LearnedPart], source: str) -> bool:
     """Whether a part of a kind lies next to a model's weights; nothing of it is read but names."""
-    return bool(_any_in(Path(source) / kind.algorithm, kind))
+    return bool(_any_in(folder_of(source) / kind.algorithm, kind))
 
 
 def _any_in(place: Path, kind: type[LearnedPart]) -> list[Path]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError, ModelError
-from foretoken.drafting.learned_part import CONFIG, WEIGHTS, LearnedPart, find, find_all
+from foretoken.drafting.learned_part import CONFIG, WEIGHTS, LearnedPart, find, find_all, lies_beside
 from foretoken.drafting.published.folder import INDEX
 from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.kangaroo.network import Adapter
@@ -47,6 +47,15 @@ def assert_same(one: LearnedPart, other: LearnedPart) -> None:
     ours, theirs = one.tensors(), other.tensors()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_part_lies_next_to_the_file_of_a_model(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    assert not lies_beside(Adapter, str(file))
+    Adapter.random(target()).save(tmp_path / Adapter.algorithm)
+    assert lies_beside(Adapter, str(file))
+    assert lies_beside(Adapter, str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", PARTS)

@@ -25,7 +25,7 @@ from foretoken.core.siblings import draw_siblings
 from foretoken.core.threads import threads_for
 from foretoken.core.tree import EMPTY_TREE, ROOT
 from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
-from foretoken.drafting.learned_part import find
+from foretoken.drafting.learned_part import find, folder_of
 from foretoken.methods.diffuspec.block import BlockLattices
 from foretoken.methods.diffuspec.finder import Finder
 from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
@@ -204,7 +204,7 @@ class DiffuSpecDrafter(Drafter):
     def _found(self, target: LanguageModel) -> tuple[LatticeNetwork, Path | None]:
         """Return the network, and the folder that may contain its trigram model."""
         config, model = self.config, self.config.model
-        own = Path(target.source) / BlockNetwork.algorithm
+        own = folder_of(target.source) / BlockNetwork.algorithm
         if not model and not config.head and not BlockNetwork.lies_in(own) and zoo.drafts_for(_MASKED, target.name):
             model = _MASKED
         if model is not None:

@@ -13,7 +13,7 @@ from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context
 from foretoken.drafting.feature_heads.drafter import TREE, FeatureDrafter, HeadOptions
 from foretoken.drafting.feature_heads.runner import Runner
-from foretoken.drafting.learned_part import find
+from foretoken.drafting.learned_part import find, folder_of
 from foretoken.methods.scylla import width
 from foretoken.methods.scylla.network import Scylla
 from foretoken.models.fingerprint import fingerprint_of
@@ -64,7 +64,7 @@ class ScyllaDrafter(FeatureDrafter):
     def __init__(self, config: Config, target: LanguageModel) -> None:
         network = find(Scylla, config.head, target)
         super().__init__(config, target, Runner(target, network, config.dtype), network.description.taps)
-        folder = home_expanded(config.head) if config.head else Path(target.source) / Scylla.algorithm
+        folder = home_expanded(config.head) if config.head else folder_of(target.source) / Scylla.algorithm
         place = home_expanded(config.widths) if config.widths else folder / width.FILE
         self.widths: width.Widths | None = None
         if config.widths or place.is_file():

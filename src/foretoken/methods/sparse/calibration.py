@@ -17,7 +17,7 @@ from typing import Any
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.files import home_expanded, write_whole
-from foretoken.drafting.learned_part import check_fingerprint
+from foretoken.drafting.learned_part import check_fingerprint, folder_of
 from foretoken.models.language_model import LanguageModel
 
 FILE = "sparse.json"
@@ -197,7 +197,7 @@ def sweep(jaccard: Sequence[Sequence[float]], theta: float) -> list[int]:
 
 def default_path(target: LanguageModel) -> Path:
     """Return the default place of a target's calibration: the folder of its weights."""
-    return Path(target.source) / FILE
+    return folder_of(target.source) / FILE
 
 
 def find(target: LanguageModel, path: str | Path | None) -> Calibration | None:
