@@ -91,8 +91,8 @@ class TokenStream:
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens ``start`` to ``start + count``, where ``start`` is a multiple of ``count``.
 
-        After the last whole block of a source it begins again, with the same blocks: what was computed of them may be
-        kept. A source shorter than a block is repeated within it.
+        After the last whole block of a source it begins again, with the same blocks, for a cache of their states. A
+        source shorter than a block is repeated within it.
         """
         if self.is_empty():
             raise InputError(f"corpus '{self._source.name}' is empty: it holds no document to train on")

@@ -85,7 +85,7 @@ class Turns:
     Attributes:
         opening: before an answer; in many templates it begins with the end of the turn before.
         end: what a model writes at the end of an answer.
-        prompts: beginnings of what is no answer, from the token after an ``end`` on: a user's turn, a conversation.
+        prompts: beginnings of a user's turn and of a conversation, from the token after an ``end`` on.
     """
 
     opening: tuple[int, ...]
@@ -127,7 +127,7 @@ class Turns:
             if opened is not None:
                 found.append((opened, last))
             elif last < len(tokens) and self._at(tokens, last, self.opening):
-                pass  # a question: what follows is an answer
+                pass  # a question; an answer follows
             elif not any(self._at(tokens, first, each) for each in self.prompts):
                 found.append((first, last))
             first = last + 1

@@ -28,7 +28,8 @@ from foretoken.train.stopping import Cut, Interrupted, current, stoppable
 
 CHECKPOINT_SECONDS = 120.0
 MEASURE_SECONDS = 60.0
-MEASURE_PARTS = 20  # a measurement takes one in so many parts of the time, at most
+MEASURE_LATEST = 300.0  # seconds between two measurements, however long they take
+MEASURE_PARTS = 20  # else a measurement takes one in so many parts of the time, at most
 CURVE_POINTS = 400
 
 
@@ -207,7 +208,8 @@ def fit(
             _extend_curve(progress, pending)
             if measure is not None and (asked := time.monotonic()) > due:
                 progress.measured = measure()
-                due = time.monotonic() + max(MEASURE_SECONDS, MEASURE_PARTS * (time.monotonic() - asked))
+                took = time.monotonic() - asked
+                due = time.monotonic() + min(max(MEASURE_SECONDS, MEASURE_PARTS * took), MEASURE_LATEST)
             report(progress)
             if stop.requested:
                 with stop.whole():

@@ -88,7 +88,7 @@ MISTRAL = (
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
-    """A tokenizer whose only markers are <s> and </s>."""
+    """A tokenizer with <s> and </s> as its only markers."""
     folder = tmp_path_factory.mktemp("foreign")
     save_tokenizer(folder)
     made = AutoTokenizer.from_pretrained(folder)

@@ -24,7 +24,7 @@ FREE_SHARE = 0.25  # of the free disk, at most
 
 
 class Remembered:
-    """Batches of another source, each of whose blocks is computed once.
+    """Batches of another source; each block is computed once.
 
     Args:
         batches: computes those that are not kept.
