@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,16 +10,6 @@ import torch
 from torch import Tensor, nn
 
 _OURS = "foretoken"
-
-
-def peak_resident_bytes() -> int | None:
-    """Return the process's peak memory in RAM; None if the system does not report it."""
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def peak_device_bytes() -> int | None:

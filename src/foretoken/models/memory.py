@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,13 @@ def _of_group() -> int | None:
         return most - taken + int(stat["inactive_file"]) + int(stat["active_file"])
     except (OSError, ValueError, KeyError):  # "max": there is no limit
         return None
+
+
+def peak_resident_bytes() -> int | None:
+    """Return the process's peak memory in RAM; None if the system does not report it."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -55,6 +55,7 @@ class FrozenTarget:
         self.depths = tuple(sorted(set(depths)))
         text = model.config.get_text_config(decoder=True)
         self.vocabulary: int = text.vocab_size
+        self.width: int = text.hidden_size
         self.longest: int | None = getattr(text, "max_position_embeddings", None)
 
     @property

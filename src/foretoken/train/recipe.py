@@ -25,9 +25,10 @@ from foretoken.models.checkpoint_files import auto_class
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.load import load_network, load_tokenizer, source_of
 from foretoken.train import attention, head_loss, trainer
+from foretoken.train.effort import Effort
 from foretoken.train.frozen_target import dense_products
 from foretoken.train.mixture import Encode, Source
-from foretoken.train.objectives import NextToken, Objective
+from foretoken.train.objectives import ROWS, NextToken, Objective
 from foretoken.train.rendering import encoder
 from foretoken.train.run import LoopOptions, TrainingRun, within_memory
 from foretoken.train.run_folder import disk_trouble, first_line
@@ -150,7 +151,10 @@ def run(
                 if teacher is not None and not compiled and recipe.prepare is None:
                     export(deepcopy(model), tokenizer, out)
 
-            training.fit(model, objective, mixture, schedule, usable=usable)
+            teaching = [] if teacher is None else list(teacher.parameters())
+            flops = 6 * sum(each.numel() for each in model.parameters()) + 2 * sum(each.numel() for each in teaching)
+            logits = min(schedule.micro_batch * mixture.block, ROWS) * len(tokenizer)
+            training.fit(model, objective, mixture, schedule, usable=usable, effort=Effort(flops, logits))
             micro_batch = schedule.micro_batch
             loss = trainer.held_out_loss(model, objective, mixture, HELD_OUT_BLOCKS, micro_batch, training.seed)
         finally:

@@ -18,7 +18,9 @@ from torch import nn
 from foretoken.core.provenance import provenance
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_tokenizer, source_of
+from foretoken.models.memory import peak_resident_bytes
 from foretoken.train import trainer
+from foretoken.train.effort import Effort, product_rate
 from foretoken.train.mixture import Encode, Mixture, Source, scaled
 from foretoken.train.objectives import Objective
 from foretoken.train.outputs import Outputs
@@ -193,6 +195,7 @@ class TrainingRun:
         share: float = 1.0,
         measure: Callable[[], str] | None = None,
         usable: Callable[[], None] = lambda: None,
+        effort: Effort | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Train one stage, from its last checkpoint if there is one.
@@ -202,17 +205,22 @@ class TrainingRun:
             place: the folder of its checkpoints; None: ``work``.
             share: of the run's bounds.
             measure, usable: see :func:`foretoken.train.trainer.fit`.
+            effort: what a step costs, to say before and to record after it how long it takes.
             fields: of the method, for the record.
         Returns:
             the stage's part of the record.
         """
         schedule = replace(schedule, rates=schedule.rates.scaled(self._rate), seed=self.seed)
+        bounds = self.bounds.part(share)
+        rate = 0.0 if effort is None else product_rate(self.device)
+        if effort is not None:
+            effort.tell(network, rate, bounds.tokens, bounds.minutes)
         progress = trainer.fit(
             network,
             objective,
             blocks,
             schedule,
-            self.bounds.part(share),
+            bounds,
             (place or self.work) / "checkpoints",
             report=self._report,
             device=self.device,
@@ -228,6 +236,8 @@ class TrainingRun:
             "steps": progress.step,
             "tokens": progress.tokens,
             "minutes": round(progress.seconds / 60, 1),
+            **({} if effort is None else {"products": effort.share(rate, progress.tokens, progress.seconds)}),
+            "peak_gb": round((peak_resident_bytes() or 0) / 1e9, 2),
             "mixture": blocks.report(),
             "curve": progress.curve,
         }
@@ -265,7 +275,7 @@ class TrainingRun:
             "tokens": sum(each["tokens"] for each in self.stages),
             "minutes": round(sum(each["minutes"] for each in self.stages), 1),
             "threads": torch.get_num_threads(),
-            **{each: last[each] for each in ("mixture", "curve")},
+            **{each: last[each] for each in ("products", "peak_gb", "mixture", "curve") if each in last},
             **({"stages": self.stages} if len(self.stages) > 1 else {}),
             "provenance": provenance(self._arguments),
         }

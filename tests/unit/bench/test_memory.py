@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from foretoken.bench.memory import peak_resident_bytes, tensor_bytes
+from foretoken.bench.memory import tensor_bytes
 from foretoken.forward.cache import KVCache
+from foretoken.models.memory import peak_resident_bytes
 from helpers.zoo_llms import with_config
 
 

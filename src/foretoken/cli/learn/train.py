@@ -12,7 +12,7 @@ import typer
 
 from foretoken import catalog
 from foretoken.cli.learn.training import counting, found_device, progress
-from foretoken.cli.shared.console import emit_json, note, quiet_transformers
+from foretoken.cli.shared.console import emit_json, note, passing_note, quiet_transformers
 from foretoken.cli.shared.extended import ExtendedGroup, command_of_function
 from foretoken.cli.shared.flags import parameter_of
 from foretoken.cli.shared.options import name_values
@@ -96,9 +96,9 @@ def _run(command: Command, arguments: list[str], given: dict[str, Any]) -> None:
     with stoppable(config.place, minutes):
         config = replace(config, device=found_device(config.device))
         quiet_transformers(config.verbose)
-        if config.threads is not None:
+        with passing_note("loading torch"):
             import torch
-
+        if config.threads is not None:
             torch.set_num_threads(config.threads)
         record = command.run(config, Session(arguments, progress, counting, _prompts))
     if config.as_json:

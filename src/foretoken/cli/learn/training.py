@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from foretoken.cli.shared.console import display
+from foretoken.cli.shared.console import display, note
 from foretoken.core.errors import ConfigError
+from foretoken.core.phases import PHASES
 from foretoken.options.model import ModelOptions
 from foretoken.options.option import named
 
@@ -34,10 +36,37 @@ def found_device(device: str) -> str:
 
 @contextmanager
 def progress(title: str) -> Iterator[Report]:
-    """Show how far a training loop is; see :func:`foretoken.cli.shared.console.display`."""
+    """Show how far a training loop is, and the preparation before its first step.
+
+    See :func:`foretoken.cli.shared.console.display`, and core/phases.py; a warning is a line that stays.
+    """
     with display(title) as show:
         show("reading the data")
-        yield lambda progress: show(_state(progress), progress.done)
+        before = _Before(show, title)
+        PHASES.addHandler(before)
+
+        def report(progress: Progress) -> None:
+            PHASES.removeHandler(before)
+            show(_state(progress), progress.done)
+
+        try:
+            yield report
+        finally:
+            PHASES.removeHandler(before)
+
+
+class _Before(logging.Handler):
+    """Shows the newest phase of a preparation."""
+
+    def __init__(self, show: Callable[[str], None], title: str) -> None:
+        super().__init__()
+        self._show, self._title = show, title
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            note(f"{self._title}: {record.getMessage()}")
+        else:
+            self._show(record.getMessage())
 
 
 @contextmanager

@@ -380,8 +380,9 @@ def _facts(
 ) -> dict[str, Any]:
     import torch
 
-    from foretoken.bench.memory import peak_device_bytes, peak_resident_bytes, tensor_bytes
+    from foretoken.bench.memory import peak_device_bytes, tensor_bytes
     from foretoken.core.provenance import provenance
+    from foretoken.models.memory import peak_resident_bytes
 
     sizes = list(dict.fromkeys(cell.batch_size for cell in grid))
     lengths = list(dict.fromkeys(cell.prompt_tokens for cell in grid))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 1.0  # without a word
 SECONDS_BETWEEN_LINES = 30.0  # of a display where stderr is no terminal
+FIRST_SECONDS = 4.0  # until its first line
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -192,7 +193,7 @@ class _Lines:
         self._state = ""
         self._share: float | None = None
         self._first: tuple[float, float] | None = None  # time and share from which the time left is estimated
-        self._last = self._clock()
+        self._last = self._clock() - max(0.0, SECONDS_BETWEEN_LINES - FIRST_SECONDS) * live
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._keep_writing, name="progress", daemon=True) if live else None
 

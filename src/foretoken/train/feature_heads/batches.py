@@ -156,7 +156,7 @@ def frequent(
 
     Args:
         tokens_of: a block -> those of its tokens that are predicted, int64 [N].
-        count: K; BY_COVERAGE: as many, in steps of ``STEP``, as make up ``COVERAGE`` of what is predicted.
+        count: K; BY_COVERAGE: as many, in steps of ``STEP``, as make up ``COVERAGE`` of the predicted ones.
         vocabulary: V; if fewer than K tokens occur, the lowest other ids are added.
         most: tokens of the text that are read.
     """

@@ -30,6 +30,8 @@ class Remembered:
         batches: computes those that are not kept.
         path: of the file.
         block, width, vocabulary: T, F and V.
+    Attributes:
+        most_bytes: of the file.
     """
 
     def __init__(self, batches: Batches, path: Path, block: int, width: int, vocabulary: int) -> None:
@@ -50,12 +52,12 @@ class Remembered:
             file.truncate(standing * self._record.itemsize)  # a record that was cut is written again
         keys = self._records()["key"] if standing else ()
         self._places = {key.tobytes(): place for place, key in enumerate(keys)}
-        self._most = min(MOST_BYTES, int(shutil.disk_usage(path.parent).free * FREE_SHARE)) // self._record.itemsize
+        self.most_bytes = min(MOST_BYTES, int(shutil.disk_usage(path.parent).free * FREE_SHARE))
 
     def __call__(self, tokens_BT: Tensor) -> TrainingBatch:
         keys = [hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest() for row in tokens_BT.cpu()]
         new = [row for row, key in enumerate(keys) if key not in self._places]
-        if new and len(self._places) + len(new) > self._most:
+        if new and (len(self._places) + len(new)) * self._record.itemsize > self.most_bytes:
             return self._batches(tokens_BT)
         if new:
             self._keep([keys[row] for row in new], self._batches(tokens_BT[new]))

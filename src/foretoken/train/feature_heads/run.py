@@ -22,6 +22,7 @@ from foretoken.drafting.learned_part import LearnedPart
 from foretoken.forward.hidden_states import FINAL, Depth
 from foretoken.models.load import load_as_is
 from foretoken.train.begin_as import begin_as
+from foretoken.train.effort import Effort
 from foretoken.train.feature_heads.batches import AllPositions, batches_of, depths_read, frequent
 from foretoken.train.feature_heads.expected_length import ExpectedLength, Text, texts
 from foretoken.train.feature_heads.objective import Unrolled
@@ -126,7 +127,7 @@ def run(
             batches = batches_of(target, replies if stage.replies_only else AllPositions(), stored, depths)
             kept = None
             if stored is None and issubclass(training.objective, Unrolled):
-                width = len(depths) * loaded.model.config.get_text_config(decoder=True).hidden_size
+                width = len(depths) * target.width
                 batches = kept = Remembered(batches, place / "states", blocks.block, width, target.vocabulary)
             last = this.fit(
                 network,
@@ -137,6 +138,7 @@ def run(
                 share=stage.share,
                 measure=(lambda: f"{expected(0.0):.2f} tokens a step") if prompts else None,
                 usable=lambda: network.save(out),
+                effort=_effort(training, network, target, len(lm_head()), schedule.micro_batch * blocks.block, kept),
                 fields={
                     "name": stage.name,
                     "own_words": stage.own_words,
@@ -185,6 +187,24 @@ def _learned(part: type[TrainableNetwork], folder: Path) -> TrainableNetwork:
     found = part.load(folder)
     assert isinstance(found, TrainableNetwork)
     return found
+
+
+def _effort(
+    training: HeadTraining,
+    network: TrainableNetwork,
+    target: FrozenTarget,
+    num_rows: int,
+    num_positions: int,
+    kept: Remembered | None,
+) -> Effort:
+    """The products of a token that is read for the first time: the target's, and those of every unrolled step."""
+    later = getattr(training.objective, "later", 1)
+    steps = 1 + (training.steps - 1) / later
+    target_weights = sum(each.numel() for each in target.parts.layers.parameters())
+    width = target.width
+    trained = sum(each.numel() for each in network.parameters())
+    flops = 2.0 * (target_weights + target.vocabulary * width) + steps * (6 * trained + 4 * num_rows * width)
+    return Effort(flops, num_positions * target.vocabulary, 0 if kept is None else kept.most_bytes)
 
 
 class _Judge:

@@ -6,9 +6,12 @@ import threading
 import time
 
 import pytest
+import torch
 
 from foretoken.cli.learn import training
 from foretoken.cli.shared import console
+from foretoken.core.phases import PHASES
+from foretoken.train.effort import Effort
 from foretoken.train.trainer import Progress
 
 
@@ -65,10 +68,28 @@ def test_training_writes_step_loss_tokens_and_time_left(
             done = 0.1 + 0.04 * step
             report(Progress(step=step, tokens=step * 100_000, seconds=step * 10.0, loss=3.0 - step / 10, done=done))
     assert lines(capsys) == [
-        "training a head: 22%, step 3, loss 2.700, 0.30 M tokens, 10,000 tokens/s, about 3 min left",
-        "training a head: 34%, step 6, loss 2.400, 0.60 M tokens, 10,000 tokens/s, about 3 min left",
-        "training a head: 46%, step 9, loss 2.100, 0.90 M tokens, 10,000 tokens/s, about 2 min left",
+        "training a head: 14%, step 1, loss 2.900, 0.10 M tokens, 10,000 tokens/s",
+        "training a head: 26%, step 4, loss 2.600, 0.40 M tokens, 10,000 tokens/s, about 3 min left",
+        "training a head: 38%, step 7, loss 2.300, 0.70 M tokens, 10,000 tokens/s, about 3 min left",
     ]
+
+
+def test_a_preparation_says_its_phases_and_the_estimate_at_once(
+    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: None)
+    monkeypatch.setattr(threading.Thread, "join", lambda self: None)
+    network = torch.nn.Linear(10, 10, bias=False)
+    with training.progress("training a head") as report:
+        clock.after(5.0)
+        PHASES.info("loading a model")
+        Effort(token_flops=2e9, kept_bytes=10**9).tell(network, 4e12, tokens=6_000_000, minutes=None)
+        report(Progress(step=1, tokens=10, seconds=1.0, loss=2.0, done=0.5))
+        PHASES.warning("the model is loaded again to be measured")
+    first, second = lines(capsys)
+    assert first == "training a head: loading a model"
+    assert second.startswith("training a head: about 100 minutes, 1000 tokens/s, ")
+    assert second.endswith("up to 1.0 GB of disk until it ends; all rough")
 
 
 def test_the_time_left_is_of_the_stage_under_way(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
