@@ -9,14 +9,58 @@ Paper: SuffixDecoding, arXiv:2411.04975, and REST, arXiv:2311.08252, grow their 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 from foretoken.core.draft import NO_DRAFT, Draft
+from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget
 from foretoken.core.tree import ROOT, TokenTree
+from foretoken.drafters.agreement import LONGEST_MATCH
+from foretoken.options.option import Checked, Option
 
 Place = TypeVar("Place")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeOfCopies(Checked):
+    """Options of drafters that grow such a tree from contexts that occurred before."""
+
+    min_match: Annotated[int, Option("Shortest context, in tokens, that is drafted from.", least=1)] = 1
+    max_match: Annotated[
+        int,
+        Option(
+            "Longest context, in tokens; a longer one is cut. It bounds the work per token.",
+            least=1,
+            most=LONGEST_MATCH,
+            remedy="every length has a rate of its own",
+        ),
+    ] = 16
+    min_score: Annotated[
+        float,
+        Option(
+            "Nodes with a lower estimated probability of acceptance are left out; 0 drafts the full budget.",
+            least=0,
+            below=1,
+            remedy="use 0 to keep every node",
+        ),
+    ] = 0.05
+    max_branching: Annotated[
+        int, Option("Continuations that are tried after one node, at most; most frequent first.", least=1)
+    ] = 4
+    tree: Annotated[bool, Option("Draft a tree; false drafts a chain of the most frequent continuations.")] = True
+
+    def check_together(self) -> None:
+        if self.min_match > self.max_match:
+            raise ConfigError(
+                f"min_match={self.min_match} is greater than max_match={self.max_match}: lower one or raise the other"
+            )
+
+    @property
+    def branching(self) -> int:
+        """Continuations of a node, at most."""
+        return self.max_branching if self.tree else 1
 
 
 def grow(

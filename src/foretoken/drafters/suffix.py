@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
-from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
-from foretoken.drafters.agreement import LONGEST_MATCH, AgreementRates
-from foretoken.drafters.best_first_tree import grow
+from foretoken.drafters.agreement import AgreementRates
+from foretoken.drafters.best_first_tree import TreeOfCopies, grow
 from foretoken.drafters.suffix_automaton import ROOT_STATE, SuffixAutomaton
-from foretoken.options.option import Checked, Option
 
 # a context was continued once; several times in the same way; in several ways
 _ONCE, _SAME, _VARIED = range(3)
@@ -52,39 +50,8 @@ class SuffixDrafter(Drafter):
     branches = True
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(Checked):
+    class Config(TreeOfCopies):
         """Options of the suffix drafter."""
-
-        min_match: Annotated[int, Option("Shortest context, in tokens, that is drafted from.", least=1)] = 1
-        max_match: Annotated[
-            int,
-            Option(
-                "Longest context, in tokens; a longer one is cut. It bounds the work per token.",
-                least=1,
-                most=LONGEST_MATCH,
-                remedy="every length has a rate of its own",
-            ),
-        ] = 16
-        min_score: Annotated[
-            float,
-            Option(
-                "Nodes with a lower estimated probability of acceptance are left out; 0 drafts the full budget.",
-                least=0,
-                below=1,
-                remedy="use 0 to keep every node",
-            ),
-        ] = 0.05
-        max_branching: Annotated[
-            int, Option("Continuations that are tried after one node, at most; most frequent first.", least=1)
-        ] = 4
-        tree: Annotated[bool, Option("Draft a tree; false drafts a chain of the most frequent continuations.")] = True
-
-        def check_together(self) -> None:
-            if self.min_match > self.max_match:
-                raise ConfigError(
-                    f"min_match={self.min_match} is greater than max_match={self.max_match}: "
-                    "lower one or raise the other"
-                )
 
     def __init__(self, config: Config, target: Any = None) -> None:
         del target
@@ -92,7 +59,7 @@ class SuffixDrafter(Drafter):
         self._automata: dict[int, SuffixAutomaton] = {}
         self._rates = self._new_rates()  # of all requests
         self._own_rates: dict[int, list[AgreementRates]] = {}
-        self._branching = config.max_branching if config.tree else 1
+        self._branching = config.branching
         self.branches = self._branching > 1
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:

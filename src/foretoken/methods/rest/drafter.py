@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
-from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Budget, Context, Drafter
 from foretoken.core.tree import ROOT
-from foretoken.drafters.agreement import LONGEST_MATCH, AgreementRates
-from foretoken.drafters.best_first_tree import grow
+from foretoken.drafters.agreement import AgreementRates
+from foretoken.drafters.best_first_tree import TreeOfCopies, grow
 from foretoken.drafting.datastore.search import Datastore
 from foretoken.models.fingerprint import vocabulary_fingerprint
-from foretoken.options.option import Checked, Option
+from foretoken.options.option import Option
 
 # kinds of a context: one place; several with the same continuation; several with different ones
 _ONE, _ALIKE, _VARIED = range(3)
@@ -72,7 +71,7 @@ class RestDrafter(Drafter):
     branches = True
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(Checked):
+    class Config(TreeOfCopies):
         """Options of retrieval."""
 
         datastore: Annotated[
@@ -82,35 +81,8 @@ class RestDrafter(Drafter):
                 remedy="make one with foretoken datastore build FILES --model MODEL --out DIR",
             ),
         ]
-        min_match: Annotated[int, Option("Shortest context in tokens.", least=1)] = 2
-        max_match: Annotated[
-            int,
-            Option(
-                "Longest context in tokens.",
-                least=1,
-                most=LONGEST_MATCH,
-                remedy="every length has a separate rate",
-            ),
-        ] = 16
+        min_match: Annotated[int, Option("Shortest context, in tokens, that is drafted from.", least=1)] = 2
         hits: Annotated[int, Option("Most places to read; of more places, evenly spaced ones are read.", least=1)] = 64
-        min_score: Annotated[
-            float,
-            Option(
-                "Nodes with a lower estimated probability of acceptance are left out; 0 drafts the full budget.",
-                least=0,
-                below=1,
-                remedy="use 0 to keep every node",
-            ),
-        ] = 0.05
-        max_branching: Annotated[int, Option("Most continuations after one node; most frequent first.", least=1)] = 4
-        tree: Annotated[bool, Option("Draft a tree; false drafts a chain of the most frequent continuations.")] = True
-
-        def check_together(self) -> None:
-            if self.min_match > self.max_match:
-                raise ConfigError(
-                    f"min_match={self.min_match} is greater than max_match={self.max_match}: "
-                    "lower one or raise the other"
-                )
 
     def __init__(self, config: Config, target: Any) -> None:
         self.config = config
@@ -118,7 +90,7 @@ class RestDrafter(Drafter):
         self._store.check(vocabulary_fingerprint(target.tokenizer), target.name)
         self._lookups: dict[int, _Lookup] = {}
         self._rates = self._new_rates()  # shared by all requests
-        self._branching = config.max_branching if config.tree else 1
+        self._branching = config.branching
         self.branches = self._branching > 1
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
