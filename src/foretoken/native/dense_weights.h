@@ -22,12 +22,13 @@ int64_t foretoken_tile(const uint32_t *weight, int64_t outputs, int64_t units, i
     return 0;
 }
 
-static inline float element_at(const char *row, int bf16, long i) {
-    if (!bf16) return ((const float *)row)[i];
-    const uint32_t bits = (uint32_t)((const uint16_t *)row)[i] << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
+typedef uint16_t part_of_halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef uint8_t part_of_bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+/* LANES elements of a row from element i on. */
+static inline __attribute__((always_inline)) part elements_at(const char *row, const int BF16_TOO, long i) {
+    if (!BF16_TOO) return (part)*(const part_unaligned *)(row + 4 * i);
+    return (part)(__builtin_convertvector(*(const part_of_halves *)(row + 2 * i), part_of_units) << 16);
 }
 
 static inline __attribute__((always_inline)) void ranges_of(const int BF16_TOO, const char *weight, int64_t groups, int64_t group,
@@ -36,8 +37,7 @@ static inline __attribute__((always_inline)) void ranges_of(const int BF16_TOO, 
         const char *from = weight + g * group * (BF16_TOO ? 2 : 4);
         part least, most, odd = {0};
         for (long i = 0; i < group; i += LANES) {
-            part x;
-            UNROLL for (int l = 0; l < LANES; l++) x[l] = element_at(from, BF16_TOO, i + l);
+            const part x = elements_at(from, BF16_TOO, i);
             odd += x * 0.0f;
             least = i ? -part_max(-least, -x) : x;
             most = i ? part_max(most, x) : x;
@@ -62,8 +62,6 @@ int64_t foretoken_ranges(const char *weight, int64_t bf16, int64_t groups, int64
     return 0;
 }
 
-static inline float nearest(float x) { return __builtin_rintf(x); }
-
 static inline __attribute__((always_inline)) void round_tiles(const int BF16_TOO, const int BITS, const char *weight, int64_t outputs,
                                                               int64_t groups, int64_t group, const float *scales,
                                                               const float *minimums, const char *kept_scales,
@@ -86,21 +84,20 @@ static inline __attribute__((always_inline)) void round_tiles(const int BF16_TOO
                 const float divisor = scales[at] == 0 ? 1.0f : scales[at], minimum = BITS == 4 ? minimums[at] : 0.0f;
                 uint32_t *to = (uint32_t *)(tile + codes + g * group / step * LINE) + o;
                 for (long i = 0; i < group; i += 16) {
-                    int32_t found[16];
-                    for (int l = 0; l < 16; l++) {
-                        float x = element_at(from, BF16_TOO, g * group + i + l);
+                    uint8_t found[16];
+                    UNROLL for (int l = 0; l < 16; l += LANES) {
+                        part x = elements_at(from, BF16_TOO, g * group + i + l);
                         if (BITS == 4) x -= minimum;
-                        x = nearest(x / divisor);
-                        x = x < least ? least : x > most ? most : x;
-                        found[l] = (int32_t)x + (BITS == 8 ? 128 : 0);
+                        x = -part_max(-part_max(x / divisor, (part){0} + least), (part){0} - most);
+                        x += 12582912.0f; /* 1.5 * 2^23: the sum's last bits are the nearest whole number, ties to even */
+                        const part_of_units code = (part_of_units)x - (BITS == 8 ? 0x4b400000u - 128 : 0x4b400000u);
+                        *(part_of_bytes *)(found + l) = __builtin_convertvector(code, part_of_bytes);
                     }
                     for (int u = 0; u < 16 / step; u++) {
-                        uint32_t word = 0;
-                        UNROLL for (int b = 0; b < 4; b++) {
-                            word |= (uint32_t)found[u * step + b] << 8 * b;
-                            if (BITS == 4) word |= (uint32_t)found[u * step + 4 + b] << (8 * b + 4);
-                        }
-                        to[(i / step + u) * 16] = word;
+                        uint32_t word, upper = 0;
+                        memcpy(&word, found + u * step, 4);
+                        if (BITS == 4) memcpy(&upper, found + u * step + 4, 4);
+                        to[(i / step + u) * 16] = word | upper << 4;
                     }
                 }
             }
