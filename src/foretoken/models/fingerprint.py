@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ def fingerprint(folder: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder}: no fingerprint can be taken: {error}") from None
     return digest.hexdigest()
+
+
+def state_of_weights(source: str) -> str:
+    """A text that changes with every change of a loaded folder's weights, even of a few bytes."""
+    folder = folder_of(source).resolve()
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _weight_files(folder)]
+    return f"{folder} {fingerprint(folder)} {facts} {version('transformers')}"
 
 
 def fingerprint_of(source: str) -> str:

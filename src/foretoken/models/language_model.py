@@ -42,6 +42,7 @@ from foretoken.models.work import num_parameters, sizes, weight_bytes
 from foretoken.native import decoder
 from foretoken.native.apart import pack_quantised
 from foretoken.native.call import Ranked
+from foretoken.native.kept_tiles import KeptTiles
 from foretoken.native.layout import Head
 
 _SMALL = 1 << 26  # parameters: a trial forward of all layers, on one thread, takes hundredths of a second
@@ -142,6 +143,7 @@ class LanguageModel:
         trusted: whether code that comes with a checkpoint may run; a draft's, too, that is loaded for this target.
         packed: lay the weights out for the CPU, where they are; False leaves every layer as it is.
         kv_cache_dtype: "auto": keys and values are kept in the model's dtype; "int8": in codes of 8 bits.
+        kept: packed weights of this model in the cache folder; None: there are none, and none are written.
     Raises:
         Mispacked: the packed weights give other logits than the layers did; the model is no longer of use.
         UnsupportedArchitecture: a layer does not call the attention interface, or attends in a way we do not know.
@@ -158,6 +160,7 @@ class LanguageModel:
         packed: bool = True,
         trusted: bool = False,
         kv_cache_dtype: str = "auto",
+        kept: KeptTiles | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -195,7 +198,7 @@ class LanguageModel:
             if kv_cache_dtype == "int8":
                 self._check_codes("it has state-space layers" if self.mixers else misfit(model))
             if packed:
-                self._pack()
+                self._pack(kept)
         self._sample = None
         if kv_cache_dtype == "int8" and self.native_decoder is None:
             self._check_codes("it computes other logits there than its own modules")
@@ -288,12 +291,17 @@ class LanguageModel:
         span = Span(self.num_layers, self.num_layers, hidden_MD, final_norm=final_norm)
         return self.forward(batch, _NO_ATTENTION, top=top, span=span, head=head)
 
-    def _pack(self) -> None:
+    def _pack(self, kept: KeptTiles | None) -> None:
         """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself."""
         if self.device.type != "cpu":
             return
-        self.native_decoder = native_trial.adopt(self.model, self.max_length, self._logits, self.mixers, self._sample)
+        with nullcontext() if kept is None else kept.used():
+            self.native_decoder = native_trial.adopt(
+                self.model, self.max_length, self._logits, self.mixers, self._sample
+            )
         if self.native_decoder is not None:
+            if kept is not None:
+                kept.write()
             return
         odd = why_not_its_weights(self.model, [mixer.module for mixer in self.mixers])
         if odd is not None and not fits_by_name(self.model):

@@ -8,6 +8,7 @@ checkpoint_files.py.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from foretoken.core.phases import PHASES
 from foretoken.forward import attention
 from foretoken.models import lora
 from foretoken.models.checkpoint_files import CheckpointFiles, reported
-from foretoken.models.fingerprint import fingerprint, folder_of
+from foretoken.models.fingerprint import fingerprint, folder_of, state_of_weights
 from foretoken.models.gguf.magic import is_gguf
 from foretoken.models.language_model import LanguageModel, Mispacked
 from foretoken.models.made import folder_of_made
@@ -35,6 +36,8 @@ from foretoken.models.memory import check_fits
 from foretoken.models.quantised import folder as quantised_folder
 from foretoken.models.quantised.rounding import SCHEMES, round_weights
 from foretoken.models.text_part import text_part
+from foretoken.native import variants
+from foretoken.native.kept_tiles import KeptTiles, kept_tiles
 from foretoken.native.pages import give_back_free_memory
 from foretoken.options.model import ModelOptions
 from foretoken.options.option import named
@@ -103,6 +106,7 @@ def load(
 
     def build(*, packed: bool) -> LanguageModel:
         PHASES.info("loading %s", name)
+        kept = _kept(files, dtype, kind) if packed and dtype in SCHEMES else None
         model = text_part(files.weights(kind, stored=True, attn_implementation=attention.NAME).to(place).eval())
         if dtype in SCHEMES:
             round_weights(model, dtype, str(name), stored=True)
@@ -114,6 +118,7 @@ def load(
             packed=packed,
             trusted=trust_remote_code,
             kv_cache_dtype=kv_cache_dtype,
+            kept=kept,
         )
         give_back_free_memory()
         return made
@@ -123,6 +128,16 @@ def load(
     except Mispacked as error:
         log.warning("model '%s' runs unpacked, which is slower: %s", name, error)
     return build(packed=False)
+
+
+def _kept(files: CheckpointFiles, dtype: str, kind: torch.dtype) -> KeptTiles | None:
+    """The packed weights of a folder that is rounded."""
+    if files.correction is not None:
+        return None
+    with suppress(ModelError):  # weights that lie elsewhere
+        build = variants.key([variants.processor()])
+        return kept_tiles("\n".join([dtype, str(kind), state_of_weights(files.source), build]))
+    return None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Quantised weights are packed in quantised.py. Letters: T rows, K inner dimension
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import cast
 
 import torch
@@ -18,6 +19,7 @@ from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.stored_weight import RoundedWeight, StoredWeight
 from foretoken.native import team
 from foretoken.native.dense_weights import can_round, find_parameters, tile_bytes, write_tiles
+from foretoken.native.kept_tiles import kept_or_made
 from foretoken.native.pages import empty_in_large_pages
 from foretoken.native.quantised import CodedTiles, are_alike, joined
 from foretoken.native.structs import Linear, Matrix
@@ -52,6 +54,8 @@ def packed_of(weights: list[Tensor | QuantisedWeight], dtype: torch.dtype, libra
         dtype: of dense ones.
         library: compiled decoder.c.
     """
+    if len(weights) == 1 and isinstance(weights[0], RoundedWeight):
+        return kept_or_made([weights[0].name], partial(packed_codes, weights[0], library))
     if isinstance(weights[0], QuantisedWeight):
         return packed_codes(joined(cast("list[QuantisedWeight]", weights)), library)
     return _dense([each.detach().to(dtype) for each in weights if isinstance(each, Tensor)], library)
@@ -87,8 +91,14 @@ def packed_in_turn(
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         return _dense([each.detach().to(dtype) for each in (first, second)], library, in_turn=True)
     quantised = cast("list[QuantisedWeight]", [first, second])
+    if not all(isinstance(each, RoundedWeight) for each in quantised):
+        return _coded_in_turn(quantised, library)
+    return kept_or_made([each.name for each in quantised], partial(_coded_in_turn, quantised, library))
+
+
+def _coded_in_turn(quantised: list[QuantisedWeight], library: ctypes.CDLL) -> CodedTiles:
     if (size := _shared_tile_bytes(quantised, library)) is not None:
-        tiles = tile_memory(2 * first.shape[0], size)
+        tiles = tile_memory(2 * quantised[0].shape[0], size)
         begun = [packed_codes(each, library, into=tiles[number::2]) for number, each in enumerate(quantised)]
         return begun[0].like(tiles)
     apart = [packed_codes(each, library) for each in quantised]

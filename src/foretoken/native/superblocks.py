@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.forward.stored_weight import BlockKind, RoundedWeight, StoredWeight
 from foretoken.native import structs
 from foretoken.native.dense_weights import can_round, rounded_tiles
+from foretoken.native.kept_tiles import kept_or_made
 from foretoken.native.quantised import CodedTiles, are_alike, in_own_memory, joined
 from foretoken.native.stored_blocks import pack_by_tiles, packed_blocks
 from foretoken.native.structs import Matrix
@@ -157,19 +158,23 @@ def together(weights: Sequence[QuantisedWeight], library: ctypes.CDLL) -> CodedT
     packed = []
     for run in runs:
         if all(isinstance(each, RoundedWeight) for each in run):
-            packed += _one_below_the_other([packed_codes(each, library) for each in run])
+            made = kept_or_made([each.name for each in run], partial(_rounded_below_each_other, run, library))
+            packed += [made] if isinstance(made, CodedTiles) else made
         else:
             packed.append(packed_codes(joined(run), library))
     return packed[0] if len(packed) == 1 else MixedTiles(packed)
 
 
-def _one_below_the_other(packed: list[CodedTiles]) -> list[CodedTiles]:
+def _rounded_below_each_other(
+    weights: Sequence[QuantisedWeight], library: ctypes.CDLL
+) -> CodedTiles | list[CodedTiles]:
     """Packed weights as one, if they have one form: each may keep its scales in float16 or float32."""
+    packed = [packed_codes(each, library) for each in weights]
     if any(each.form != packed[0].form for each in packed):
         return packed
     whole = tile_memory(16 * sum(map(len, packed)), packed[0].data.shape[1])
     torch.cat([each.data for each in packed], out=whole)
-    return [packed[0].like(whole)]
+    return packed[0].like(whole)
 
 
 def packed_codes(weight: QuantisedWeight, library: ctypes.CDLL, into: Tensor | None = None) -> CodedTiles:

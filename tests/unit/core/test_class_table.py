@@ -13,7 +13,7 @@ TABLE = {"llama": {frozenset({"torch"}): {"modeling_llama": {"LlamaModel"}}}}
 
 @pytest.fixture
 def read(tmp_path, monkeypatch):
-    """The function of an installed library, in a process of its own each time; ``read.paths``: the files read."""
+    """The function of an installed library, each time in a new process; ``read.paths``: the folders that it read."""
     package = tmp_path / "site-packages" / "transformers"
     (package / "models").mkdir(parents=True)
     (package / "utils").mkdir()
