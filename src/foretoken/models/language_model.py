@@ -44,6 +44,7 @@ from foretoken.native.apart import pack_quantised
 from foretoken.native.call import Ranked
 from foretoken.native.kept_tiles import KeptTiles
 from foretoken.native.layout import Head
+from foretoken.native.pages import give_back_free_memory
 
 _SMALL = 1 << 26  # parameters: a trial forward of all layers, on one thread, takes hundredths of a second
 _SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil
@@ -295,6 +296,7 @@ class LanguageModel:
         """Lay the weights out for the CPU: all of them for the native decoder, else each plain layer for itself."""
         if self.device.type != "cpu":
             return
+        give_back_free_memory()  # of reading the tokenizer and of the probes: packing takes the most
         with nullcontext() if kept is None else kept.used():
             self.native_decoder = native_trial.adopt(
                 self.model, self.max_length, self._logits, self.mixers, self._sample

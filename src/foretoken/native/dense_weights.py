@@ -32,7 +32,7 @@ def write_tiles(weight_OK: Tensor, to: Tensor, library: ctypes.CDLL) -> None:
     def write(first: int, end: int) -> None:
         tile(weight_OK.data_ptr(), outputs, units, first, end, to.data_ptr(), to.stride(0) * to.element_size())
 
-    by_all_threads(write, len(to), to.numel() * to.element_size())
+    by_all_threads(write, len(to), to.numel() * to.element_size(), weight_OK)
 
 
 def can_round(weight: RoundedWeight) -> bool:
@@ -97,5 +97,5 @@ def rounded_tiles(weight: RoundedWeight, library: ctypes.CDLL, into: Tensor | No
             *(int(kind == torch.float16), first, end, data.data_ptr(), data.stride(0)),
         )
 
-    by_all_threads(write, len(data), data.numel())
+    by_all_threads(write, len(data), data.numel(), dense_OK)
     return CodedTiles(data, inputs, bits, group, bits == 4, kind, 128 if bits == 8 else 0, weight.name)

@@ -4,9 +4,9 @@ A file holds the weights of one checkpoint, rounded in one way by one build of t
 
     tiles of a weight, from a whole page on   |   ...   |   index, JSON   |   length of the index, and its SHA-256
 
-Its name says which; the index repeats it. A file is written beside its place and moved there, so it is whole or not
-there; what is found is checked against its index and its size. ``FORETOKEN_KEPT_GB`` bounds all such files together:
-those that were used longest ago leave first, and 0 keeps none.
+Its name says which; the index repeats it. A file is written under another name and then renamed, so it is whole or not
+there; a file that is found is checked against its index and its size. ``FORETOKEN_KEPT_GB`` bounds all such files
+together: those that were used longest ago leave first, and 0 keeps none.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class KeptTiles:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """While inside, packing takes what is kept, and what it makes is remembered for :meth:`write`."""
+        """While inside, packing takes the kept weights, and those that it makes are remembered for :meth:`write`."""
         token = _CURRENT.set(self)
         try:
             yield
@@ -95,7 +95,7 @@ class KeptTiles:
         self._seconds += seconds
 
     def write(self) -> None:
-        """Keep what was made, if that took long and there is room; a failure is one line, and nothing is kept."""
+        """Keep the weights that were made, if that took long and they fit; a failure is one line in the log."""
         made, self._made = self._made, []
         size = sum(tiles.data.numel() for _, tiles in made)
         if self._seconds < _WORTH or self._index or size > self._most:

@@ -58,7 +58,7 @@ def pack_by_tiles(
     def pack_some(first: int, end: int) -> None:
         pack(kind, blocks_OR.data_ptr(), outputs, blocks_of_row, first, end, data.data_ptr(), data.stride(0))
 
-    by_all_threads(pack_some, len(data), data.numel())
+    by_all_threads(pack_some, len(data), data.numel(), blocks_OR)
 
 
 def decoded_rows(weight: StoredWeight, library: ctypes.CDLL) -> Tensor:

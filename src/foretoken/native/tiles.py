@@ -14,9 +14,11 @@ from torch import Tensor
 
 from foretoken.native import team
 from foretoken.native.declared import ADDRESS, function
+from foretoken.native.mapped import leave
 from foretoken.native.pages import empty_in_large_pages
 
 _SMALL = 1 << 22  # bytes that one thread packs in less time than others take to start
+_PART = 1 << 26  # bytes of a mapped file that may be in memory next to their packed twins
 
 
 def tile_memory(outputs: int, tile_bytes: int) -> Tensor:
@@ -24,21 +26,29 @@ def tile_memory(outputs: int, tile_bytes: int) -> Tensor:
     return empty_in_large_pages((-(-outputs // 16), tile_bytes), torch.uint8)
 
 
-def by_all_threads(pack: Callable[[int, int], None], count: int, num_bytes: int) -> None:
+def by_all_threads(pack: Callable[[int, int], None], count: int, num_bytes: int, read: Tensor | None = None) -> None:
     """Call a native function from all threads of the team, each for some tiles or rows.
 
     Args:
         pack: called with the first of them, and the first that is another's.
         count: of tiles or rows.
         num_bytes: that are written; few are written by one thread.
+        read: rows that the function reads, 16 for a tile; of a large mapped file, parts leave memory as they are done.
     """
+    parts = 1 if read is None else -(-read.numel() * read.element_size() // _PART)
     threads = 1 if num_bytes < _SMALL else team.current().threads
-    each = -(-count // threads)
-    if threads == 1:
+    if parts == threads == 1:
         pack(0, count)
         return
+    part = -(-count // parts)
+    each = -(-part // threads)
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda first: pack(first, min(first + each, count)), range(0, count, each)))
+        for begin in range(0, count, part):
+            end = min(begin + part, count)
+            firsts = range(begin, end, each)
+            list(pool.map(pack, firsts, [min(first + each, end) for first in firsts]))
+            if read is not None and parts > 1:
+                leave(read[16 * begin : 16 * end])
 
 
 def numbers_and_addresses(library: ctypes.CDLL, name: str, arguments: str) -> Callable[..., int]:

@@ -20,9 +20,8 @@ from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer
 from foretoken.forward.stored_embedding import StoredEmbedding, dtype_of, is_plain_embedding
-from foretoken.models import mapped
 from foretoken.models.adoption.families import FAMILIES, Layer, Parts, parts_of
-from foretoken.native import build, states
+from foretoken.native import build, mapped, states
 from foretoken.native.decoder import NativeDecoder
 from foretoken.native.layout import Block, Experts, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.native.packing import TiledLinear, TiledPair, Tiles

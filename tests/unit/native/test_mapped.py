@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.models import mapped
+from foretoken.native import mapped, tiles
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -59,3 +59,21 @@ def test_memory_without_a_file_is_left_alone() -> None:
         kept = tensor.clone()
         mapped.leave(tensor)
         assert torch.equal(tensor, kept)
+
+
+def test_a_large_file_leaves_memory_while_it_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than a part of it is in memory next to its packed twin; every part is packed."""
+    monkeypatch.setattr(tiles, "_PART", 16 * mmap.PAGESIZE)
+    rows = file_of(tmp_path)[0].view(1024, -1)
+    done: list[int] = []
+    most = []
+
+    def pack(first: int, end: int) -> None:
+        rows[16 * first : 16 * end].sum()
+        done.extend(range(first, end))
+        most.append(resident(rows))
+
+    tiles.by_all_threads(pack, 64, SIZE, rows)
+    assert sorted(done) == list(range(64))
+    assert max(most) <= 40  # the system may read some pages ahead
+    assert resident(rows) <= 24
