@@ -28,7 +28,7 @@ RECIPES = {
     "ngram": {"method": "ngram", "verifier": "block"},
     "suffix": {"method": "suffix", "verifier": "recursive"},
 }
-LENGTH = 24
+LENGTH = 16
 
 
 def seeded(seed: int = 11, **params: object) -> SamplingParams:

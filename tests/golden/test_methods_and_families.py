@@ -21,6 +21,7 @@ from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
 from helpers.tiny_models import FAMILIES, STATE_SPACE, Family, save_model
 from helpers.variants import Case, cases, untrained
+from helpers.zoo_llms import with_config
 
 # a Mamba-2 as it is published: its config says nothing of attention
 _PURE = {name: value for name, value in STATE_SPACE["mamba2"].options.items() if name != "num_attention_heads"}
@@ -79,7 +80,7 @@ def _options(case: Case, shelf: Path, target: LanguageModel) -> dict[str, Any]:
 def _refusal(target: LanguageModel, config: dict[str, Any], temperature: float) -> str:
     """Generate a few tokens; how that was refused at construction, or ""."""
     try:
-        llm = LLM.from_target(target, speculative_config=config)
+        llm = with_config(config, target=target)  # small draft models are loaded once
     except ForetokenError as error:
         return str(error)
     try:

@@ -98,3 +98,14 @@ def test_a_function_keeps_its_name_and_its_parameters():
     assert add(1, second=2) == 3
     with pytest.raises(ConfigError, match="did you mean 'second'"):
         add(1, secondd=2)  # type: ignore[call-arg]
+
+
+def test_a_type_error_inside_a_function_is_its_own():
+    @reject_unknown_keywords
+    def add(first: int, second: int = 1) -> int:
+        return first + second
+
+    with pytest.raises(TypeError, match="concatenate"):
+        add("1")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="add: missing a required argument: 'first'"):
+        add()  # type: ignore[call-arg]

@@ -184,5 +184,5 @@ def test_forced_calls_are_written_in_the_form(name: str) -> None:
         assert set(arguments) <= set(WEATHER)
         strict = {"type": "function", "function": {**tool["function"], "strict": True}}
         for more in ({"tool_choice": "required"}, {"tool_choice": "auto", "tools": [strict]}):
-            status, found, _ = server.send("/v1/chat/completions", body | more | {"max_tokens": 16})
+            status, found, _ = server.send("/v1/chat/completions", body | more | {"max_tokens": 4})
             assert status == 200, found

@@ -83,6 +83,7 @@ def check_equal(found, expected):
         assert ours.counts.passages == theirs.counts.passages
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape.values())))
 @pytest.mark.parametrize("name", NAMES)
 def test_the_text_is_the_baseline_s_whatever_the_delays(name, shape):
