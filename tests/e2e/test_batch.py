@@ -15,6 +15,7 @@ import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.cli.main import main
+from helpers import warm
 
 FORETOKEN = [sys.executable, "-m", "foretoken", "batch"]
 PLACE = ["--dtype", "float32", "--threads", "1"]
@@ -50,7 +51,7 @@ def test_every_request_is_answered_once_also_after_a_kill(tmp_path: Path, capsys
     }
     file, out = write(tmp_path / "asked.jsonl", asked), tmp_path / "out.jsonl"
     command = [*FORETOKEN, *PLACE, str(file), "--out", str(out), "--max-num-seqs", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    process = warm.Popen(command, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
     while not out.exists() or out.read_bytes().count(b"\n") < 3:
         assert process.poll() is None
         time.sleep(0.002)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from foretoken.cli.main import main
+from helpers import warm
 
 FORETOKEN = [sys.executable, "-m", "foretoken"]
 ENDINGS = {"--out": "json", "--csv": "csv", "--markdown": "md", "--report": "html"}
@@ -32,7 +33,7 @@ def printed(capsys):
 
 def test_standard_input_to_text():
     command, question = [*FORETOKEN, *GENERATE, "--max-tokens", "8"], "Maria has 24 apples. How many has she?\n"
-    done = subprocess.run(command, input=question, capture_output=True, text=True, check=False, timeout=300)
+    done = warm.run(command, text=question)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "tokens per step" in done.stderr
@@ -76,7 +77,7 @@ def test_a_grown_model_says_what_its_original_says_with_the_same_draft(printed):
 
 def test_ctrl_c_flushes_the_output():
     command = [*FORETOKEN, *GENERATE, "--max-tokens", "3000", "--ignore-eos", "--raw", "Once upon a time"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         first = process.stdout.read(20)
         process.send_signal(signal.SIGINT)
         rest, err = process.communicate(timeout=120)
@@ -90,7 +91,7 @@ def test_ctrl_c_flushes_the_output():
 @pytest.mark.parametrize("what", ["generate x --max-tokens 400 --ignore-eos --threads 1", "methods"])
 def test_a_closed_pipe_is_quiet(what):
     reader = [sys.executable, "-c", "import sys; sys.stdin.buffer.read(1)"]
-    with subprocess.Popen([*FORETOKEN, *what.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with warm.Popen([*FORETOKEN, *what.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         subprocess.run(reader, stdin=process.stdout, check=True)
         process.stdout.close()
         err = process.stderr.read().decode()

@@ -18,6 +18,7 @@ import pytest
 
 from foretoken import LLM, SamplingParams
 from foretoken.cli.main import main
+from helpers import warm
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
 FORETOKEN = [sys.executable, "-m", "foretoken"]
@@ -27,7 +28,7 @@ QUESTION = "Anna has 7 pears and gives 3 to Ben. How many pears does she have?"
 def start(*options: str) -> tuple[subprocess.Popen[str], str]:
     """A server process and its address, once it listens."""
     command = [*FORETOKEN, "serve", "zoo:base", "--port", "0", "--threads", "1", "--dtype", "float32", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    process = warm.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     assert process.stderr is not None
     line = next((each for each in process.stderr if "serving" in each), "")  # "loading" precedes it on a busy machine
     assert line, f"it ended with {process.wait()}"

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from foretoken.cli.main import main
 from foretoken.train import acceptance, distil, mixture, outputs
 from foretoken_lab.recipes import diffusion
+from helpers import warm
 from helpers.disk import disk_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 
@@ -100,7 +101,7 @@ def test_stopped_killed_and_gone_on_is_the_same_model(folder):
 
     def start_and(number):
         before = standing()
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, "-c", DRIVER, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         until = time.monotonic() + 60
