@@ -70,7 +70,7 @@ def summary(record: Mapping[str, Any], first: str, agreement: Callable[[str], st
     """
     lines = [f"{first}, {record['tokens'] / 1e6:.2f} M tokens in {record['minutes']} minutes"]
     if not record["replies_only"]:
-        lines.append("the tokenizer has none of the zoo's chat markers: prompts were learnt from like replies")
+        lines.append("the tokenizer has no chat template: prompts were learnt from like replies")
     for mode, each in record["acceptance"].items():
         positions = ", ".join(f"{share:.2f}" for share in each["acceptance_by_position"])
         lines.append(f"{mode}: {each['tokens_per_step']:.2f} tokens per step; accepted by position: {positions}")

@@ -53,7 +53,7 @@ class TrainingBatch:
             ids_K = ids_K.to(self.target_NV.device)
             return (self.target_NV[:, ids_K] - self.target_NV.logsumexp(-1, keepdim=True)).exp_()
         place_NM, log_p_NM = self.top
-        p_NM = log_p_NM.float().exp_()
+        p_NM = log_p_NM.exp()
         size = self.target_NV.shape[1]
         if ids_K is not None:
             size = len(ids_K)

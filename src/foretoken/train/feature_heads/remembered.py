@@ -1,19 +1,20 @@
 """What the target says about a text, kept on disk: a block that is read again costs no forward of the target.
 
-A record a block: the hash of its tokens, the states in bfloat16, which positions count, and the most probable next
-tokens with their log-probabilities. A run that goes on after a stop finds them; a finished run removes them.
+A file a block, named by the hash of its tokens: the states in bfloat16, which positions count, and the most probable
+next tokens with their log-probabilities. A run that goes on after a stop finds them; a finished run removes them.
 
-Letters: B blocks, T tokens of one, F width of the fused states, M kept tokens, N used positions.
+Letters: B blocks, T tokens of one, F width of the fused states, M kept tokens, N used positions of one block.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretoken.train.feature_heads.batches import Batches, TrainingBatch
@@ -28,71 +29,46 @@ class Remembered:
 
     Args:
         batches: computes those that are not kept.
-        path: of the file.
-        block, width, vocabulary: T, F and V.
+        folder: of the files.
+        vocabulary: V.
     Attributes:
-        most_bytes: of the file.
+        most_bytes: of the files.
     """
 
-    def __init__(self, batches: Batches, path: Path, block: int, width: int, vocabulary: int) -> None:
-        self._batches, self._path, self._vocabulary = batches, path, vocabulary
-        self._kept = min(KEPT_TOKENS, vocabulary)
-        self._record: np.dtype = np.dtype(
-            [
-                ("key", "V16"),
-                ("states", "<i2", (block, width)),
-                ("used", "?", (block,)),
-                ("ids", "<u4", (block, self._kept)),
-                ("log_p", "<f2", (block, self._kept)),
-            ]
-        )
-        path.touch()
-        standing = path.stat().st_size // self._record.itemsize
-        with path.open("rb+") as file:
-            file.truncate(standing * self._record.itemsize)  # a record that was cut is written again
-        keys = self._records()["key"] if standing else ()
-        self._places = {key.tobytes(): place for place, key in enumerate(keys)}
-        self.most_bytes = min(MOST_BYTES, int(shutil.disk_usage(path.parent).free * FREE_SHARE))
+    def __init__(self, batches: Batches, folder: Path, vocabulary: int) -> None:
+        self._batches, self._folder, self._vocabulary = batches, folder, vocabulary
+        folder.mkdir(exist_ok=True)
+        self.most_bytes = min(MOST_BYTES, int(shutil.disk_usage(folder).free * FREE_SHARE))
+        self._bytes = sum(each.stat().st_size for each in folder.iterdir())
 
     def __call__(self, tokens_BT: Tensor) -> TrainingBatch:
-        keys = [hashlib.blake2b(row.numpy().tobytes(), digest_size=16).digest() for row in tokens_BT.cpu()]
-        new = [row for row, key in enumerate(keys) if key not in self._places]
-        if new and (len(self._places) + len(new)) * self._record.itemsize > self.most_bytes:
-            return self._batches(tokens_BT)
-        if new:
-            self._keep([keys[row] for row in new], self._batches(tokens_BT[new]))
-        records, device = self._records()[[self._places[key] for key in keys]], tokens_BT.device
-        found = {
-            name: torch.from_numpy(np.ascontiguousarray(records[name])) for name in ("states", "used", "ids", "log_p")
-        }
-        used_BT = found["used"]
-        ids_NM, log_p_NM = (found[name][used_BT].to(device) for name in ("ids", "log_p"))
+        rows = [row.contiguous() for row in tokens_BT.cpu()]
+        paths = [self._folder / hashlib.blake2b(row.numpy().tobytes(), digest_size=16).hexdigest() for row in rows]
+        for number, path in enumerate(paths):
+            if not path.exists():
+                if self._bytes > self.most_bytes:
+                    return self._batches(tokens_BT)
+                self._keep(self._batches(tokens_BT[number : number + 1]), path)
+        found, device = [load_file(path, device=str(tokens_BT.device)) for path in paths], tokens_BT.device
         return TrainingBatch(
             tokens_BT,
-            found["states"].view(torch.bfloat16).to(device).float(),
-            used_BT.to(device),
-            log_p_NM.new_zeros(0, self._vocabulary, dtype=torch.float32),
-            (ids_NM.long(), log_p_NM),
+            torch.stack([each["states_TF"].float() for each in found]),
+            torch.stack([each["used_T"] for each in found]),
+            torch.empty(0, self._vocabulary, device=device),
+            (
+                torch.cat([each["ids_NM"].long() for each in found]),
+                torch.cat([each["log_p_NM"].float() for each in found]),
+            ),
         )
 
     def forget(self) -> None:
-        """Remove the file."""
-        self._path.unlink(missing_ok=True)
+        """Remove the files."""
+        shutil.rmtree(self._folder)
 
-    def _records(self) -> np.ndarray:
-        return np.memmap(self._path, dtype=self._record, mode="r")
-
-    def _keep(self, keys: list[bytes], batch: TrainingBatch) -> None:
-        log_p_NV = batch.target_NV.log_softmax(-1)
-        log_p_NM, ids_NM = log_p_NV.topk(self._kept, dim=-1)
-        records: np.ndarray = np.zeros(len(keys), self._record)
-        used_BT = batch.used_BT.cpu().numpy()
-        records["key"] = np.frombuffer(b"".join(keys), "V16")
-        records["states"] = batch.states_BTF.bfloat16().view(torch.int16).cpu().numpy()
-        records["used"] = used_BT
-        records["ids"][used_BT] = ids_NM.cpu().numpy()
-        records["log_p"][used_BT] = log_p_NM.half().cpu().numpy()
-        with self._path.open("ab") as file:
-            file.write(records.tobytes())
-        for key in keys:
-            self._places[key] = len(self._places)
+    def _keep(self, batch: TrainingBatch, path: Path) -> None:
+        log_p_NM, ids_NM = batch.target_NV.log_softmax(-1).topk(min(KEPT_TOKENS, self._vocabulary), dim=-1)
+        kept = {"states_TF": batch.states_BTF[0].bfloat16(), "used_T": batch.used_BT[0]}
+        part = path.with_suffix(".part")
+        save_file({**kept, "ids_NM": ids_NM.int(), "log_p_NM": log_p_NM.half()}, part)
+        os.replace(part, path)  # a file that was cut is written again
+        self._bytes += path.stat().st_size

@@ -115,7 +115,7 @@ def run(
         judge = _Judge(training, target, prompts, depths, this.work)
 
         def expected(temperature: float, judged: TrainableNetwork = network) -> float:
-            return judge(temperature).tokens_per_step(judged, embedding_VW, lm_head())
+            return judge(temperature).tokens_per_step(judged, embedding_VW, judged.lm_head_of(target.model))
 
         schedule = within_memory(recipe.schedule, blocks.block, target.vocabulary)
         for number, stage in enumerate(stages):
@@ -127,8 +127,7 @@ def run(
             batches = batches_of(target, replies if stage.replies_only else AllPositions(), stored, depths)
             kept = None
             if stored is None and issubclass(training.objective, Unrolled):
-                width = len(depths) * target.width
-                batches = kept = Remembered(batches, place / "states", blocks.block, width, target.vocabulary)
+                batches = kept = Remembered(batches, place / "states", target.vocabulary)
             last = this.fit(
                 network,
                 training.objective(batches, embedding_VW, lm_head, training.steps),
@@ -138,7 +137,7 @@ def run(
                 share=stage.share,
                 measure=(lambda: f"{expected(0.0):.2f} tokens a step") if prompts else None,
                 usable=lambda: network.save(out),
-                effort=_effort(training, network, target, len(lm_head()), schedule.micro_batch * blocks.block, kept),
+                effort=_effort(training, network, target, schedule.micro_batch * blocks.block, kept),
                 fields={
                     "name": stage.name,
                     "own_words": stage.own_words,
@@ -190,21 +189,14 @@ def _learned(part: type[TrainableNetwork], folder: Path) -> TrainableNetwork:
 
 
 def _effort(
-    training: HeadTraining,
-    network: TrainableNetwork,
-    target: FrozenTarget,
-    num_rows: int,
-    num_positions: int,
-    kept: Remembered | None,
+    training: HeadTraining, network: TrainableNetwork, target: FrozenTarget, positions: int, kept: Remembered | None
 ) -> Effort:
     """The products of a token that is read for the first time: the target's, and those of every unrolled step."""
-    later = getattr(training.objective, "later", 1)
-    steps = 1 + (training.steps - 1) / later
-    target_weights = sum(each.numel() for each in target.parts.layers.parameters())
-    width = target.width
-    trained = sum(each.numel() for each in network.parameters())
-    flops = 2.0 * (target_weights + target.vocabulary * width) + steps * (6 * trained + 4 * num_rows * width)
-    return Effort(flops, num_positions * target.vocabulary, 0 if kept is None else kept.most_bytes)
+    steps = 1 + (training.steps - 1) / getattr(training.objective, "later", 1)
+    read, trained = (sum(each.numel() for each in part.parameters()) for part in (target.parts.layers, network))
+    heads = 2 * target.vocabulary + 4 * steps * network.config.draft_vocab_size
+    flops = 2 * read + 6 * steps * trained + heads * target.width
+    return Effort(flops, positions * target.vocabulary, 0 if kept is None else kept.most_bytes)
 
 
 class _Judge:

@@ -19,7 +19,7 @@ def summary(record: dict[str, Any], out: Path, called: str) -> list[str]:
         f"{record['minutes']} minutes"
     ]
     if not record["replies_only"]:
-        lines.append("the tokenizer has none of the zoo's chat markers: prompts were learnt from like replies")
+        lines.append("the tokenizer has no chat template: prompts were learnt from like replies")
     for mode, each in record["acceptance"].items():
         expected = record["walked"][mode]
         positions = ", ".join(f"{share:.2f}" for share in each["acceptance_by_position"])
