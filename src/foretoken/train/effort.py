@@ -44,6 +44,7 @@ class Effort:
         PHASES.warning(
             "about %.0f minutes, %.0f tokens/s, %.1f GB of memory%s; all rough", min(ends), speed, memory / 1e9, kept
         )
+        PHASES.info("the first step")
 
     def share(self, rate: float, tokens: int, seconds: float) -> dict[str, Any]:
         """For the record: the machine's product rate and the share of it that was used."""

@@ -26,7 +26,7 @@ from foretoken.train.effort import Effort
 from foretoken.train.feature_heads.batches import AllPositions, batches_of, depths_read, frequent
 from foretoken.train.feature_heads.expected_length import ExpectedLength, Text, texts
 from foretoken.train.feature_heads.objective import Unrolled
-from foretoken.train.feature_heads.remembered import Remembered
+from foretoken.train.feature_heads.remembered import KEPT_TOKENS, Remembered
 from foretoken.train.feature_heads.training import HeadTraining, Stage
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Mixture, Source
@@ -137,7 +137,9 @@ def run(
                 share=stage.share,
                 measure=(lambda: f"{expected(0.0):.2f} tokens a step") if prompts else None,
                 usable=lambda: network.save(out),
-                effort=_effort(training, network, target, schedule.micro_batch * blocks.block, kept),
+                effort=_effort(
+                    training, network, target, schedule.micro_batch * blocks.block, kept, this.bounds.tokens
+                ),
                 fields={
                     "name": stage.name,
                     "own_words": stage.own_words,
@@ -189,14 +191,22 @@ def _learned(part: type[TrainableNetwork], folder: Path) -> TrainableNetwork:
 
 
 def _effort(
-    training: HeadTraining, network: TrainableNetwork, target: FrozenTarget, positions: int, kept: Remembered | None
+    training: HeadTraining,
+    network: TrainableNetwork,
+    target: FrozenTarget,
+    positions: int,
+    kept: Remembered | None,
+    bounds: Bounds,
 ) -> Effort:
     """The products of a token that is read for the first time: the target's, and those of every unrolled step."""
     steps = 1 + (training.steps - 1) / getattr(training.objective, "later", 1)
     read, trained = (sum(each.numel() for each in part.parameters()) for part in (target.parts.layers, network))
     heads = 2 * target.vocabulary + 4 * steps * network.config.draft_vocab_size
     flops = 2 * read + 6 * steps * trained + heads * target.width
-    return Effort(flops, positions * target.vocabulary, 0 if kept is None else kept.most_bytes)
+    on_disk = 0 if kept is None else kept.most_bytes
+    if bounds.tokens is not None:
+        on_disk = min(on_disk, bounds.tokens * (2 * network.config.taps.count * target.width + 6 * KEPT_TOKENS))
+    return Effort(flops, positions * target.vocabulary, on_disk)
 
 
 class _Judge:
