@@ -1,4 +1,4 @@
-"""How long a run of training takes and how much memory, said before it; and how well it used the machine."""
+"""The time and memory that a run of training takes, reported before it begins, and how well it used the machine."""
 
 from __future__ import annotations
 

@@ -137,9 +137,7 @@ def run(
                 share=stage.share,
                 measure=(lambda: f"{expected(0.0):.2f} tokens a step") if prompts else None,
                 usable=lambda: network.save(out),
-                effort=_effort(
-                    training, network, target, schedule.micro_batch * blocks.block, kept, this.bounds.tokens
-                ),
+                effort=_effort(training, network, target, schedule.micro_batch * blocks.block, kept, this.bounds),
                 fields={
                     "name": stage.name,
                     "own_words": stage.own_words,
