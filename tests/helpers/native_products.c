@@ -15,6 +15,7 @@
 #include "coded_rows.h"
 #include "quantised.h"
 #include "superblocks.h"
+#include "stored_blocks.h"
 
 /* x: floats [rows][inputs]; out: floats [rows][16 tiles] */
 void product(const Matrix *w, const float *x, int64_t inputs, int64_t rows, int64_t tiles, const float *bias, float *out) {

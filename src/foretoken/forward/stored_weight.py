@@ -26,6 +26,10 @@ from foretoken.forward.quantised_weight import (
     rounding_parameters,
 )
 
+TABLES = {  # by the names that native code has for them
+    "iq4": torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8),
+    "fp4": torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8),
+}
 Parts = tuple[Tensor, Tensor, Tensor | None]  # codes [B, elements], scales and minimums [B, groups]
 _ROWS = 4096  # outputs that are decoded at a time
 _EXPONENT = 0x7C00  # of a float16; all bits set: an infinity or NaN
@@ -43,6 +47,7 @@ class BlockKind:
         signed: whether decoded codes may be negative.
         halves: where a block's float16 numbers are: of its scales, then perhaps of its minimums.
         read: uint8 [B, bytes] to the decoded parts.
+        table: of ``TABLES``: what stored codes of 4 bits stand for; decoded codes are those numbers.
     """
 
     name: str
@@ -53,11 +58,17 @@ class BlockKind:
     signed: bool
     halves: tuple[int, ...]
     read: Callable[[Tensor], Parts]
+    table: str = "no_table"
 
     @property
     def packs_as_it_is(self) -> bool:
-        """Whether native products read the blocks (native/superblocks.py)."""
-        return self.elements == 256
+        """Whether native products read the blocks' codes and scales (native/superblocks.py, stored_blocks.py)."""
+        return self.elements == 256 or self.table != "no_table"
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a packed group's numbers, in a block of 32 elements; powers of two are kept in float32."""
+        return len(self.halves) * torch.float16.itemsize or torch.float32.itemsize
 
     @property
     def minimum(self) -> bool:
@@ -66,9 +77,9 @@ class BlockKind:
 
     def packed_bytes(self, elements: int) -> int:
         """Of so many elements, once they are packed."""
-        if self.packs_as_it_is:
+        if self.elements == 256:
             return elements // self.elements * self.bytes
-        return elements * self.bits // 8 + elements // self.group * len(self.halves) * torch.float16.itemsize
+        return elements * (4 if self.packs_as_it_is else self.bits) // 8 + elements // self.group * self.scale_bytes
 
 
 class LazyWeight(QuantisedWeight):

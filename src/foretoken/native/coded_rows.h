@@ -200,7 +200,7 @@ static inline __attribute__((always_inline)) void code_steps(const int SIZE, con
 /* One row in codes of 8 bits. x: floats, a multiple of 16 of them. */
 static void code_row(const Matrix *w, const float *x, long inputs, char *row) {
     const Places at = places_of(w, inputs);
-    const int32_t offset = (w->bits == 8 ? LESS : 0) - (int32_t)w->offset;
+    const int32_t offset = (w->bits == 8 || w->table ? LESS : 0) - (int32_t)w->offset;
     float of_group = 0, last[STEP] = {0};
     for (long i = 0; i < inputs;) {
         const long left = (inputs - i) / STEP, count = left > LANES ? LANES : left ? left : 1;

@@ -33,7 +33,32 @@
 #endif
 #endif
 
-enum { SMALLER, PLAIN, SAME, LARGER }; /* groups, next to a step; PLAIN: the same, and there are no minimums */
+/* Groups, next to a step; PLAIN: the same, and there are no minimums; TABLED: the same, and codes are places in a table. */
+enum { SMALLER, PLAIN, SAME, LARGER, TABLED };
+
+/* What codes stand for, by their table; of FP4, twice that. */
+static const int8_t TABLES[][16] __attribute__((aligned(16))) = {
+    [IQ4] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+    [FP4] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12},
+};
+
+/* Codes below 16 as codes of 8 bits, from 0 on, LESS so much. */
+static inline __attribute__((always_inline)) part_of_units from_table(int64_t table, part_of_units codes) {
+    const uint8_t *values = (const uint8_t *)TABLES[table];
+    part_of_units y;
+#if PARTS == 1 && defined(__AVX512BW__)
+    y = (part_of_units)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)values)), (__m512i)codes);
+#elif PARTS == 2 && defined(__AVX2__)
+    y = (part_of_units)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)values)), (__m256i)codes);
+#elif PARTS == 4 && defined(__aarch64__)
+    y = (part_of_units)vqtbl1q_u8(vld1q_u8(values), (uint8x16_t)codes);
+#else
+    y = (part_of_units){0};
+    UNROLL for (int l = 0; l < LANES; l++)
+        UNROLL for (int b = 0; b < 4; b++) y[l] |= (uint32_t)values[codes[l] >> 8 * b & 15] << 8 * b;
+#endif
+    return LESS ? y : y ^ 0x80808080u;
+}
 
 typedef part_of_signs sums_of_codes; /* LANES of them */
 
@@ -120,10 +145,11 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
     const char *x6 = x + (MR > 6 ? 6 : 0) * x_stride, *x9 = x + (MR > 9 ? 9 : 0) * x_stride;
     const char *codes[4]; /* of each tile */
     UNROLL for (int n = 0; n < NP; n += PARTS) codes[n / PARTS] = tile + at->codes + part_of_tile * 4 * LANES + n / PARTS * w->stride;
-    const int WHOLE = KIND == PLAIN || KIND == SAME;
+    const int WHOLE = KIND == PLAIN || KIND == SAME || KIND == TABLED;
     const long size = WHOLE ? STEP : at->size, apart = size + (long)sizeof(Cell);
     const long early = at->all_units < LINES_AHEAD(NP / PARTS) ? at->all_units : LINES_AHEAD(NP / PARTS);
-    const long stride = w->stride, half = w->half, minimum_too = KIND != PLAIN && w->minimum, to_next = next - tile;
+    const long stride = w->stride, half = w->half, to_next = next - tile, table = w->table;
+    const long minimum_too = KIND != PLAIN && KIND != TABLED && w->minimum;
     long ahead = early * LINE; /* from the codes of a unit to those that are prefetched with them */
 #define ROW(M)                                                                                                        \
     ((M) < 3 ? x + (M) * x_stride : (M) < 6 ? x3 + ((M) - 3) * x_stride : (M) < 9 ? x6 + ((M) - 6) * x_stride         \
@@ -145,9 +171,13 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
         UNROLL for (int n = 0; n < NP; n++) {                                                                         \
             part_of_units v = *(const part_of_units *)(codes[n / PARTS] + n % PARTS * 4 * LANES + (U) * LINE);        \
             if (LESS && BITS == 8) v ^= 0x80808080u;                                                                  \
+            part_of_units lower = v & 0x0f0f0f0fu, upper = v >> 4 & 0x0f0f0f0fu;                                      \
+            if (KIND == TABLED) lower = from_table(table, lower), upper = from_table(table, upper);                   \
             UNROLL for (int m = 0; m < MR; m++)                                                                       \
-                whole[m][n] = BITS == 8 ? add_codes(whole[m][n], v, ROW(m) + (U) * 4)                                 \
-                                        : add_halves(whole[m][n], v & 0x0f0f0f0fu, v >> 4 & 0x0f0f0f0fu, ROW(m) + (U) * 8); \
+                whole[m][n] = BITS == 8        ? add_codes(whole[m][n], v, ROW(m) + (U) * 4)                          \
+                              : KIND == TABLED ? add_codes(add_codes(whole[m][n], lower, ROW(m) + (U) * 8),           \
+                                                           upper, ROW(m) + (U) * 8 + 4)                               \
+                                               : add_halves(whole[m][n], lower, upper, ROW(m) + (U) * 8);             \
         }                                                                                                             \
     } while (0)
     UNROLL for (int m = 0; m < MR; m++)
@@ -275,7 +305,7 @@ static void coded_product(const Matrix *w, long first, long end, const char *x, 
     else if (w->group < STEP)
         w->bits == 4 ? CODED(4, SMALLER) : CODED(8, SMALLER);
     else if (w->bits == 4)
-        CODED(4, SAME);
+        w->table ? CODED(4, TABLED) : CODED(4, SAME);
     else
         w->minimum ? CODED(8, SAME) : CODED(8, PLAIN);
 #undef CODED

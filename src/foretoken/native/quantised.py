@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from foretoken.forward.quantised_weight import QuantisedWeight
-from foretoken.forward.stored_weight import StoredWeight
+from foretoken.forward.stored_weight import TABLES, StoredWeight
 from foretoken.native.pages import empty_in_large_pages, in_large_pages
-from foretoken.native.structs import Matrix
+from foretoken.native.structs import TABLES_OF_CODES, Matrix
 
 _LINE = 64  # bytes
 _ROWS = 4096  # outputs that are packed at a time, a multiple of 16
@@ -37,6 +37,7 @@ class CodedTiles:
         offset: what was added to codes that begin below 0.
         name: of the tensor.
         order_K: int32, of which input a column is; None: they stand as the inputs do.
+        table: of ``stored_weight.TABLES``: what codes of 4 bits stand for.
     """
 
     data: Tensor
@@ -48,6 +49,7 @@ class CodedTiles:
     offset: int
     name: str
     order_K: Tensor | None = None
+    table: str = "no_table"
 
     def __len__(self) -> int:
         return len(self.data)
@@ -82,13 +84,14 @@ class CodedTiles:
             minimum=int(self.minimum),
             offset=self.offset,
             order=None if self.order_K is None else self.order_K.data_ptr(),
+            table=TABLES_OF_CODES[self.table],
         )
 
     @property
     def form(self) -> tuple[object, ...]:
         """All but the tiles."""
         order = None if self.order_K is None else self.order_K.data_ptr()
-        return self.inputs, self.bits, self.group, self.minimum, self.kind, self.offset, order
+        return self.inputs, self.bits, self.group, self.minimum, self.kind, self.offset, order, self.table
 
     def weight(self, outputs: int) -> QuantisedWeight:
         """What was packed, of the first so many outputs; a copy."""
@@ -99,11 +102,14 @@ class CodedTiles:
         if self.bits == 4:
             codes = torch.cat([codes & 15, codes >> 4], dim=-1)
         codes_OK = codes.transpose(1, 2).reshape(16 * len(self), self.inputs)[:outputs]
-        if self.offset:
+        if self.table != "no_table":
+            codes_OK = TABLES[self.table][codes_OK.int()]
+        elif self.offset:
             codes_OK = (codes_OK.to(torch.int16) - self.offset).to(torch.int8)
         scale_OG = scale_OG[:outputs].contiguous()
         order_K = None if self.order_K is None else self.order_K.long()
-        return QuantisedWeight(codes_OK.contiguous(), scale_OG, minimum_OG, self.bits, order_K, self.name)
+        bits = self.bits if self.table == "no_table" else 8
+        return QuantisedWeight(codes_OK.contiguous(), scale_OG, minimum_OG, bits, order_K, self.name)
 
 
 def coded_tiles(weight: QuantisedWeight, kind: torch.dtype | None = None) -> CodedTiles:

@@ -25,8 +25,18 @@ static inline __attribute__((always_inline)) SmallBlock small_block(const int64_
         case Q4_1_BLOCKS: return (SmallBlock){20, 0, 4, 1, 4};
         case Q5_0_BLOCKS: return (SmallBlock){22, 2, 6, 0, 8};
         case Q5_1_BLOCKS: return (SmallBlock){24, 4, 8, 1, 8};
+        case IQ4_NL_BLOCKS: return (SmallBlock){18, 0, 2, 0, 4};
+        case MXFP4_BLOCKS: return (SmallBlock){17, 0, 1, 0, 4};
         default: return (SmallBlock){34, 0, 2, 0, 8};
     }
+}
+
+/* A scale of MXFP4, a power of two: a byte, of numbers that are twice what codes stand for. */
+static inline float power_at(const char *from) {
+    const uint32_t power = (uint8_t)*from, bits = power < 2 ? 0x00200000u << power : (power - 1) << 23;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return scale;
 }
 
 /* Four codes from element 4 i on, one a byte, as they are packed: from 0 on in 4 bits, from -128 on in 8. */
@@ -43,7 +53,7 @@ static inline __attribute__((always_inline)) uint32_t packed_codes_at(const int 
 static inline __attribute__((always_inline)) void pack_tiles(const int KIND, const char *blocks, int64_t outputs, int64_t count,
                                                              int64_t first, int64_t end, char *tiles, int64_t stride) {
     const SmallBlock at = small_block(KIND);
-    const long apart = at.has_minimum ? 64 : 32, units = at.bits, codes = whole_lines(count * apart);
+    const long apart = at.has_minimum || KIND == MXFP4_BLOCKS ? 64 : 32, units = at.bits, codes = whole_lines(count * apart);
     for (long t = first; t < end; t++) {
         char *tile = tiles + t * stride;
         memset(tile + count * apart, 0, codes - count * apart);
@@ -51,7 +61,9 @@ static inline __attribute__((always_inline)) void pack_tiles(const int KIND, con
         for (long b = 0; b < count; b++)
             for (long o = 0; o < 16 && 16 * t + o < outputs; o++) {
                 const char *block = blocks + ((16 * t + o) * count + b) * at.size;
-                memcpy(tile + b * apart + 2 * o, block, 2);
+                const float power = power_at(block);
+                if (KIND == MXFP4_BLOCKS) memcpy(tile + b * apart + 4 * o, &power, 4);
+                else memcpy(tile + b * apart + 2 * o, block, 2);
                 if (at.has_minimum) memcpy(tile + b * apart + 32 + 2 * o, block + 2, 2);
                 char *to = tile + codes + b * units * LINE + 4 * o;
                 UNROLL for (int u = 0; u < units; u++) {
@@ -72,6 +84,8 @@ int64_t foretoken_pack_blocks(int64_t kind, const char *blocks, int64_t outputs,
         case Q4_1_BLOCKS: pack_tiles(Q4_1_BLOCKS, blocks, outputs, count, first, end, tiles, stride); break;
         case Q5_0_BLOCKS: pack_tiles(Q5_0_BLOCKS, blocks, outputs, count, first, end, tiles, stride); break;
         case Q5_1_BLOCKS: pack_tiles(Q5_1_BLOCKS, blocks, outputs, count, first, end, tiles, stride); break;
+        case IQ4_NL_BLOCKS: pack_tiles(IQ4_NL_BLOCKS, blocks, outputs, count, first, end, tiles, stride); break;
+        case MXFP4_BLOCKS: pack_tiles(MXFP4_BLOCKS, blocks, outputs, count, first, end, tiles, stride); break;
         default: pack_tiles(Q8_0_BLOCKS, blocks, outputs, count, first, end, tiles, stride);
     }
     return 0;
@@ -85,11 +99,13 @@ static inline long block_bytes(int64_t kind) {
 
 static inline __attribute__((always_inline)) void decode_small(const int KIND, const char *block, float *to) {
     const SmallBlock at = small_block(KIND);
-    const float scale = half_at(block), minimum = at.has_minimum ? half_at(block + 2) : 0;
+    const float scale = KIND == MXFP4_BLOCKS ? power_at(block) : half_at(block), minimum = at.has_minimum ? half_at(block + 2) : 0;
     for (int i = 0; i < 8; i++) {
         const uint32_t codes = packed_codes_at(KIND, block, i);
         for (int b = 0; b < 4; b++) {
-            const int code = (int)(codes >> 8 * b & 255) - (KIND == Q4_0_BLOCKS ? 8 : at.bits == 8 ? 128 : 0);
+            int code = (int)(codes >> 8 * b & 255) - (KIND == Q4_0_BLOCKS ? 8 : at.bits == 8 ? 128 : 0);
+            if (KIND == IQ4_NL_BLOCKS) code = TABLES[IQ4][code];
+            if (KIND == MXFP4_BLOCKS) code = TABLES[FP4][code];
             const float x = scale * (float)code;
             to[4 * i + b] = at.has_minimum ? x + minimum : x;
         }
@@ -116,7 +132,8 @@ static inline __attribute__((always_inline)) void decode_superblock(const int KI
             const uint8_t whole = whole_numbers.scales[which][0];
             const float scale = d * (HAS_MINIMUMS(KIND) ? (float)whole : (float)(int8_t)whole);
             for (int b = 0; b < 4; b++) {
-                const float x = scale * (float)((int)(codes >> 8 * b & 255) - offset);
+                const int code = (int)(codes >> 8 * b & 255);
+                const float x = scale * (float)(KIND == IQ4_XS ? TABLES[IQ4][code] : code - offset);
                 to[32 * g + 4 * q + b] = HAS_MINIMUMS(KIND) ? x + -(dmin * (float)whole_numbers.minimums[which][0]) : x;
             }
         }
@@ -130,11 +147,14 @@ static void decode_row(int64_t kind, const char *blocks, long elements, float *t
             case Q4_1_BLOCKS: decode_small(Q4_1_BLOCKS, blocks, to); break;
             case Q5_0_BLOCKS: decode_small(Q5_0_BLOCKS, blocks, to); break;
             case Q5_1_BLOCKS: decode_small(Q5_1_BLOCKS, blocks, to); break;
+            case IQ4_NL_BLOCKS: decode_small(IQ4_NL_BLOCKS, blocks, to); break;
+            case MXFP4_BLOCKS: decode_small(MXFP4_BLOCKS, blocks, to); break;
             case Q8_0_BLOCKS: decode_small(Q8_0_BLOCKS, blocks, to); break;
             case Q2_K_BLOCKS: decode_superblock(Q2_K, blocks, to); break;
             case Q3_K_BLOCKS: decode_superblock(Q3_K, blocks, to); break;
             case Q4_K_BLOCKS: decode_superblock(Q4_K, blocks, to); break;
             case Q5_K_BLOCKS: decode_superblock(Q5_K, blocks, to); break;
+            case IQ4_XS_BLOCKS: decode_superblock(IQ4_XS, blocks, to); break;
             default: decode_superblock(Q6_K, blocks, to);
         }
 }

@@ -33,11 +33,12 @@ def packed_blocks(weight: StoredWeight, library: ctypes.CDLL, into: Tensor | Non
     """
     outputs, inputs = weight.shape
     kind, count = weight.kind, inputs // 32
-    head = -(-count * 32 * len(kind.halves) // _LINE) * _LINE
-    data = tile_memory(outputs, head + 2 * inputs * kind.bits) if into is None else into
+    head, bits = -(-count * 16 * kind.scale_bytes // _LINE) * _LINE, 4 if kind.packs_as_it_is else kind.bits
+    data = tile_memory(outputs, head + 2 * inputs * bits) if into is None else into
     pack_by_tiles(library, "foretoken_pack_blocks", block_number(kind.name), weight, count, data)
     offset = 0 if kind.name in _CODES_FROM_0 else 2 ** (kind.bits - 1)
-    return CodedTiles(data, inputs, kind.bits, 32, kind.minimum, torch.float16, offset, weight.name)
+    scales = torch.float16 if kind.halves else torch.float32
+    return CodedTiles(data, inputs, bits, 32, kind.minimum, scales, offset, weight.name, table=kind.table)
 
 
 def pack_by_tiles(

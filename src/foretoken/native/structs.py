@@ -15,6 +15,7 @@ SCORES = _HEADER.names("EXACT")
 SETS = _HEADER.names("PER_HEAD")
 SUPERBLOCKS = _HEADER.names("NO_SUPERBLOCK")
 BLOCKS = _HEADER.names("DENSE")
+TABLES_OF_CODES = _HEADER.names("NO_TABLE")
 
 
 class Mixer(ctypes.Structure):

@@ -1,4 +1,4 @@
-/* Products with weights in superblocks of 256 inputs, at the bits of a GGUF file: Q2_K to Q6_K.
+/* Products with weights in superblocks of 256 inputs, at the bits of a GGUF file: Q2_K to Q6_K, and IQ4_XS.
  *
  *     tile        of 16 outputs: their superblocks, one after the other
  *     superblock  of 16 outputs: their halves d (and dmin), 64 bytes; their scales, then the codes of eight groups of 32 inputs
@@ -20,10 +20,10 @@
 #define HAS_ONE(KIND) ((KIND) == Q3_K || (KIND) == Q5_K)
 #define HAS_MINIMUMS(KIND) ((KIND) == Q2_K || (KIND) == Q4_K || (KIND) == Q5_K)
 #define IS_HALVED(KIND) HAS_TWO(KIND) /* a group has two scales, of 16 inputs each */
-#define NUM_SCALES(KIND) ((KIND) == Q2_K || (KIND) == Q6_K ? 16 : 12) /* bytes of an output's */
+#define NUM_SCALES(KIND) ((KIND) == Q2_K || (KIND) == Q6_K ? 16 : (KIND) == IQ4_XS ? 6 : 12) /* bytes of an output's */
 
 /* Lines of 64 bytes. */
-#define LINES_OF_SCALES(KIND) (NUM_SCALES(KIND) / 4)
+#define LINES_OF_SCALES(KIND) ((NUM_SCALES(KIND) + 3) / 4)
 #define LINE_OF_TWO(KIND) (HAS_FOUR(KIND) ? 4 : 0) /* where its planes begin in a group */
 #define LINE_OF_ONE(KIND) (LINE_OF_TWO(KIND) + (HAS_TWO(KIND) ? 2 : 0))
 #define LINES_OF_GROUP(KIND) (LINE_OF_ONE(KIND) + HAS_ONE(KIND))
@@ -49,6 +49,12 @@ static inline __attribute__((always_inline)) void factors_of(const int KIND, con
             *(vu *)to->scales[4 * i] = line[i] & 0x0f0f0f0fu;
             *(vu *)to->minimums[4 * i] = line[i] >> 4 & 0x0f0f0f0fu;
         }
+    if (KIND == IQ4_XS) /* two upper bits of 0 to 3, of 4 to 7, then four of 0 and 1, of 2 and 3, ...; less 32 */
+        UNROLL for (int g = 0; g < GROUPS_OF_SUPERBLOCK; g++)
+            for (int o = 0; o < 16; o++) {
+                const int four = (uint8_t)bytes[16 * (2 + g / 2) + o] >> 4 * (g % 2) & 15;
+                to->scales[g][o] = (uint8_t)((four | ((uint8_t)bytes[16 * (g / 4) + o] >> 2 * (g % 4) & 3) << 4) - 32);
+            }
     if (KIND == Q3_K) /* 4 bits of 0 to 7 and of 8 to 15, then two more of 0 to 3, of 4 to 7, ...; less 32 */
         UNROLL for (int i = 0; i < 4; i++) {
             const vu six = (line[i % 2] >> i / 2 * 4 & 0x0f0f0f0fu) | ((line[2] >> 2 * i & 0x03030303u) << 4);
@@ -141,8 +147,12 @@ static inline __attribute__((always_inline)) void superblock_block(const int MR,
                             one |= bits_at(ones, 2 * u, 0x01010101u, HAS_FOUR(KIND) ? 4 : 2);
                             two |= bits_at(ones, 2 * u + 1, 0x01010101u, HAS_FOUR(KIND) ? 4 : 2);
                         }
-                        UNROLL for (int m = 0; m < MR; m++)
-                            whole[m][n] = add_halves(whole[m][n], one, two, x + m * x_stride + i * 8);
+                        if (KIND == IQ4_XS) one = from_table(IQ4, one), two = from_table(IQ4, two);
+                        UNROLL for (int m = 0; m < MR; m++) {
+                            const char *own_x = x + m * x_stride + i * 8;
+                            whole[m][n] = KIND == IQ4_XS ? add_codes(add_codes(whole[m][n], one, own_x), two, own_x + 4)
+                                                         : add_halves(whole[m][n], one, two, own_x);
+                        }
                     }
                 }
                 UNROLL for (int n = 0; n < NP; n++) {
@@ -229,6 +239,7 @@ static void superblock_product(const Matrix *w, long first, long end, const char
         case Q3_K: PRODUCT(Q3_K); break;
         case Q4_K: PRODUCT(Q4_K); break;
         case Q5_K: PRODUCT(Q5_K); break;
+        case IQ4_XS: PRODUCT(IQ4_XS); break;
         default: PRODUCT(Q6_K);
     }
 #undef PRODUCT
@@ -246,6 +257,7 @@ static inline __attribute__((always_inline)) BlockOfFile block_of_file(int64_t k
         case Q3_K: return (BlockOfFile){110, 108, 96, 0, 32, 0};
         case Q4_K: return (BlockOfFile){144, 0, 4, 16, 0, 0};
         case Q5_K: return (BlockOfFile){176, 0, 4, 48, 0, 16};
+        case IQ4_XS: return (BlockOfFile){136, 0, 2, 8, 0, 0};
         default: return (BlockOfFile){210, 208, 192, 0, 128, 0};
     }
 }
@@ -264,6 +276,10 @@ static inline void add_to_word(char *to, int index, uint32_t bits) {
 /* In which word of a file's four lower bits word q of group g lies, and how far from its lowest bits; two bits of it lie in word
  * 8 (g / 4) + q, 2 (g % 4) from the lowest, and one in word q, g from the lowest. */
 static inline int word_of_four(int64_t kind, int g, int q, int *shift) {
+    if (kind == IQ4_XS) { /* a group's own 16 bytes */
+        *shift = 4 * (q / 4);
+        return 4 * g + q % 4;
+    }
     *shift = kind == Q6_K ? 4 * (g / 2 % 2) : 4 * (g % 2);
     return kind == Q6_K ? 16 * (g / 4) + 8 * (g % 2) + q : 8 * (g / 2) + q;
 }
@@ -327,6 +343,7 @@ int64_t foretoken_pack_superblocks(int64_t kind, const char *blocks, int64_t out
                     case Q3_K: pack_superblock(Q3_K, block, (int)o, to); break;
                     case Q4_K: pack_superblock(Q4_K, block, (int)o, to); break;
                     case Q5_K: pack_superblock(Q5_K, block, (int)o, to); break;
+                    case IQ4_XS: pack_superblock(IQ4_XS, block, (int)o, to); break;
                     default: pack_superblock(Q6_K, block, (int)o, to);
                 }
             }

@@ -68,11 +68,13 @@ typedef struct {
 } Mixer;
 
 /* How superblocks of 256 inputs are stored, see superblocks.h; structs.py reads these names. */
-enum { NO_SUPERBLOCK, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K };
+enum { NO_SUPERBLOCK, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS };
 
 /* How rows of the embedding are stored: in the model's dtype, or in blocks of a GGUF file (stored_blocks.h); structs.py reads
  * these names. */
-enum { DENSE, Q4_0_BLOCKS, Q4_1_BLOCKS, Q5_0_BLOCKS, Q5_1_BLOCKS, Q8_0_BLOCKS, Q2_K_BLOCKS, Q3_K_BLOCKS, Q4_K_BLOCKS, Q5_K_BLOCKS, Q6_K_BLOCKS };
+enum { DENSE, Q4_0_BLOCKS, Q4_1_BLOCKS, Q5_0_BLOCKS, Q5_1_BLOCKS, Q8_0_BLOCKS, IQ4_NL_BLOCKS, MXFP4_BLOCKS, Q2_K_BLOCKS, Q3_K_BLOCKS, Q4_K_BLOCKS, Q5_K_BLOCKS, Q6_K_BLOCKS, IQ4_XS_BLOCKS };
+/* Numbers that codes of 4 bits stand for, see quantised.h; structs.py reads these names. */
+enum { NO_TABLE, IQ4, FP4 };
 
 /* A packed weight, in tiles of 16 outputs. */
 typedef struct Matrix {
@@ -83,6 +85,7 @@ typedef struct Matrix {
     int64_t half, minimum;  /* whether scales are float16, and whether there are minimums */
     int64_t offset;         /* subtracted from codes */
     const int32_t *order;   /* column i is of input order[i]; NULL: of input i */
+    int64_t table;          /* of the numbers that codes of 4 bits stand for; NO_TABLE: they are numbers */
     int64_t superblock;     /* how its superblocks are stored; NO_SUPERBLOCK: as quantised.h says */
     int64_t own_tiles;      /* tiles from here on are those of `rest`, which is stored in another way */
     const struct Matrix *rest; /* or NULL */

@@ -19,7 +19,7 @@ from foretoken.native.superblocks import MixedTiles, SuperblockTiles, packed_cod
 from helpers.native_products import KINDS, library_of, native
 from helpers.stored_weights import random_stored
 
-BITS = {"Q2_K": 2.625, "Q3_K": 3.5, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.625}  # of a packed weight
+BITS = {"Q2_K": 2.625, "Q3_K": 3.5, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.625, "IQ4_XS": 4.375}  # of a packed weight
 KEPT = tuple(BITS)
 
 

@@ -10,11 +10,14 @@ ggml's ``dequantize_row_*`` (ggml-quants.c) gives:
     Q5_0      32     22   d (q - 16)                32   (8 bits here)
     Q5_1      32     24   d q + m                   32   (8 bits here)
     Q8_0      32     34   d q                       32
+    IQ4_NL    32     18   d v[q]                    32   v: a table of 16 whole numbers
+    MXFP4     32     17   2^(e - 128) v[q]          32   e: a byte
     Q2_K     256     84   (d sc) q - (m mn)         16   sc, mn of 4 bits
     Q3_K     256    110   (d sc) (q - 4)            16   sc of 6 bits, signed
     Q4_K     256    144   (d sc) q - (m mn)         32   sc, mn of 6 bits
     Q5_K     256    176   (d sc) q - (m mn)         32   sc, mn of 6 bits
     Q6_K     256    210   (d sc) (q - 32)           16   sc of 8 bits
+    IQ4_XS   256    136   (d (sc - 32)) v[q]        32   sc of 6 bits
 
 F32, F16 and BF16 are stored as they are. Weights stay in their blocks (:class:`StoredWeight`); where they are decoded,
 codes have 4 or 8 bits.
@@ -28,7 +31,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
-from foretoken.forward.stored_weight import BlockKind, Parts, StoredWeight
+from foretoken.forward.stored_weight import TABLES, BlockKind, Parts, StoredWeight
 from foretoken.models.gguf.container import Entry, GGUFFile
 
 PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
@@ -217,16 +220,34 @@ def _q6_k(blocks: Tensor) -> Parts:
     return codes, _halves(blocks, 208) * scales, None
 
 
+def _iq4_nl(blocks: Tensor) -> Parts:
+    return TABLES["iq4"][_nibbles(blocks[:, 2:]).int()], _halves(blocks, 0), None
+
+
+def _mxfp4(blocks: Tensor) -> Parts:
+    return TABLES["fp4"][_nibbles(blocks[:, 1:]).int()], torch.exp2(blocks[:, :1].double() - 128).float(), None
+
+
+def _iq4_xs(blocks: Tensor) -> Parts:
+    two = (blocks[:, 2:4, None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)) & 3
+    four = torch.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], dim=-1)
+    sc = (four.flatten(1) | two.flatten(1) << 4).to(torch.int8) - 32
+    return TABLES["iq4"][_nibbles(blocks[:, 8:].view(-1, 8, 16)).int()], _halves(blocks, 0) * sc, None
+
+
 _KINDS = {
     2: BlockKind("Q4_0", 32, 18, 4, 32, True, (0,), _q4_0),
     3: BlockKind("Q4_1", 32, 20, 4, 32, False, (0, 2), _q4_1),
     6: BlockKind("Q5_0", 32, 22, 8, 32, True, (0,), _q5_0),
     7: BlockKind("Q5_1", 32, 24, 8, 32, True, (0, 2), _q5_1),
     8: BlockKind("Q8_0", 32, 34, 8, 32, True, (0,), _q8_0),
+    20: BlockKind("IQ4_NL", 32, 18, 8, 32, True, (0,), _iq4_nl, "iq4"),
+    39: BlockKind("MXFP4", 32, 17, 8, 32, True, (), _mxfp4, "fp4"),
     10: BlockKind("Q2_K", 256, 84, 4, 16, False, (80, 82), _q2_k),
     11: BlockKind("Q3_K", 256, 110, 4, 16, True, (108,), _q3_k),
     12: BlockKind("Q4_K", 256, 144, 4, 32, False, (0, 2), _q4_k),
     13: BlockKind("Q5_K", 256, 176, 8, 32, True, (0, 2), _q5_k),
     14: BlockKind("Q6_K", 256, 210, 8, 16, True, (208,), _q6_k),
+    23: BlockKind("IQ4_XS", 256, 136, 8, 32, True, (0,), _iq4_xs, "iq4"),
 }
 READ = ", ".join([*(_NAMES[number] for number in _KINDS), "F32, F16 and BF16 are"])
