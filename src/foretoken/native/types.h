@@ -53,6 +53,7 @@ typedef int32_t part_of_signs __attribute__((vector_size(4 * LANES)));
 typedef int32_t part_of_signs_unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int8_t codes_unaligned __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef uint32_t part_of_units __attribute__((vector_size(4 * LANES)));
+typedef uint32_t part_of_units_unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef float vf_unaligned __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t vu_unaligned __attribute__((vector_size(64), aligned(4)));
 

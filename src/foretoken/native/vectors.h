@@ -74,9 +74,16 @@ static inline Norming norming_of(const float *x, long n, float eps, int centred)
     return (Norming){mean, 1.0f / sqrtf(square / (float)n + eps)};
 }
 
+/* The larger of each two; b where one of them is NaN. */
 static inline __attribute__((always_inline)) part part_max(part a, part b) {
+#if defined(__AVX512F__)
+    return (part)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (part)_mm256_max_ps((__m256)a, (__m256)b);
+#else
     const part_of_signs greater = a > b;
     return (part)(((part_of_signs)a & greater) | ((part_of_signs)b & ~greater));
+#endif
 }
 
 static inline __attribute__((always_inline)) vf vector_max(vf a, vf b) {
@@ -121,23 +128,33 @@ static inline __attribute__((always_inline)) vf exponential(vf x) {
     return y.whole;
 }
 
-/* exp(x) of what is not above 0, in half the operations */
-static inline __attribute__((always_inline)) vf exponential_below(vf x) {
+/* 2^x of what is not above 0, about 1 ulp; 0 below -126, NaN stays NaN. Half the multiplications of exponential. */
+static inline __attribute__((always_inline)) part part_power_below(part x) {
 #if defined(__AVX512F__)
-    const __m512 y = (__m512)x, magic = _mm512_set1_ps(12582912.0f);
-    const __mmask16 kept = _mm512_cmp_ps_mask(y, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ); /* NaN is */
-    const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(y, _mm512_set1_ps(1.44269504088896341f), magic), magic);
-    const __m512 r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), _mm512_fmadd_ps(n, _mm512_set1_ps(-0.693359375f), y));
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(1.9875691500e-4f), r, _mm512_set1_ps(1.3981999507e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
-    p = _mm512_add_ps(_mm512_fmadd_ps(_mm512_mul_ps(p, r), r, r), _mm512_set1_ps(1.0f));
-    return (vf)_mm512_maskz_scalef_ps(kept, p, n);
+    const __mmask16 kept = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ); /* NaN is */
+    const part n = (part)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-    return exponential(x);
+    const part_of_signs too_small = x < -126.0f;
+    x = (part)((part_of_signs)x & ~too_small);
+    const part n = (x + 12582912.0f) - 12582912.0f; /* round to nearest */
 #endif
+    const part r = x - n;
+    part p = fused_part(all_of_part(1.3264726e-3f), r, all_of_part(9.671513e-3f)); /* least error on -1/2..1/2, exact at 0 */
+    p = fused_part(p, r, all_of_part(5.5507336e-2f));
+    p = fused_part(p, r, all_of_part(0.24022242f));
+    p = fused_part(p, r, all_of_part(0.693147f));
+    p = fused_part(p, r, all_of_part(1.0f));
+#if defined(__AVX512F__)
+    return (part)_mm512_maskz_scalef_ps(kept, (__m512)p, (__m512)n);
+#else
+    return (part)((part_of_signs)(p * (part)((__builtin_convertvector(n, part_of_signs) + 127) << 23)) & ~too_small);
+#endif
+}
+
+static inline __attribute__((always_inline)) vf power_below(vf x) {
+    union { vf whole; part of[PARTS]; } y = {x};
+    UNROLL for (int i = 0; i < PARTS; i++) y.of[i] = part_power_below(y.of[i]);
+    return y.whole;
 }
 
 /* erfc(x) of what is not below 0, to a part in 10^6: t exp(-x^2 + P(t)), t = 1 / (1 + x / 2) (Numerical Recipes, 6.2.2) */

@@ -117,11 +117,9 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
         for (long g = 0; g < m->kv_heads; g++)
             rest = larger(larger(rest, 0), s->far - 16L * call->external_kv->known[s->far_slot * call->external_kv->groups + g]);
     }
-    const Matrix keys = coded_keys(0, m->head_dim);
-    const long lines = call->coded ? 24 : 12; /* of scores */
     const size_t parts[PARTS_OF_SCRATCH] = {folded * m->head_dim * entered,
                                             (2 * folded * (16 + m->head_dim + 1) + 16) * sizeof(float),
-                                            larger(lines * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
+                                            larger(12 * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
                                             larger(T, call->num_wanted) * m->width * entered,
                                             2 * m->kv_heads * most_blocks * sizeof(float),
                                             larger((most_blocks + 2) * sizeof(Run), larger(m->mlp_width, pairs) * sizeof(int32_t)),
@@ -129,8 +127,8 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
                                             behind * (tokens + folded) * sizeof(float),
                                             coded,
                                             line * sizeof(float),
-                                            call->coded ? 2 * folded * coded_bytes(&keys, m->head_dim) : 0,
-                                            call->coded ? TILE * (m->head_dim + 2) * sizeof(float) : 0,
+                                            call->coded ? folded * 2 * m->head_dim + (folded + 12) * sizeof(Whole) : 0,
+                                            call->coded ? (2 * TILE + 12 * m->head_dim) * sizeof(float) + TILE * m->head_dim : 0,
                                             routed * sizeof(float),
                                             (rest + 16) * m->head_dim * (m->bf16 ? 2 : 4)};
     const size_t held = team->scratch.size / sizeof(Scratch);
