@@ -17,11 +17,12 @@
 #define LINES_AHEAD(TILES) ((TILES) > 2 ? 48 : 96)
 /* Rows whose sums are in registers together, and how many parts of tiles at a time: next to every sum of integers a sum of
  * floats is kept. Rows that are more than MOST_CODED take turns, in blocks of six where codes have 8 bits: these gain by
- * sharing what two parts load; of 4 bits more rows gain, because codes are opened once for all of them. */
+ * sharing what two parts load; of 4 bits more rows gain, because codes are opened once for all of them. A single row reads tiles
+ * with few parameters one after the other, from end to end: the processor prefetches that by itself, and faster alone. */
 #if REGISTERS > 16
-#define CODED_PARTS(MR) ((MR) <= 3 ? 4 : (MR) == 5 || (MR) == 6 ? 2 : 1)
+#define CODED_PARTS(KIND, MR) ((KIND) == LARGER && (MR) == 1 && PARTS == 1 ? 1 : (MR) <= 3 ? 4 : (MR) == 5 || (MR) == 6 ? 2 : 1)
 #else
-#define CODED_PARTS(MR) ((MR) <= 2 ? 2 : 1)
+#define CODED_PARTS(KIND, MR) ((MR) <= 2 ? 2 : 1)
 #endif
 #ifndef MOST_CODED /* a test may take fewer: each of them is compiled by itself */
 #if PARTS == 1
@@ -146,6 +147,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
     const char *codes[4]; /* of each tile */
     UNROLL for (int n = 0; n < NP; n += PARTS) codes[n / PARTS] = tile + at->codes + part_of_tile * 4 * LANES + n / PARTS * w->stride;
     const int WHOLE = KIND == PLAIN || KIND == SAME || KIND == TABLED;
+    const int FORESEEN = PARTS == 1 && MR == 1 && KIND == LARGER;
     const long size = WHOLE ? STEP : at->size, apart = size + (long)sizeof(Cell);
     const long early = at->all_units < LINES_AHEAD(NP / PARTS) ? at->all_units : LINES_AHEAD(NP / PARTS);
     const long stride = w->stride, half = w->half, to_next = next - tile, table = w->table;
@@ -166,7 +168,8 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
     } while (0)
 #define UNIT_OF_CELL(U)                                                                                               \
     do {                                                                                                              \
-        UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(codes[n / PARTS] + ahead + (U) * LINE, 0, 2);   \
+        if (!FORESEEN)                                                                                                \
+            UNROLL for (int n = 0; n < NP; n += PARTS) __builtin_prefetch(codes[n / PARTS] + ahead + (U) * LINE, 0, 2); \
         if (WHOLE && (U)) __asm__ volatile("" ::: "memory");                                                          \
         UNROLL for (int n = 0; n < NP; n++) {                                                                         \
             part_of_units v = *(const part_of_units *)(codes[n / PARTS] + n % PARTS * 4 * LANES + (U) * LINE);        \
@@ -251,7 +254,7 @@ static inline __attribute__((always_inline)) void coded_block(const int MR, cons
 /* MR rows times tiles t .. last - 1: as many parts at a time as there are registers for, then those that are left. */
 #define CODED_CASE(MR)                                                                                                  \
     case MR: {                                                                                                          \
-        const int parts = CODED_PARTS(MR), wide = parts / PARTS;                                                  \
+        const int parts = CODED_PARTS(KIND, MR), wide = parts / PARTS;                                                  \
         for (; wide && t + wide <= last; t += wide)                                                                     \
             coded_block(MR, parts, BITS, KIND, w, at, tiles + t * w->stride,                                            \
                         tiles + (t + 2 * wide <= end ? t + wide : t) * w->stride, 0, x, x_stride, out + t * 16,         \

@@ -29,7 +29,9 @@
 #define LINES_OF_GROUP(KIND) (LINE_OF_ONE(KIND) + HAS_ONE(KIND))
 #define LINES_OF_SUPERBLOCK(KIND) (1 + LINES_OF_SCALES(KIND) + GROUPS_OF_SUPERBLOCK * LINES_OF_GROUP(KIND))
 /* Parts of tiles at a time, as CODED_PARTS. Halved groups take one more sum, over both halves. */
-#if REGISTERS > 16
+#if PARTS == 1
+#define SUPERBLOCK_PARTS(KIND, MR) ((MR) == 2 ? 4 : (MR) == 3 ? 2 : 1)
+#elif REGISTERS > 16
 #define SUPERBLOCK_PARTS(KIND, MR) ((MR) <= 2 ? 4 : (MR) == 3 ? 2 : 1)
 #else
 #define SUPERBLOCK_PARTS(KIND, MR) ((MR) == 1 ? 2 : 1)
@@ -113,7 +115,8 @@ static inline __attribute__((always_inline)) void superblock_block(const int MR,
             d[n] = parameters(head, 1, lane);
             if (WITH_MINIMUMS) dmin[n] = -parameters(head + 32, 1, lane);
         }
-        int fetched = 0;
+        /* for a single row the processor prefetches, see CODED_PARTS */
+        int fetched = PARTS == 1 && MR == 1 ? lines : 0;
         const char *codes = own + (1 + LINES_OF_SCALES(KIND)) * LINE;
         _Pragma("GCC unroll 1") for (int g = 0; g < GROUPS_OF_SUPERBLOCK; g++) {
             for (; fetched < (g + 1) * lines / GROUPS_OF_SUPERBLOCK; fetched++)
