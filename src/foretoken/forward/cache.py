@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError
+from foretoken.core.pages import empty_in_large_pages
 
 _FIRST_CAPACITY = 256
 _serials = itertools.count()
@@ -137,8 +138,10 @@ class KVCache:
             )
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
-            keys = k_GTD.new_empty((self.num_slots, k_GTD.shape[0], self.capacity, k_GTD.shape[2]))
-            values = v_GTD.new_empty((self.num_slots, v_GTD.shape[0], self.capacity, v_GTD.shape[2]))
+            keys, values = (
+                empty_rows(like_GTD, (self.num_slots, like_GTD.shape[0], self.capacity, like_GTD.shape[2]))
+                for like_GTD in (k_GTD, v_GTD)
+            )
             self.keys[layer], self.values[layer] = keys, values
             self.generation += 1
         return keys, values
@@ -208,8 +211,17 @@ class KVCache:
         for side in (self.keys, self.values):
             for layer, old in enumerate(side):
                 if old is not None:
-                    new = old.new_empty((num_slots, old.shape[1], capacity, old.shape[3]))
+                    new = empty_rows(old, (num_slots, old.shape[1], capacity, old.shape[3]))
                     new[: self.num_slots, :, : self.capacity] = old  # tails too: a draft may be under way
                     side[layer] = new
         self.num_slots, self.capacity = num_slots, capacity
         self.generation += 1
+
+
+def empty_rows(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Memory of slots [S, ...], like another tensor; that of a single slot in large pages.
+
+    Of several slots all may be short but one: each would fill whole pages with few rows.
+    """
+    alone = shape[0] == 1 and like.device.type == "cpu"
+    return empty_in_large_pages(shape, like.dtype) if alone else like.new_empty(shape)

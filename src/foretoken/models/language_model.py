@@ -18,6 +18,7 @@ from torch import Tensor
 
 from foretoken.core.columns import Columns
 from foretoken.core.errors import ConfigError, ForetokenError, ModelError, UnsupportedArchitecture
+from foretoken.core.pages import give_back_free_memory
 from foretoken.core.phases import PHASES
 from foretoken.core.protocols import Plan
 from foretoken.core.threads import one_thread
@@ -44,7 +45,6 @@ from foretoken.native.apart import pack_quantised
 from foretoken.native.call import Ranked
 from foretoken.native.kept_tiles import KeptTiles
 from foretoken.native.layout import Head
-from foretoken.native.pages import give_back_free_memory
 
 _SMALL = 1 << 26  # parameters: a trial forward of all layers, on one thread, takes hundredths of a second
 _SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil

@@ -24,6 +24,7 @@ from transformers import (
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitecture
 from foretoken.core.files import check_name, home_expanded
+from foretoken.core.pages import give_back_free_memory
 from foretoken.core.phases import PHASES
 from foretoken.forward import attention
 from foretoken.models import lora
@@ -38,7 +39,6 @@ from foretoken.models.quantised.rounding import SCHEMES, round_weights
 from foretoken.models.text_part import text_part
 from foretoken.native import variants
 from foretoken.native.kept_tiles import KeptTiles, kept_tiles
-from foretoken.native.pages import give_back_free_memory
 from foretoken.options.model import ModelOptions
 from foretoken.options.option import named
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.forward.cache import KVCache
+from foretoken.forward.cache import KVCache, empty_rows
 from foretoken.native import structs
 
 _TILE = 16
@@ -47,8 +47,8 @@ class CacheAddresses:
         tiles = -(-capacity // _TILE)
         with torch.inference_mode(False):
             shape = (num_slots, num_groups, tiles, row_bytes // 4 * _TILE)
-            self._tiled = [None if pair is None else torch.empty(shape, dtype=torch.int32) for pair in pairs]
             self._known_LSG = torch.zeros(len(pairs), num_slots, num_groups, dtype=torch.int32)
+            self._tiled = [None if pair is None else empty_rows(self._known_LSG, shape) for pair in pairs]
         self.keys = _addresses(None if pair is None else pair[0] for pair in pairs)
         self.values = _addresses(None if pair is None else pair[1] for pair in pairs)
         self.tiled = _addresses(self._tiled)

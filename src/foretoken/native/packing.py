@@ -14,13 +14,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from foretoken.core.pages import empty_in_large_pages
 from foretoken.core.threads import threads_for
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.stored_weight import RoundedWeight, StoredWeight
 from foretoken.native import team
 from foretoken.native.dense_weights import can_round, find_parameters, tile_bytes, write_tiles
 from foretoken.native.kept_tiles import kept_or_made
-from foretoken.native.pages import empty_in_large_pages
 from foretoken.native.quantised import CodedTiles, are_alike, joined
 from foretoken.native.structs import Linear, Matrix
 from foretoken.native.superblocks import MixedTiles, packed_codes, together

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from foretoken.core.pages import empty_in_large_pages, in_large_pages
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.forward.stored_weight import TABLES, StoredWeight
-from foretoken.native.pages import empty_in_large_pages, in_large_pages
 from foretoken.native.structs import TABLES_OF_CODES, Matrix
 
 _LINE = 64  # bytes

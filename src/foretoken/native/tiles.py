@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from foretoken.core.pages import empty_in_large_pages
 from foretoken.native import team
 from foretoken.native.declared import ADDRESS, function
 from foretoken.native.mapped import leave
-from foretoken.native.pages import empty_in_large_pages
 
 _SMALL = 1 << 22  # bytes that one thread packs in less time than others take to start
 _PART = 1 << 26  # bytes of a mapped file that may be in memory next to their packed twins

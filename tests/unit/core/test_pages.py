@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from foretoken.native import pages
+from foretoken.core import pages
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (3, 1024, 512), (2048, 1024)], ids=["small", "many pages", "whole pages"])

@@ -1,6 +1,6 @@
-"""Memory for packed weights, in pages of 2 MiB where the system grants them.
+"""Memory for packed weights and for keys and values, in pages of 2 MiB where the system grants them.
 
-A forward reads every weight once, so with pages of 4 KiB each of its threads looks up a page's place every 64 lines,
+A forward reads each of them once, so with pages of 4 KiB each of its threads looks up a page's place every 64 lines,
 and waits. Linux grants large pages always, never, or on request (/sys/kernel/mm/transparent_hugepage/enabled).
 """
 
