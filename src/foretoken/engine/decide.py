@@ -125,12 +125,13 @@ class Decider:
             greedy=request.params.greedy,
             positions=(start, *(start + depth for depth in tree.depths)),
             process=lambda raw_MV, rows: maker.process(raw_MV, tree, range(rows.start - 1, rows.stop - 1)),
+            support=lambda raw_1V, row: maker.support(raw_1V, tree, row - 1),
             hidden=hidden,
             stop_ids=request.stop_ids,
             probe_logits_PV=probes_PV,
         )
         # What leaves no token anywhere (bias, min_tokens) leaves none at the root.
-        if not math.isfinite(laws.logits_at(0).max()):
+        if maker.may_forbid and not math.isfinite(laws.logits_at(0).max()):
             raise NothingFits(
                 "no token is possible here: logit_bias, min_tokens, structured_outputs, bad_words and "
                 "allowed_token_ids forbid all of them"

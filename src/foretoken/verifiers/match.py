@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from foretoken.core.draft import Coupled, Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
@@ -55,12 +53,11 @@ class Samples:
         self._seed = seed
 
     def __getitem__(self, row: int, /) -> int:
-        logits_V = self._target.logits_at(row)
-        positions = (self._target.positions[row],)
-        ids_K = None
-        if float(logits_V.amin()) == -torch.inf:  # filtered: noise for the tokens that can win, the same values
-            ids_K = (logits_V > -torch.inf).nonzero()[:, 0]
-            logits_V = logits_V[ids_K]
+        found, positions = self._target.support_at(row), (self._target.positions[row],)
+        if found is not None and len(found[0]) == 1:
+            return int(found[0])
+        # where there are filters: noise for the tokens that can win, the same values
+        ids_K, logits_V = (None, self._target.logits_at(row)) if found is None else found
         noise_V = gumbel(self._seed, positions, self._target.vocab_size, logits_V.device, ids_K)[0]
         best = int(noise_V.add_(logits_V).argmax())
         return best if ids_K is None else int(ids_K[best])

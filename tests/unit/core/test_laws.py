@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,39 @@ def test_top_p_of_a_large_vocabulary_equals_the_library(top_p: float, sharpness:
     assert (kept.sum(-1) >= top_p - 1e-5).all()
     smallest = kept.masked_fill(kept == 0.0, 2.0).amin(-1)
     assert (kept.sum(-1) - smallest <= top_p + 1e-5).all(), "one token more than needed"
+
+
+@pytest.mark.parametrize("sharpness", [0.0, 0.5, 2.0, 9.0])
+@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 0.999, 0.9999999])
+def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort(top_p: float, sharpness: float) -> None:
+    """Also where the tokens nearly all count, and where the mass is 1 but for rounding."""
+    raw = sharpness * torch.randn(1, 20_011, generator=torch.Generator().manual_seed(6))
+    raw[0, 9::7] = raw[0, 5]  # ties
+    p_V = torch.softmax(raw, -1)[0]
+    values, order = p_V.double().sort(descending=True, stable=True)
+    expected = order[values.cumsum(0) - values < top_p].sort().values
+    found = (process(raw, top_p=top_p)[0] > -torch.inf).nonzero()[:, 0]
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("params", [{}, {"logit_bias": {3: 2.0}}, {"temperature": 1e-4}, {"top_k": 9}, {"min_p": 0.1}])
+@pytest.mark.parametrize("size", [999, 20_000])
+def test_the_support_is_that_of_the_processed_row(size: int, params: dict[str, Any]) -> None:
+    raw = 5.0 * torch.randn(2, size, generator=torch.Generator().manual_seed(7))
+    maker = LawMaker(SamplingParams(**{"temperature": 0.8, "top_p": 0.9, **params}), (), size)
+    laws = Laws(
+        raw,
+        greedy=False,
+        positions=[4, 5],
+        process=lambda raw_MV, rows: maker.process(raw_MV, EMPTY_TREE, [ROOT] * len(rows)),
+        support=lambda raw_1V, row: maker.support(raw_1V, EMPTY_TREE, ROOT),
+    )
+    found = laws.support_at(1)
+    assert found is not None
+    ids, kept = found
+    expected_V = maker.process(raw[1:], EMPTY_TREE, ROOT_ONLY)[0]
+    assert torch.equal(ids, (expected_V > -torch.inf).nonzero()[:, 0])
+    assert torch.equal(kept, expected_V[ids])
 
 
 @pytest.mark.parametrize("top_k", [1, 7, 1499])
