@@ -81,6 +81,8 @@ class Offers:
             the tokens of plain decoding.
         ahead: whether a drafter can propose while the target computes, on another thread and for tokens that are not
             committed yet: its drafts follow from tokens alone, and whatever it was shown before changes nothing.
+        foretells: whether a look-up gives the confidence in a drafter's first node (``Drafter.first_confidence``), so
+            that it is called only where that node is expected to pay.
     """
 
     evidence: tuple[type[Evidence], ...] = ()
@@ -93,6 +95,7 @@ class Offers:
     ahead: bool = False
     portfolio: str | None = None
     keeps_seeds: bool = False
+    foretells: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,6 +192,13 @@ class Drafter(Protocol):
         """Take the engine's cache of the target (a :class:`Cache`); called once. For drafters that run a part of it."""
         return
 
+    def first_confidence(self, context: Context) -> float:
+        """The confidence in the first node that it would propose, by a look-up; 0: it would propose nothing.
+
+        Called in every step that may have drafts, for requests without ``history_only``, if ``offers.foretells``.
+        """
+        return 1.0
+
     @abstractmethod
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """One draft per context, in order; an empty draft where there is nothing to propose.

@@ -31,7 +31,7 @@ class CopiesFirst(Outer):
     these, so that their rows of q are 1 at the copied token.
     """
 
-    offers = Offers(portfolio="")
+    offers = Offers(portfolio="", foretells=True)
 
     def __init__(self, options: OuterOptions, inner: type[Any], kinds: Sequence[type[Law]], target: Any) -> None:
         super().__init__(options, inner, kinds, target)
@@ -53,6 +53,9 @@ class CopiesFirst(Outer):
     def _second(self, context: Context, budget: Budget) -> Budget:
         """The other drafter's budget for a request."""
         return budget if budget.second is None else budget.second
+
+    def first_confidence(self, context: Context) -> float:
+        return self._suffix.first_confidence(context)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Look up all requests; call the other drafter for those where a copy does not go first."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
 from foretoken.core.errors import ConfigError
+from foretoken.core.needs import Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import TokenTree
@@ -59,6 +60,7 @@ class NgramDrafter(Drafter):
     flops = 0.0  # there is no model of its own
     laws: tuple[type[Law], ...] = (PointMass,)
     branches = False
+    offers = Offers(foretells=True)
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Checked):
@@ -96,6 +98,10 @@ class NgramDrafter(Drafter):
         self._indexes: dict[int, _Index] = {}
         self._rates = AgreementRates(_LONGEST_AGREEMENT)
 
+    def first_confidence(self, context: Context) -> float:
+        index, _, agreement = self._found(context)
+        return index.rates.rates[min(agreement, _LONGEST_AGREEMENT)] if agreement else 0.0
+
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
 
@@ -117,13 +123,8 @@ class NgramDrafter(Drafter):
         limit = min(budget.max_nodes, budget.max_depth)
         if limit < 1:
             return NO_DRAFT  # nothing is indexed either: the next proposal catches up
-        index = self._indexes.get(context.request_id)
-        if index is None:
-            learnt = AgreementRates(_LONGEST_AGREEMENT) if budget.history_only else self._rates
-            index = self._indexes[context.request_id] = _Index(learnt)
         tokens = context.tokens
-        self._extend(index, tokens)
-        source, agreement = self._look_up(index, tokens)
+        index, source, agreement = self._found(context, budget.history_only)
         if not agreement:
             return NO_DRAFT
         index.agreement = agreement
@@ -139,6 +140,15 @@ class NgramDrafter(Drafter):
         for i in range(len(copied), limit):
             copied.append(copied[i - period])
         return Draft(TokenTree(copied), confidence=tuple(confidences[:limit]))
+
+    def _found(self, context: Context, history_only: bool = False) -> tuple[_Index, int, int]:
+        """A request's index with all of its tokens, and what :meth:`_look_up` gives."""
+        index = self._indexes.get(context.request_id)
+        if index is None:
+            learnt = AgreementRates(_LONGEST_AGREEMENT) if history_only else self._rates
+            index = self._indexes[context.request_id] = _Index(learnt)
+        self._extend(index, context.tokens)
+        return index, *self._look_up(index, context.tokens)
 
     def _extend(self, index: _Index, tokens: Sequence[int]) -> None:
         """Index every n-gram that has got a follower since the last call; the last n-gram of the text has none."""

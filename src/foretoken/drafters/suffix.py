@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, PointMass
-from foretoken.core.needs import Declared, Variant
+from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.drafters.agreement import AgreementRates
 from foretoken.drafters.best_first_tree import TreeOfCopies, grow
@@ -48,6 +48,7 @@ class SuffixDrafter(Drafter):
     declared = Declared(variants=(Variant(), Variant(options={"tree": False}, branches=False)))
     laws: tuple[type[Law], ...] = (PointMass,)
     branches = True
+    offers = Offers(foretells=True)
 
     @dataclass(frozen=True, kw_only=True)
     class Config(TreeOfCopies):
@@ -64,6 +65,18 @@ class SuffixDrafter(Drafter):
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         return [self._propose(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
+
+    def first_confidence(self, context: Context) -> float:
+        automaton = self._index(context, self._rates)
+        state, matched = automaton.repeated_suffix(self.config.max_match)
+        if matched < self.config.min_match:
+            return 0.0
+        edges = automaton.next[state]
+        rate = self._rates[kind := _kind(automaton, edges)].rates[matched]
+        if kind == _VARIED:
+            counts = [automaton.count[child] for child in edges.values()]
+            rate *= max(counts) / sum(counts)
+        return rate if rate >= self.config.min_score else 0.0
 
     def after(self, context: Context, tokens: Sequence[int], budget: Budget) -> Draft:
         """Propose what followed earlier where the text ended with these tokens; after :meth:`propose` of this step."""
@@ -97,12 +110,8 @@ class SuffixDrafter(Drafter):
     def _propose(self, context: Context, budget: Budget) -> Draft:
         if budget.max_nodes < 1 or budget.max_depth < 1:
             return NO_DRAFT  # nothing is indexed either: the next proposal catches up
-        automaton = self._automata.get(context.request_id)
-        if automaton is None:
-            # one more than the context: a continuation of the longest context is counted, too
-            automaton = self._automata[context.request_id] = SuffixAutomaton(self.config.max_match + 1)
         rates = self._rates_of(context, budget)
-        self._index(automaton, context, rates)
+        automaton = self._index(context, rates)
         return self._grow(automaton, budget, rates, automaton.repeated_suffix(self.config.max_match))
 
     def _rates_of(self, context: Context, budget: Budget) -> list[AgreementRates]:
@@ -111,8 +120,12 @@ class SuffixDrafter(Drafter):
             return self._own_rates.setdefault(context.request_id, self._new_rates())
         return self._rates
 
-    def _index(self, automaton: SuffixAutomaton, context: Context, rates: list[AgreementRates]) -> None:
-        """Append new tokens; the rates learn from the emitted ones."""
+    def _index(self, context: Context, rates: list[AgreementRates]) -> SuffixAutomaton:
+        """The request's automaton with all of its tokens; the rates learn from the emitted ones."""
+        automaton = self._automata.get(context.request_id)
+        if automaton is None:
+            # one more than the context: a continuation of the longest context is counted, too
+            automaton = self._automata[context.request_id] = SuffixAutomaton(self.config.max_match + 1)
         tokens, num_prompt = context.tokens, context.num_prompt
         if automaton.num_tokens < num_prompt:
             automaton.extend(tokens[automaton.num_tokens : num_prompt])
@@ -122,6 +135,7 @@ class SuffixDrafter(Drafter):
                 edges = automaton.next[state]
                 rates[_kind(automaton, edges)].learn(matched, token in edges)
             automaton.extend((token,))
+        return automaton
 
     def _grow(
         self, automaton: SuffixAutomaton, budget: Budget, rates: list[AgreementRates], root: tuple[int, int]

@@ -107,21 +107,23 @@ class Proposer:
                 )
                 spare -= len(forced)
         if self._recipe.drafter.offers.portfolio is not None:
+            usual = "batch" if spare_rows < len(decoding) else self._recipe.drafter.offers.portfolio or "slower"
             for request, draft in zip(decoding, drafts, strict=True):
-                request.off = "" if len(draft) else self._why_off(request, spare_rows, len(decoding))
+                request.off = "" if len(draft) else self._why_off(request, usual)
         return drafts
 
-    def _why_off(self, request: Request, spare_rows: int, num_requests: int) -> str:
-        """The code of why a request has no draft, see docs/methods/auto.md."""
-        recipe = self._recipe
+    def _why_off(self, request: Request, usual: str) -> str:
+        """The code of why a request has no draft, see docs/methods/auto.md.
+
+        Args:
+            usual: the code where nothing of the request itself is the reason.
+        """
         if request.max_draft == 0:
             return "switched_off"
         if min(request.tokens_left - 1, self._max_length - len(request.tokens)) < 1:
             return "context"
-        if spare_rows < num_requests:
-            return "batch"
-        seeded = request.params.repeatable and not request.history_only and recipe.promise != "same stream"
-        return recipe.drafter.offers.portfolio or ("seeded" if seeded else "slower")
+        seeded = usual == "slower" and request.params.repeatable and not request.history_only
+        return "seeded" if seeded and self._recipe.promise != "same stream" else usual
 
     def _copies(self, decoding: Sequence[Request], spare_rows: int) -> dict[int, Draft]:
         """Copies of the predictions of requests, by place; empty ones are left out."""

@@ -92,9 +92,13 @@ class Engine:
             enough=MAX_PROMPT_ROWS_CPU if target.device.type == "cpu" else None,
         )
         reading = recipe.drafter.reading_flops(1) / target.reading_flops(1)
-        both = recipe.drafter.offers.portfolio == ""
-        copying = recipe.adaptive and recipe.drafter.flops == 0.0
-        self.controller = Portfolio(reading, COPIES) if both else Controller(reading, copying=copying)
+        offers = recipe.drafter.offers
+        foretell = recipe.drafter.first_confidence if offers.foretells and recipe.adaptive else None
+        if offers.portfolio == "":
+            self.controller: Controller = Portfolio(reading, COPIES, recipe.drafter.first_confidence)
+        else:
+            copying = recipe.adaptive and recipe.drafter.flops == 0.0
+            self.controller = Controller(reading, copying=copying, foretell=foretell)
         self.executor: Executor = executors.NAMED[recipe.executor]()
         self.lock = threading.RLock()  # one step at a time, whoever asks for it; requests change inside of it only
         last_state = None if recipe.verifier is None else recipe.verifier.needs.last_state
@@ -310,7 +314,8 @@ class Engine:
                 if rule is not None and not draft.by_engine:
                     rule.learn(draft, verdict)
             drafted = not draft.by_engine and (len(draft) > 0 or job.guess is not None)
-            self.controller.count(job.request, draft if drafted else NO_DRAFT, taken - 1 if drafted else 0)
+            if drafted or self.controller.drafts:
+                self.controller.count(job.request, draft if drafted else NO_DRAFT, taken - 1 if drafted else 0)
             if job.request.off and not len(draft) and not job.prompt:
                 off_steps = job.request.metrics.off_steps
                 off_steps[job.request.off] = off_steps.get(job.request.off, 0) + 1

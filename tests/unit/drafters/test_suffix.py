@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from foretoken.core.draft import NO_DRAFT, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget
+from foretoken.drafters.ngram import NgramDrafter
 from foretoken.drafters.suffix import SuffixDrafter
 from foretoken.drafters.suffix_automaton import ROOT_STATE, SuffixAutomaton
 
@@ -327,3 +328,18 @@ def test_a_context_that_never_goes_on_as_before_loses_confidence():
 def test_config_refuses_unsupported_values(options, message):
     with pytest.raises(ConfigError, match=message):
         SuffixDrafter.Config(**options)
+
+
+@pytest.mark.parametrize("drafter", [SuffixDrafter(SuffixDrafter.Config()), NgramDrafter(NgramDrafter.Config())])
+@given(tokens=texts, more=texts)
+@settings(max_examples=60, deadline=None)
+def test_the_first_confidence_is_that_of_the_first_node(drafter, tokens, more):
+    text = Text(list(tokens), num_prompt=len(tokens) // 2)
+    try:
+        for token in (None, *more):
+            text.tokens += [] if token is None else [token]
+            foretold = drafter.first_confidence(text) if text.tokens else 0.0
+            (draft,) = drafter.propose([text], [Budget(3, 3)])
+            assert foretold == pytest.approx(draft.confidence[0] if len(draft) else 0.0)
+    finally:
+        drafter.release(text.request_id)

@@ -10,8 +10,9 @@ far, which makes the rate of this very step greatest. Nothing is carried over fr
          this request (draft_ledger.py)
     a, c measured as ratios of neighbouring steps (step_costs.py)
 
-Whether to ask. What a drafter finds is known only after it was called, and it has to read the text. So a request is
-drafted for where
+Whether to ask. A drafter that looks up copies foretells the confidence in its first node at the cost of the look-up: it
+is called where that node is expected to pay for its row and for the call, and where it did so in the mean before. What
+another drafter finds is known only after it was called, and it has to read the text. So a request is drafted for where
 
     gain of a draft * steps to come  >  cost of reading what the drafter has not read yet
 
@@ -29,9 +30,11 @@ weight is s + (1 - s) n / k for those and s for the others; 1 for all where a re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 from foretoken.core.draft import Draft
 from foretoken.core.stop_rule import Outlook, StopRule
@@ -69,13 +72,21 @@ class Controller:
         reading: what the drafter's reading of a token costs, in tokens of plain decoding, by arithmetic.
         copying: whether its drafts cost nothing but a look-up before their first node: then a trial costs that, since
             further nodes are drafted where they are expected to pay.
+        foretell: the confidence in the first node for a request; None: it is not known before the drafter is called.
         steps: costs of steps, by the magnitude of the number of requests; of another source's controller, to share.
     """
 
     def __init__(
-        self, reading: float = 0.0, *, copying: bool = False, steps: dict[int, StepCosts] | None = None
+        self,
+        reading: float = 0.0,
+        *,
+        copying: bool = False,
+        foretell: Callable[[Any], float] | None = None,
+        steps: dict[int, StepCosts] | None = None,
     ) -> None:
         self.confidence = Confidence()
+        self._foretell = foretell
+        self._also: Mapping[int, Any] = {}  # by id: drafted for in any case, where it foretells
         self.resting = False  # whether no request is drafted for in this step, so that nothing need be measured
         self._reading, self._copying = Reading(reading), copying
         self._steps = {} if steps is None else steps
@@ -98,6 +109,7 @@ class Controller:
         self.resting = self._rest > 0 and alike
         self._rest = self._rest - 1 if self.resting else 0
         if self.resting:
+            self._asked = []
             self._regime(num_requests).save(_SHARE * num_requests)
         return self.resting
 
@@ -138,7 +150,10 @@ class Controller:
         if not costs.known or regime.since_plain >= _PLAIN_TURN or not requests:
             return [None] * len(requests)
         self._weigh(requests, num_requests, costs, queued)
-        self._asked = self._chosen(requests, num_requests, regime)
+        if self._foretell is None:
+            self._asked = self._chosen(requests, num_requests, regime)
+        else:
+            self._asked = self._promising(requests, num_requests, regime, self._foretell)
         if not self._asked:
             return [None] * len(requests)
         for request in self._asked:
@@ -169,10 +184,15 @@ class Controller:
             draft, total: seconds of drafting, and of the whole step.
             prompts: whether it read prompts, too: then the step's time says nothing about decoding.
         """
-        cost = self._time_drafting(num_requests, nodes, draft)
+        cost = self._time_drafting(num_requests, nodes, draft) if self._asked else 0.0
         if not prompts:
             self._regime(num_requests).costs.measure(num_requests + nodes, total - draft)
         self._book(num_requests, nodes, cost)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether any request gets a draft in this step."""
+        return bool(self._asked)
 
     def rate(self, request: Candidate, num_requests: int) -> float:
         """Expected tokens of a step that drafts for a request, per token of plain decoding in its time.
@@ -236,11 +256,16 @@ class Controller:
     def _book(self, num_requests: int, nodes: int, cost: float) -> None:
         """Book the drafts of a step for their requests."""
         regime, asked = self._regime(num_requests), self._asked
+        if not asked:
+            regime.since_plain = 0
+            if regime.costs.known:
+                regime.save(_SHARE * num_requests)
+            return
         whole = all(each.ledger.gained >= each.ledger.nodes * each.ledger.weight for each in asked)
         if regime.costs.known:
             self._settle(regime, num_requests, cost)
         if not nodes:
-            self._empty_steps += bool(asked)
+            self._empty_steps += 1
         elif not (self._probing and whole):  # a probe that was accepted calls for another one
             self._empty_steps = 0
         regime.since_plain = regime.since_plain + 1 if nodes else 0
@@ -258,6 +283,42 @@ class Controller:
     def ended(self, num_tokens: int) -> None:
         """Take in the length of an answer."""
         self._answer.add(num_tokens)
+
+    def _promising(
+        self, requests: Sequence[Candidate], num_requests: int, regime: _Regime, foretell: Callable[[Any], float]
+    ) -> list[Candidate]:
+        """The requests for which the first node is expected to pay, whatever drafts of other confidence have gained."""
+        costs = regime.costs
+        if not costs.row_known:  # its cost follows from neighbouring steps, with drafts and without
+            return (
+                []
+                if regime.since_plain
+                else [each for each in requests if each.request_id in self._also or foretell(each) > 0.0]
+            )
+        token = costs.token(num_requests)
+        row, stands = costs.row / token, self.confidence.stands
+        surest = max(self.confidence.by_tenth())
+        found: list[tuple[float, Candidate]] = []
+        for each in requests:
+            if each.request_id in self._also:
+                found.append((math.inf, each))
+                continue
+            weight, misses = each.ledger.weight, each.ledger.misses
+            if weight * (1.0 - (1.0 - surest) * misses) <= row:
+                continue  # nothing that could be found pays
+            confidence = foretell(each)
+            if confidence > 0.0:
+                gain = weight * (1.0 - (1.0 - stands(confidence)) * misses) - row
+                if gain > 0.0:
+                    found.append((gain, each))
+        if not found:
+            return []
+        asking = regime.drafting.intercept / token / len(found)
+        lost = max(0.0, -regime.gain.value) if regime.believed else 0.0
+        chosen = [each for gain, each in found if gain > asking + lost]
+        if lost and len(chosen) < len(found):
+            regime.gain.add(0.0)  # the loss is forgotten while nothing is learned
+        return chosen
 
     def _chosen(self, requests: Sequence[Candidate], num_requests: int, regime: _Regime) -> list[Candidate]:
         """The requests that get drafts; sets the length of the rest if there are none."""
@@ -301,8 +362,6 @@ class Controller:
         """Book what the drafts of a step gained: tokens that were accepted, less the time in tokens."""
         costs, token = regime.costs, regime.costs.token(num_requests)
         regime.save(_SHARE * num_requests)
-        if not self._asked:
-            return
         each_draft = draft / len(self._asked)
         for request in self._asked:
             ledger = request.ledger
@@ -344,9 +403,14 @@ class Controller:
     def _weigh(self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts, queued: bool) -> None:
         """What a token is worth to each request; the same to all until it is known what a row takes."""
         share = 1.0
-        if costs.row_known and not queued:
+        if num_requests > 1 and costs.row_known and not queued:
             share = min(1.0, max(_LEAST_SHARE, costs.row / costs.token(num_requests)))
-        to_come = [self._to_come(each) for each in requests]
+        if share == 1.0:
+            for request in requests:
+                request.ledger.weight = 1.0
+            return
+        usual = self._answer.value if self._answer.weight else float("inf")
+        to_come = [min(each.tokens_left, usual) for each in requests]
         longest = max(to_come) - _TIED
         lasting = (1.0 - share) * num_requests / sum(each >= longest for each in to_come)
         for request, steps in zip(requests, to_come, strict=True):

@@ -12,8 +12,9 @@ The drafter compares the two (drafters/copies_first.py). Copies that follow a mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from foretoken.core.draft import Draft
 from foretoken.core.stop_rule import StopRule
@@ -59,23 +60,22 @@ class Portfolio(Controller):
     Args:
         reading: what the model's reading of a token costs, in tokens of plain decoding, by arithmetic.
         copies: the source of copied nodes.
+        foretell: the confidence in the first copied node for a request.
     """
 
-    def __init__(self, reading: float, copies: str) -> None:
-        super().__init__(copying=True)
+    def __init__(self, reading: float, copies: str, foretell: Callable[[Any], float]) -> None:
+        super().__init__(foretell=foretell)
         self.model = Controller(reading, steps=self._steps)
         self._copies = copies
         self._seconds: dict[int, tuple[_ForModel, StopRule, float]] = {}  # by request: the model's rule and rate
-        self._copying_rests = False
 
     @property
     def why_undrafted(self) -> str:
         return f"copies: {super().why_undrafted}; the model: {self.model.why_undrafted}"
 
     def rests(self, num_requests: int, newest: int = 0) -> bool:
-        self._copying_rests = super().rests(num_requests, newest)
-        self.resting = self.model.rests(num_requests, newest) and self._copying_rests
-        return self.resting
+        self.model.rests(num_requests, newest)
+        return False  # copies are looked up in every step
 
     def hopeless(self, request: Candidate, num_requests: int) -> bool:
         return self.model.hopeless(_ForModel(request), num_requests)
@@ -84,9 +84,6 @@ class Portfolio(Controller):
         self, requests: Sequence[Candidate], num_requests: int, *, queued: bool = False
     ) -> list[StopRule | None]:
         """The rules of copies; :meth:`second` has those of the model."""
-        rules: list[StopRule | None] = [None] * len(requests)
-        if not self._copying_rests:
-            rules = super().choose(requests, num_requests, queued=queued)
         self._seconds = {}
         if not self.model.resting:
             seen = [_ForModel(each) for each in requests if each.shown]
@@ -94,7 +91,12 @@ class Portfolio(Controller):
             for each, rule, rate in zip(seen, self.model.choose(seen, num_requests, queued=queued), rates, strict=True):
                 if rule is not None:
                     self._seconds[each.request_id] = each, rule, rate
-        return rules
+        self._also = self._seconds  # copies may follow the model's tokens
+        return super().choose(requests, num_requests, queued=queued)
+
+    @property
+    def drafts(self) -> bool:
+        return bool(self._asked or self._seconds)
 
     def second(self, request: Candidate) -> tuple[StopRule, float] | None:
         """The model's rule and rate for a request; None: it is not called."""
@@ -108,7 +110,7 @@ class Portfolio(Controller):
             if draft.sources[:1] == (self._copies,):
                 if called:
                     self.model.take_back(self._seconds.pop(request.request_id)[0])
-            elif called and len(draft) and draft.sources[-1] != self._copies:
+            elif called and draft.sources[-1:] != (self._copies,):
                 self.take_back(request)
 
     def count(self, request: Candidate, draft: Draft, accepted: int) -> None:
@@ -122,14 +124,13 @@ class Portfolio(Controller):
         copying = draft
         if self._seconds:  # the model's calls take nearly all of the time; look-ups get their usual time
             copying = min(draft, regime.drafting.at(copied) * regime.costs.base) if regime.costs.known else 0.0
-        cost = 0.0 if self._copying_rests else self._time_drafting(num_requests, copied, copying)
+        cost = self._time_drafting(num_requests, copied, copying) if self._asked else 0.0
         own = 0.0
-        if not self.model.resting:
+        if self._seconds:
             own = self.model._time_drafting(num_requests, nodes - copied, draft - copying)
         if not prompts:
             regime.costs.measure(num_requests + nodes, total - draft)
-        if not self._copying_rests:
-            self._book(num_requests, copied, cost)
+        self._book(num_requests, copied, cost)
         if not self.model.resting:
             self.model._book(num_requests, nodes - copied, own)
 

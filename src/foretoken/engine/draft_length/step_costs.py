@@ -63,7 +63,7 @@ class StepCosts:
 
     def _times(self, more: float) -> float:
         """Time of a step with so many more rows, in steps of the fewest."""
-        return max(0.1, 1.0 + self.row * more)
+        return _times(self.row, more)
 
     def measure(self, num_rows: int, seconds: float) -> None:
         """Take in a step that read no prompt.
@@ -73,17 +73,20 @@ class StepCosts:
         """
         more = num_rows - self._fewest
         if self.known:
-            mean = self._rows.value
-            expected = self.base * self._times(more)
-            seconds = min(seconds, LATE * expected)
+            mean, now, row = self._rows.value, self._seconds.value, self.row
+            steps = _times(row, mean)
+            seconds = min(seconds, LATE * now / steps * _times(row, more))
             if abs(more - mean) > 0.5:
-                ratio = seconds / self._seconds.value
-                excess = (ratio - 1.0) * self._times(mean)
+                excess = (seconds / now - 1.0) * steps
                 self._squares = self._squares * _KEEPS + (more - mean) ** 2
                 self._products = self._products * _KEEPS + excess * (more - mean)
         self._seconds.add(seconds)
         self._rows.add(more)
         self.num_steps += 1
+
+
+def _times(row: float, more: float) -> float:
+    return max(0.1, 1.0 + row * more)
 
 
 class Reading:

@@ -75,7 +75,7 @@ class AutoDrafter(CopiesFirst):
                 off, why = _code_of(error), f"{options.drafter}: {error}"
         if off:
             super().__init__(replace(config, drafter=_NONE), catalog.find(_NONE, "drafter").load(), kinds, target)
-        self.offers = Offers(portfolio=off, keeps_seeds=True)
+        self.offers = Offers(portfolio=off, keeps_seeds=True, foretells=True)
         said = f"no model drafts ({off}: {why})" if off else f"'{self._name}' drafts where it is faster"
         self._said = f"copies from the text; {said}"
         log.info("auto: %s", self._said)

@@ -69,6 +69,7 @@ class Endless:
     tokens_left: int = 1_000_000
     request_id: int = 0
     ledger: DraftLedger = field(default_factory=DraftLedger)
+    says: float = 0.0
 
 
 class Run:
@@ -450,3 +451,38 @@ def test_copies_are_drafted_at_once_after_ordinary_answers(seed, busy):
     assert fresh.answer(prose(8) + passage, passage) < 40
     for _ in range(3):
         assert server.answer(prose(8) + passage, passage) < 40
+
+
+def foretold(confidence: float, controller: Controller, request: Endless, accepted: int) -> bool:
+    """Run a step of a foretelling drafter that proposes two nodes at most; whether it was called."""
+    request.says = confidence
+    assert not controller.rests(1)
+    (rule,) = controller.choose([request], 1)
+    assert controller.drafts == (rule is not None)
+    nodes = 0
+    while rule is not None and nodes < 2 and rule.worthwhile(confidence**nodes, confidence, nodes):
+        nodes += 1
+    accepted = min(accepted, nodes)
+    if nodes:
+        draft = Draft(TokenTree(list(range(nodes))), confidence=(confidence,) * nodes)
+        controller.count(request, draft, accepted)
+        controller.compare(request, draft, Verdict(tuple(range(accepted)), 0))
+    controller.measure(num_requests=1, nodes=nodes, draft=0.01 * bool(nodes), total=1.0 + 0.3 * nodes)
+    request.tokens += [0] * (1 + accepted)
+    return rule is not None
+
+
+def test_an_unlikely_copy_is_not_looked_for_and_a_likely_one_is_whatever_came_before():
+    """The rejected copies of a chat do not switch off those of the next request."""
+    request = Endless()
+    controller = Controller(foretell=lambda each: each.says)
+    for _ in range(5):
+        foretold(0.0, controller, request, 0)
+    for _ in range(20):
+        foretold(0.95, controller, request, 2)
+    assert not foretold(0.0, controller, request, 0)
+    rejected = [foretold(0.55, controller, request, 0) for _ in range(300)]
+    assert any(rejected[:20])
+    assert sum(rejected[100:]) < 20, "a copy that is always rejected pays for no row"
+    request.ledger = DraftLedger()  # the next request
+    assert foretold(0.95, controller, request, 2)
