@@ -29,6 +29,11 @@ class Constraint(Protocol):
     def forced(self, limit: int) -> list[int]:
         """Tokens that follow for certain, at most so many: at each of their places no other is allowed."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether every token may follow from here on, whatever the text: then it is dropped."""
+        return False
+
     @abstractmethod
     def append(self, tokens: Sequence[int]) -> None:
         """Tokens were committed."""

@@ -234,7 +234,7 @@ class LawMaker:
         self._bias_ids = torch.tensor(list(bias), dtype=torch.int64, device=device)
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
         penalised = self._counts or self._seen or self._repeats is not None
-        self._shapes = bool(bias) or bool(self._processors) or penalised or constraint is not None
+        self._shapes = bool(bias) or bool(self._processors) or penalised
 
     def copy(self) -> LawMaker:
         """An independent maker with the same history (for the completions of one prompt)."""
@@ -250,12 +250,12 @@ class LawMaker:
     @property
     def trivial(self) -> bool:
         """True when the distribution is the argmax of the raw logits: nothing to compute."""
-        return self.params.greedy and not self._shapes and self.num_output >= self.params.min_tokens
+        return self.params.greedy and not self.may_forbid
 
     @property
     def may_forbid(self) -> bool:
-        """Whether something else than a filter may leave no token at all."""
-        return self._shapes or self.num_output < self.params.min_tokens
+        """Whether something else than temperature and filters changes the distribution, and may leave no token."""
+        return self._shapes or self.constraint is not None or self.num_output < self.params.min_tokens
 
     @property
     def tempered(self) -> bool:
@@ -264,7 +264,7 @@ class LawMaker:
         """
         params = self.params
         filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.xtc_probability > 0
-        return not params.greedy and not self._shapes and not filtered and self.num_output >= params.min_tokens
+        return not params.greedy and not filtered and not self.may_forbid
 
     def append(self, tokens: Sequence[int]) -> None:
         """Commit emitted tokens to the history."""
@@ -272,6 +272,8 @@ class LawMaker:
         self._processors.append(tokens)
         if self.constraint is not None:
             self.constraint.append(tokens)
+            if self.constraint.idle:
+                self.constraint = None
         if self._repeats is not None:
             self._repeats.append(tokens)
         if self._output_V is not None or self._seen_V is not None:

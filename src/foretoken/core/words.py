@@ -84,6 +84,10 @@ class Both(Constraint):
             tokens.pop()
         return tokens
 
+    @property
+    def idle(self) -> bool:
+        return self._first.idle and self._second.idle
+
     def append(self, tokens: Sequence[int]) -> None:
         self._first.append(tokens)
         self._second.append(tokens)

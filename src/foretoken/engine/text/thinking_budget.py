@@ -85,6 +85,10 @@ class ThinkingBudget(Constraint):
             return []
         return list(self._end[self._state.count :][:limit])
 
+    @property
+    def idle(self) -> bool:
+        return self._state.phase == _AFTER
+
     def append(self, tokens: Sequence[int]) -> None:
         self._state = self._after(tokens) or _State(_AFTER)
 

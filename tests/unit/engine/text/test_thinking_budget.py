@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from foretoken.core.errors import ConfigError
+from foretoken.core.laws import LawMaker
+from foretoken.core.words import Both, Words
 from foretoken.engine.text.thinking_budget import ThinkingBudget
 from foretoken.options.sampling import SamplingParams
 from helpers.templates import MAY_THINK, THINKS, TOOLS, templated
@@ -128,3 +131,14 @@ def test_a_structure_begins_after_the_limit(config: dict[str, Any] | None) -> No
     )
     assert out.outputs[0].error is None
     assert out.outputs[0].text.partition("</think>")[2].strip() in ("42", "43")
+
+
+@pytest.mark.parametrize("beside", [None, Words(torch.ones(len(PIECES), dtype=torch.bool), [[0, 0]])])
+def test_the_limit_costs_a_greedy_answer_nothing_after_the_reasoning(beside: Words | None) -> None:
+    limit = ThinkingBudget(1, END, decode, begun=True, vocab_size=len(PIECES))
+    constraint = limit if beside is None else Both(limit, beside)
+    maker = LawMaker(SamplingParams(), (), len(PIECES), constraint=constraint)
+    for token in (0, *END):
+        assert not maker.trivial
+        maker.append([token])
+    assert maker.trivial == (beside is None)
