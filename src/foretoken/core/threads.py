@@ -6,12 +6,32 @@ for a while after every operation that they have shared, on the cores that the n
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
 _SMALL = 1 << 18  # numbers of a tensor: an operation over so many takes one thread a tenth of a millisecond
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, by its affinity and its container's quota: more threads wait for each other."""
+    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(given, math.ceil(_quota() or given)))
+
+
+def _quota() -> float | None:
+    """Cores that a container may use; None if there is no limit."""
+    try:
+        most, period = _QUOTA.read_text(encoding="ascii").split()
+        return int(most) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # none, or "max"
+        return None
 
 
 @contextmanager

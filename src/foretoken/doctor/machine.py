@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import os
 import shutil
 from pathlib import Path
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.provenance import cpu_name
+from foretoken.core.threads import usable_cores
 from foretoken.doctor.finding import Finding, found
 from foretoken.forward.switch import native_wanted
 from foretoken.models.memory import free_memory
 from foretoken.native import build, variants
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _TIMES = Path("/proc/stat")
 _STOLEN = 0.05  # of the processor's time since it was started
@@ -31,8 +29,7 @@ def check(threads: int) -> list[Finding]:
 
 
 def _cores(threads: int) -> list[Finding]:
-    given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = max(1, min(given, math.ceil(_quota() or given)))
+    cores = usable_cores()
     facts = f"{threads} of {cores} cores compute"
     if threads > cores:
         return [found("threads", facts, warn=f"threads that wait for a core slow all others: --threads {cores}")]
@@ -51,15 +48,6 @@ def _cores(threads: int) -> list[Finding]:
             found("neighbours", f"{stolen:.0%} of the processor's time went to other machines", warn=remedy)
         )
     return findings
-
-
-def _quota() -> float | None:
-    """Cores that a container may use; None if there is no limit."""
-    try:
-        most, period = _QUOTA.read_text(encoding="ascii").split()
-        return int(most) / int(period)
-    except (OSError, ValueError):  # "max"
-        return None
 
 
 def _stolen() -> float | None:

@@ -37,17 +37,21 @@ class Decider:
         vocab_size: of the target.
         last_states: takes the target's last hidden states from a forward, for a rule that asks for them; else None.
         faults: ends requests with distributions or verdicts that fail.
+        alone: whether torch works on one thread here: its others would spin on the cores of the next forward.
     """
 
-    def __init__(self, recipe: Recipe, vocab_size: int, last_states: LastStates | None, faults: Faults) -> None:
+    def __init__(
+        self, recipe: Recipe, vocab_size: int, last_states: LastStates | None, faults: Faults, *, alone: bool = False
+    ) -> None:
         self._recipe = recipe
         self._vocab_size = vocab_size
         self._last_states = last_states
         self._faults = faults
+        self._alone = alone
 
     def decide(self, current: Round) -> None:
         """Fill in the distributions and the verdict of every job that has logits; one that fails ends its request."""
-        count = len(current.batch.wanted) * self._vocab_size
+        count = 0 if self._alone else len(current.batch.wanted) * self._vocab_size
         sampled = not all(job.request.laws.trivial for job in current.jobs)
         with threads_for(count) if sampled else nullcontext():
             self._decide(current)

@@ -124,7 +124,8 @@ class Engine:
             own_rows=share if self._probes else own_nodes,
             node_cost=ROW_COST + reading,
         )
-        self._decider = Decider(recipe, target.vocab_size, self._last, self._faults)
+        alone = target.native_decoder is not None
+        self._decider = Decider(recipe, target.vocab_size, self._last, self._faults, alone=alone)
         recipe.drafter.attach(self.cache)
 
     def add(self, request: Request) -> None:

@@ -26,6 +26,7 @@ from foretoken.core.errors import ConfigError, ModelError, UnsupportedArchitectu
 from foretoken.core.files import check_name, home_expanded
 from foretoken.core.pages import give_back_free_memory
 from foretoken.core.phases import PHASES
+from foretoken.core.threads import usable_cores
 from foretoken.forward import attention
 from foretoken.models import lora
 from foretoken.models.checkpoint_files import CheckpointFiles, reported
@@ -49,9 +50,12 @@ _MOST_LAYERS = 2_000
 
 
 def use_threads(count: int | None) -> None:
-    """Let torch compute on so many CPU threads, in the whole process; None leaves its choice."""
+    """Let torch compute on so many CPU threads, in the whole process, as far as there are cores; None: its choice."""
     if count is not None:
-        torch.set_num_threads(count)
+        cores = usable_cores()
+        if count > cores:
+            log.warning("threads=%d: this process may use %d cores, and computes on so many threads", count, cores)
+        torch.set_num_threads(min(count, cores))
 
 
 def load(

@@ -3,8 +3,9 @@
     with Team(threads=1):             forwards of this Python thread run on a thread of their own
         draft.forward(...)
 
-Every forward outside of such a block runs on one shared team, with as many threads as torch uses. A team starts its
-threads at its first forward; they are not copied by a fork, and a child starts new ones when it needs them.
+Every forward outside of such a block runs on one shared team, with as many threads as torch uses, but no more than this
+process has cores. A team starts its threads at its first forward; they are not copied by a fork, and a child starts new
+ones when it needs them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 
 import torch
 
+from foretoken.core.threads import usable_cores
+
+_cores = lru_cache(maxsize=1)(usable_cores)
 _current: ContextVar[Team | None] = ContextVar("team", default=None)
 
 
@@ -39,7 +43,8 @@ class Team:
     """Threads and working memory for native forwards.
 
     Args:
-        threads: the calling thread included; None: torch's number of threads, read at every forward.
+        threads: the calling thread included; None: torch's number of threads, read at every forward, as far as there
+            are cores for them.
     Raises:
         ValueError: fewer than one thread.
     """
@@ -55,7 +60,7 @@ class Team:
     @property
     def threads(self) -> int:
         """Threads of the next forward."""
-        return torch.get_num_threads() if self._threads is None else self._threads
+        return min(torch.get_num_threads(), _cores()) if self._threads is None else self._threads
 
     def handle(self, library: ctypes.CDLL) -> _Handle:
         """The library's handle of the team, made at its first forward; hold it while a forward runs.

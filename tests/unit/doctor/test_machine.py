@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.core import threads
 from foretoken.doctor import machine
 from foretoken.doctor.finding import Finding
 from foretoken.native import build, variants
@@ -20,7 +21,7 @@ def line(findings: list[Finding], check: str) -> Finding:
 def four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine of four cores; the result is its file of quotas."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
-    monkeypatch.setattr(machine, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(threads, "_QUOTA", tmp_path / "cpu.max")
     return tmp_path / "cpu.max"
 
 

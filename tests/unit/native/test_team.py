@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from foretoken.core.threads import usable_cores
+from foretoken.models.load import use_threads
 from foretoken.native import build
 from foretoken.native.team import Team, current
 from helpers.golden import Session
@@ -40,6 +42,22 @@ def test_a_team_has_the_threads_that_it_was_given() -> None:
             assert torch.equal(logits(), expected)
         assert current() is not team
         team.close()
+
+
+def test_more_threads_than_cores_compute_on_as_many_as_there_are(monkeypatch, caplog) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr("foretoken.core.threads._QUOTA", Path("/nowhere"))
+    monkeypatch.setattr("foretoken.native.team._cores", usable_cores)
+    try:
+        torch.set_num_threads(16)
+        assert Team().threads == 2
+        assert Team(3).threads == 3  # by its maker's own count
+        use_threads(16)
+        assert torch.get_num_threads() == 2
+        assert "threads=16: this process may use 2 cores" in caplog.text
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
