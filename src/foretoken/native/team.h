@@ -3,6 +3,8 @@
  * A forward is a sequence of stages; the threads claim pieces of a stage, and no thread waits for one that has claimed
  * nothing. On an idle machine this is an ordinary team; on a busy one, where the system may not run a thread for many
  * milliseconds, the caller does more of the work itself. (With a barrier, every stage would wait for every thread.)
+ * A thread that waits for longer than a stage takes goes to sleep: its core is then free for the thread that it waits for.
+ * Between forwards the others wait awake, unless they notice that other programs want their cores.
  *
  * A team is an object with threads and working memory of its own: forwards of two teams overlap, those of one follow
  * each other. Threads do not survive a fork; a team does, and starts new ones in the child.
@@ -14,8 +16,16 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-#define SPINS_BEFORE_YIELD 2000
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#define SPINS_IN_JOB 2000        /* some ten microseconds */
 #define SPINS_BEFORE_SLEEP 20000 /* some hundred microseconds: about the time between two forwards */
+#define SPINS_BETWEEN_LOOKS 256
+#define DISPLACED 1e-4 /* seconds between two looks at the clock: another program had the core */
 #define MAX_THREADS 256
 #define PARTS_OF_SCRATCH 14
 #define ROW_BUFFERS 12
@@ -23,7 +33,8 @@ static double now(void) {
 
 typedef struct {
     _Alignas(64) atomic_long next; /* first unclaimed piece */
-    atomic_long done;              /* finished pieces */
+    atomic_int done;               /* finished pieces */
+    atomic_int blocked;            /* threads that sleep until there are more */
 } Stage;
 
 typedef struct {
@@ -72,6 +83,7 @@ typedef struct Team {
     int sleeping, started;
     atomic_uint number; /* of the newest job; an odd number while it is open */
     atomic_int inside;  /* workers that may be looking at the job */
+    atomic_int blocked; /* whether the caller sleeps until they have left */
     atomic_int closing; /* workers leave for good */
     Job *job;
     Worker workers[MAX_THREADS];
@@ -86,15 +98,29 @@ static struct {
     Team *first;
 } teams = {.lock = PTHREAD_MUTEX_INITIALIZER, .once = PTHREAD_ONCE_INIT};
 
-static inline void pause_a_little(long spins) {
-    if (spins > SPINS_BEFORE_YIELD) {
-        sched_yield();
-        return;
-    }
+static inline void pause_a_little(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
+#endif
+}
+
+/* Sleep while the word has that value, or less: the caller looks again. */
+static void sleep_while(atomic_int *word, int value) {
+#if defined(__linux__)
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, 0, 0, 0);
+#else
+    (void)word, (void)value;
+    sched_yield();
+#endif
+}
+
+static void wake(atomic_int *word) {
+#if defined(__linux__)
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, MAX_THREADS, 0, 0, 0);
+#else
+    (void)word;
 #endif
 }
 
@@ -104,10 +130,25 @@ static inline long claim(Stage *stage, long count) {
     return atomic_fetch_add_explicit(&stage->next, 1, memory_order_acq_rel);
 }
 
-static inline void finish(Stage *stage) { atomic_fetch_add_explicit(&stage->done, 1, memory_order_release); }
+/* Sequentially consistent, as the other side is: it counts itself among the blocked before it looks at `done`. */
+static inline void finish(Stage *stage) {
+    atomic_fetch_add(&stage->done, 1);
+    if (atomic_load(&stage->blocked)) wake(&stage->done);
+}
 
 static inline void wait_for(Stage *stage, long count) {
-    for (long spins = 0; atomic_load_explicit(&stage->done, memory_order_acquire) < count; spins++) pause_a_little(spins);
+    for (long spins = 0; spins < SPINS_IN_JOB; spins++, pause_a_little())
+        if (atomic_load_explicit(&stage->done, memory_order_acquire) >= count) return;
+    atomic_fetch_add(&stage->blocked, 1);
+    for (int done; (done = atomic_load(&stage->done)) < count;) sleep_while(&stage->done, done);
+}
+
+static void wait_until_left(Team *team) {
+    for (long spins = 0; spins < SPINS_IN_JOB; spins++, pause_a_little())
+        if (!atomic_load(&team->inside)) return;
+    atomic_store(&team->blocked, 1);
+    for (int inside; (inside = atomic_load(&team->inside)) != 0;) sleep_while(&team->inside, inside);
+    atomic_store(&team->blocked, 0);
 }
 
 /* A product's tiles are claimed in shares: a few per thread, in multiples of four tiles. */
@@ -134,17 +175,26 @@ static void *serve(void *argument) {
     Team *team = ((Worker *)argument)->team;
     const int thread = ((Worker *)argument)->number;
     unsigned seen = 0;
+    long patience = SPINS_BEFORE_SLEEP;
+    double looked = now();
     for (long spins = 0;; spins++) {
         const unsigned number = atomic_load_explicit(&team->number, memory_order_acquire);
         if ((number & 1) && number != seen) {
             atomic_fetch_add_explicit(&team->inside, 1, memory_order_seq_cst);
             if (atomic_load_explicit(&team->number, memory_order_seq_cst) == number && thread < team->job->threads)
                 team->job->run(team->job, thread);
-            atomic_fetch_sub_explicit(&team->inside, 1, memory_order_release);
+            atomic_fetch_sub(&team->inside, 1);
+            if (atomic_load(&team->blocked)) wake(&team->inside);
             seen = number;
             spins = 0;
-        } else if (spins < SPINS_BEFORE_SLEEP) {
-            pause_a_little(0);
+            looked = now();
+        } else if (spins < patience) {
+            pause_a_little();
+            if (spins % SPINS_BETWEEN_LOOKS == SPINS_BETWEEN_LOOKS - 1) {
+                const double before = looked;
+                looked = now();
+                if (looked - before > DISPLACED) patience = SPINS_BETWEEN_LOOKS;
+            }
         } else {
             pthread_mutex_lock(&team->door);
             team->sleeping++;
@@ -153,6 +203,9 @@ static void *serve(void *argument) {
             team->sleeping--;
             pthread_mutex_unlock(&team->door);
             spins = 0;
+            looked = now();
+            patience += SPINS_BETWEEN_LOOKS; /* the other program may be gone */
+            if (patience > SPINS_BEFORE_SLEEP) patience = SPINS_BEFORE_SLEEP;
         }
         if (atomic_load_explicit(&team->closing, memory_order_acquire)) return 0;
     }
@@ -176,7 +229,7 @@ static void together(Team *team, Job *job, int threads) {
     job->run(job, 0);
     if (threads > 1) {
         atomic_fetch_add(&team->number, 1); /* closed: no further worker enters */
-        for (long spins = 0; atomic_load_explicit(&team->inside, memory_order_seq_cst); spins++) pause_a_little(spins);
+        wait_until_left(team);
     }
 }
 
@@ -189,6 +242,7 @@ static void without_threads(Team *team) {
     team->started = team->sleeping = 0;
     atomic_store(&team->number, 0);
     atomic_store(&team->inside, 0);
+    atomic_store(&team->blocked, 0);
 }
 
 static void before_fork(void) { pthread_mutex_lock(&teams.lock); }

@@ -18,6 +18,7 @@ static int clear_stages(Team *team, Job *job, long count) {
     for (long i = 0; i < count; i++) {
         atomic_store_explicit(&job->stages[i].next, 0, memory_order_relaxed);
         atomic_store_explicit(&job->stages[i].done, 0, memory_order_relaxed);
+        atomic_store_explicit(&job->stages[i].blocked, 0, memory_order_relaxed);
     }
     return 1;
 }
