@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from foretoken.forward import anatomy
 from foretoken.train import head_loss
 
-ROWS = 256  # of logits at a time
+ROWS = 128  # of logits at a time
 _NONE = -100  # no next token
 DISTANCES = ("kl", "reverse_kl", "tv", "neg_log_acceptance")
 

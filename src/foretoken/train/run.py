@@ -205,7 +205,7 @@ class TrainingRun:
             place: the folder of its checkpoints; None: ``work``.
             share: of the run's bounds.
             measure, usable: see :func:`foretoken.train.trainer.fit`.
-            effort: what a step costs, to say before and to record after it how long it takes.
+            effort: the cost of a step, for the estimate before and the record after it.
             fields: of the method, for the record.
         Returns:
             the stage's part of the record.
