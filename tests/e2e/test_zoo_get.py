@@ -70,17 +70,23 @@ def test_a_fetched_model_is_a_name_everywhere(model, content, tmp_path, monkeypa
     assert llm.generate(["he"], SamplingParams(max_tokens=4, temperature=0.0))[0].token_ids == ids
 
 
-def test_a_second_run_checks_the_file_and_fetches_nothing(model, tmp_path):
-    run(model, *GET, env=offline(tmp_path))
+def here(tmp_path: Path, content: bytes) -> Path:
+    """The model's file as an earlier command has left it."""
+    file = tmp_path / "zoo" / "tiny" / "tiny.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    return file
+
+
+def test_a_second_run_checks_the_file_and_fetches_nothing(model, content, tmp_path):
+    here(tmp_path, content)
     done = run(model, *GET, env=offline(tmp_path, "nothing"))
     assert done.stdout == f"{tmp_path / 'zoo' / 'tiny' / 'tiny.gguf'}\n"
     assert "is here" in done.stderr
 
 
 def test_a_file_that_was_changed_is_fetched_again(model, content, tmp_path):
-    run(model, *GET, env=offline(tmp_path))
-    file = tmp_path / "zoo" / "tiny" / "tiny.gguf"
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    file = here(tmp_path, content[:-1] + bytes([content[-1] ^ 1]))
     run(model, *GET, env=offline(tmp_path))
     assert file.read_bytes() == content
 
