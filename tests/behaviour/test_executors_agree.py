@@ -210,7 +210,7 @@ def play(scene: Scene, executor: Executor | None) -> list[Told]:
 
 
 @pytest.mark.parametrize("make", EXECUTORS.values(), ids=EXECUTORS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(scene=scenes(), seed=st.integers(0, 2**31))
 def test_an_executor_commits_what_the_serial_one_commits(make: Callable[[], Executor], scene: Scene, seed: int) -> None:
     if make is not SerialExecutor and scene.kind == "tree":  # refused when the recipe is made: only a chain can be cut

@@ -35,7 +35,7 @@ from helpers.zoo_llms import (
     with_drafter,
 )
 
-LENGTH = 16
+LENGTH = 12
 _COUNTS: tuple[int | str, ...] = (5, "auto")
 
 

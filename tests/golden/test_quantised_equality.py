@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler o
 
 KEYS = "keys in int8"
 DTYPES = ("int8", "int4", KEYS)
-PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=10, ignore_eos=True)
 
 
 def reads_keys(case: Case) -> bool:

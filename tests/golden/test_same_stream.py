@@ -25,7 +25,7 @@ LAWS = {
     "penalties": {"temperature": 0.8, "presence_penalty": 0.6, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
     "all": {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "min_p": 0.01, "frequency_penalty": 0.3, "min_tokens": 9},
 }
-LENGTH = 16
+LENGTH = 12
 
 
 @cache

@@ -84,7 +84,7 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-PROMPT, LENGTH = 6, 24
+PROMPT, LENGTH = 6, 12
 
 
 def save_wrapper(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
@@ -115,8 +115,8 @@ def test_greedy_tokens_are_the_wrapper_s(name: str, tmp_path: Path) -> None:
             eos_token_id=None,
         )
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
-    for config in (None, {"method": "ngram", "num_speculative_tokens": 4}):
-        llm = LLM(tmp_path, speculative_config=config, device="cpu")
+    plain = LLM(tmp_path, speculative_config=None, device="cpu")
+    for llm in (plain, plain.with_method({"method": "ngram", "num_speculative_tokens": 4})):
         assert type(llm.target.model).__name__ == WRAPPERS[name][0]
         assert (llm.target.vocab_size, llm.target.max_length) == (VOCAB_SIZE, 128)
         (output,) = llm.generate([prompt], params)

@@ -106,7 +106,7 @@ def plain() -> LLM:
     "options", [{}, {"vocabulary": "shared"}, {"vocabulary": "text"}, {"tree": "topk"}, {"tree": "coupled"}], ids=str
 )
 def test_the_greedy_text_is_the_target_s(options: dict[str, str], plain: LLM) -> None:
-    params = SamplingParams(max_tokens=16, temperature=0)
+    params = SamplingParams(max_tokens=10, temperature=0)
     expected = plain.generate(PROMPTS, params)
     llm = plain.with_method({"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 4, **options})
     found = llm.generate(PROMPTS, params)
@@ -116,7 +116,7 @@ def test_the_greedy_text_is_the_target_s(options: dict[str, str], plain: LLM) ->
 
 
 def test_a_seeded_text_is_kept_by_match(plain: LLM) -> None:
-    params = SamplingParams(max_tokens=16, temperature=1.0, seed=5)
+    params = SamplingParams(max_tokens=10, temperature=1.0, seed=5)
     config = {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 3, "verifier": "match"}
     expected = [
         each.token_ids for each in plain.with_method({"method": "none", "verifier": "match"}).generate(PROMPTS, params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +171,14 @@ def test_an_oracle_gives_the_target_s_text_in_fewer_calls() -> None:
     assert steps[0] < steps[1]
 
 
+@cache
+def library(name: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(zoo.path(name), dtype=torch.float32)
+
+
 def reference(prompt: str, feature: str, judge: SprinterHead, cap: int, length: int) -> list[int]:
     """The loop of the specification at temperature 0, every forward from scratch with the library's own models."""
-    big, small = (
-        AutoModelForCausalLM.from_pretrained(zoo.path(name), dtype=torch.float32) for name in ("base", "draft")
-    )
+    big, small = map(library, ("base", "draft"))
     tokens = prompt_ids(prompt)
 
     def run(model: Any, ids_: list[int]) -> Any:
