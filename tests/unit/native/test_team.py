@@ -132,7 +132,7 @@ FORK = """
     for busy in (False, True):
         if busy:
             worker.start()
-        for _ in range(20):
+        for _ in range(12 if busy else 3):
             child = os.fork()
             if not child:
                 os._exit(0 if forward() == expected else 1)

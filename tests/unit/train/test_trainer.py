@@ -223,7 +223,7 @@ def test_minutes_bound_a_run(tmp_path):
 
 def test_the_time_before_training_counts(tmp_path):
     with stoppable(tmp_path, minutes=1000) as stop:
-        stop.since -= 60_000 - 5  # of preparation
+        stop.since -= 60_000 - 2  # of preparation
         began = time.monotonic()
         _, progress = run(tmp_path, bounds=Bounds(minutes=1000))
         assert time.monotonic() - began < 30
