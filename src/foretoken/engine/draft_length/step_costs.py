@@ -55,15 +55,11 @@ class StepCosts:
     @property
     def base(self) -> float:
         """Seconds of a step of the fewest rows."""
-        return self._seconds.value / self._times(self._rows.value)
+        return self._seconds.value / _times(self.row, self._rows.value)
 
     def token(self, num_requests: int) -> float:
         """The cost of a token by plain decoding, in steps of the fewest rows."""
-        return self._times(num_requests - self._fewest) / num_requests
-
-    def _times(self, more: float) -> float:
-        """Time of a step with so many more rows, in steps of the fewest."""
-        return _times(self.row, more)
+        return _times(self.row, num_requests - self._fewest) / num_requests
 
     def measure(self, num_rows: int, seconds: float) -> None:
         """Take in a step that read no prompt.
@@ -86,6 +82,7 @@ class StepCosts:
 
 
 def _times(row: float, more: float) -> float:
+    """Time of a step with so many more rows, in steps of the fewest."""
     return max(0.1, 1.0 + row * more)
 
 
