@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from foretoken.forward import anatomy
 from foretoken.train import head_loss
@@ -70,6 +69,20 @@ def weighted_loss(model: nn.Module, tokens_BT: Tensor, weights_BT: Tensor | None
     return (losses_N * weights_BT[:, 1:].flatten()).sum() + _balance(model, output)
 
 
+class _Known(torch.autograd.Function):
+    """A loss with its gradients for two tensors, which were computed along with it."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, d_q: Tensor, d_head: Tensor, q_ND: Tensor, head_VD: Tensor) -> Tensor:
+        ctx.save_for_backward(d_q, d_head)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        d_q, d_head = ctx.saved_tensors
+        return None, None, None, d_q * grads[0], d_head * grads[0]
+
+
 class Distil:
     """Distance of the draft's distribution q to the target's distribution p at every position, both at temperature 1.
 
@@ -103,22 +116,27 @@ class Distil:
         return self._mean(apart, plain, tokens_BT) + _balance(model, output)
 
     def _by_rows(self, model: nn.Module, tokens_BT: Tensor, next_N: Tensor) -> Tensor:
-        """Some rows at a time, computed again for their gradient: the logits of a block are never all there."""
+        """Some rows at a time, down to their gradients: the logits of a block are never all there."""
         ours, theirs = anatomy.find(model), anatomy.find(self._teacher)
         with torch.no_grad():
             p_ND = theirs.body(input_ids=tokens_BT, use_cache=False).last_hidden_state.flatten(0, 1)
         q_ND = ours.body(input_ids=tokens_BT, use_cache=False).last_hidden_state.flatten(0, 1)
-
-        def sums(p_RD: Tensor, q_RD: Tensor, next_R: Tensor) -> tuple[Tensor, Tensor]:
+        head_VD: Any = ours.head.weight
+        learns = torch.is_grad_enabled()
+        total, d_head = q_ND.new_zeros((), dtype=torch.float32), torch.zeros_like(head_VD)
+        d_rows = list[Tensor]()
+        for p_RD, q_RD, next_R in zip(p_ND.split(ROWS), q_ND.detach().split(ROWS), next_N.split(ROWS), strict=True):
+            q_RD.requires_grad_(learns)
             with torch.no_grad():
                 target_RV = theirs.head(p_RD)
-            return self._sums(target_RV, ours.head(q_RD), next_R)
-
-        apart = plain = q_ND.new_zeros((), dtype=torch.float32)
-        for rows in zip(p_ND.split(ROWS), q_ND.split(ROWS), next_N.split(ROWS), strict=True):
-            found = checkpoint(sums, *rows, use_reentrant=False)
-            apart, plain = apart + found[0], plain + found[1]
-        return self._mean(apart, plain, tokens_BT)
+            loss = self._mean(*self._sums(target_RV, F.linear(q_RD, head_VD), next_R), tokens_BT)
+            total += loss.detach()
+            if learns:
+                d_q, d_part = torch.autograd.grad(loss, (q_RD, head_VD))
+                d_rows.append(d_q)
+                d_head += d_part
+        found: Tensor = _Known.apply(total, torch.cat(d_rows), d_head, q_ND, head_VD) if learns else total
+        return found
 
     def _sums(self, target_NV: Tensor, draft_NV: Tensor, next_N: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over rows: of the distance, and of the next-token loss if it has a share."""
