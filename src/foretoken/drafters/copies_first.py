@@ -9,13 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from foretoken.core.draft import Draft, Law
+from foretoken.core.draft import Draft
 from foretoken.core.needs import Offers
-from foretoken.core.protocols import Budget, Context, Features, Outcome
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.drafters.suffix import SuffixDrafter
-from foretoken.drafting.outer import Outer, OuterOptions
+from foretoken.drafting.outer import Outer
 
 COPIES = "suffix"
 """The source of copied nodes (``Draft.sources``)."""
@@ -33,10 +32,10 @@ class CopiesFirst(Outer):
 
     offers = Offers(portfolio="", foretells=True)
 
-    def __init__(self, options: OuterOptions, inner: type[Any], kinds: Sequence[type[Law]], target: Any) -> None:
-        super().__init__(options, inner, kinds, target)
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
         self._suffix = SuffixDrafter(SuffixDrafter.Config(tree=False))  # chains, which every rule takes
-        self._name = options.drafter
+        self._name = inner.name
         self.branches = self._inner.branches
         # requests with a copy in this step, and the target's states of it, if the inner drafter reads any
         self._copied: dict[int, Features | None] = {}

@@ -58,19 +58,16 @@ class Outer(Drafter):
     """Base of drafters around another one; passes the calls that only concern the inner drafter on to it.
 
     Args:
-        options: the resolved options.
-        inner: the class of ``options.drafter``.
-        kinds: of q that it may propose by, the best first: it is set to the first that it has.
-        target: the model that is drafted for.
+        inner: the inner drafter.
     Raises:
-        ConfigError: the inner drafter cannot be one, or lacks an option.
+        ConfigError: it cannot be one.
     """
 
-    def __init__(self, options: OuterOptions, inner: type[Any], kinds: Sequence[type[Law]], target: Any) -> None:
-        self._inner: Drafter = inner(_settings(options, inner, kinds), target)
-        if self._inner.offers.resumes:
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+        if inner.offers.resumes:
             raise ConfigError(
-                f"drafter={options.drafter!r} begins inside the target, where tokens of others have no rows: "
+                f"drafter={inner.name!r} begins inside the target, where tokens of others have no rows: "
                 "use draft_model or eagle"
             )
         own: type[Law] = Coupled if Coupled in self._inner.laws else PointMass
@@ -105,6 +102,21 @@ class Outer(Drafter):
 
     def close(self) -> None:
         self._inner.close()
+
+
+def inner_of(options: OuterOptions, inner: type[Any], kinds: Sequence[type[Law]], target: Any) -> Drafter:
+    """Make the inner drafter.
+
+    Args:
+        options: the resolved options.
+        inner: the class of ``options.drafter``.
+        kinds: of q that it may propose by, the best first: it is set to the first that it has.
+        target: the model that is drafted for.
+    Raises:
+        ConfigError: it cannot be one, or lacks an option.
+    """
+    found: Drafter = inner(_settings(options, inner, kinds), target)
+    return found
 
 
 def _settings(options: OuterOptions, inner: type[Drafter], kinds: Sequence[type[Law]]) -> Any:

@@ -20,6 +20,7 @@ from foretoken.core.files import check_name
 from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
+from foretoken.drafters.extended import ExtendedDrafter
 from foretoken.drafting import gloo, learned_part
 from foretoken.drafting.published.folder import method_for
 from foretoken.engine.executors.remote.target import RemoteDrafter
@@ -72,6 +73,17 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         drafter, config = _named(method, settings, target, verifier)
     else:
         drafter, config = _instance(method, settings), None
+    if own.extend is not None:
+        if not adaptive:
+            raise ConfigError(
+                f"extend='{own.extend}' appends copies while they are measured to pay: leave num_speculative_tokens out"
+            )
+        if verifier is not None and (verifier.needs.evidence is not None or verifier.offers.takes_turns):
+            raise ConfigError(
+                f"verifier='{verifier.name}' looks at more of a draft than its tokens and their distribution, which a "
+                "copy does not have: leave extend out"
+            )
+        drafter = ExtendedDrafter(drafter)
     if verifier is not None:
         _match(drafter, verifier, plan)
     may_skip_drafting = adaptive

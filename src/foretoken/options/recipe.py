@@ -57,6 +57,13 @@ class RecipeOptions(Checked):
             more="A name from the catalogue, or your own instance; if unset, a drafter's own rule applies.",
         ),
     ] = None
+    extend: Annotated[
+        str | None,
+        Option(
+            "suffix: append to each draft what followed its end earlier in the text, while that pays.",
+            choices=("suffix",),
+        ),
+    ] = None
     executor: Annotated[
         str,
         Option(

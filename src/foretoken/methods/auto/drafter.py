@@ -14,7 +14,7 @@ from foretoken.core.needs import Declared, Offers, Variant
 from foretoken.core.protocols import Budget, Context, Verifier
 from foretoken.drafters.copies_first import NOTHING, CopiesFirst
 from foretoken.drafting import learned_part
-from foretoken.drafting.outer import OuterOptions
+from foretoken.drafting.outer import OuterOptions, inner_of
 from foretoken.drafting.published.folder import method_for
 from foretoken.options.option import Option
 
@@ -66,7 +66,8 @@ class AutoDrafter(CopiesFirst):
         off, why = "no_drafter", "none is found, and none is named"
         for options, named in _at_hand(config, target):
             try:
-                super().__init__(options, catalog.find(options.drafter, "drafter").load(), kinds, target)
+                inner = inner_of(options, catalog.find(options.drafter, "drafter").load(), kinds, target)
+                super().__init__(inner)
                 off = ""
                 break
             except Exception as error:
@@ -74,7 +75,8 @@ class AutoDrafter(CopiesFirst):
                     raise
                 off, why = _code_of(error), f"{options.drafter}: {error}"
         if off:
-            super().__init__(replace(config, drafter=_NONE), catalog.find(_NONE, "drafter").load(), kinds, target)
+            nothing = catalog.find(_NONE, "drafter").load()
+            super().__init__(inner_of(replace(config, drafter=_NONE), nothing, kinds, target))
         self.offers = Offers(portfolio=off, keeps_seeds=True, foretells=True)
         said = f"no model drafts ({off}: {why})" if off else f"'{self._name}' drafts where it is faster"
         self._said = f"copies from the text; {said}"

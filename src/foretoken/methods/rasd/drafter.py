@@ -21,7 +21,7 @@ from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.draft_runner import DraftRunner
-from foretoken.drafting.outer import Outer, OuterOptions
+from foretoken.drafting.outer import Outer, OuterOptions, inner_of
 from foretoken.methods.rasd.estimate import Estimates
 from foretoken.methods.rasd.fuse import DATASTORE, DRAFT, PROMPT, Selection, Union
 from foretoken.options.option import Option
@@ -119,7 +119,7 @@ class RasdDrafter(Outer):
         kinds = (
             (PointMass,) if config.coupled is False else (Coupled, PointMass)
         )  # one draft may have tokens of both kinds
-        super().__init__(config, catalog.find(config.drafter, "drafter").load(), kinds, target)
+        super().__init__(inner_of(config, catalog.find(config.drafter, "drafter").load(), kinds, target))
         self.config = config
         self._scorer = self._inner if config.score and isinstance(self._inner, DraftRunner) else None
         if self._scorer is not None:

@@ -10,7 +10,7 @@ from foretoken.core.draft import Coupled, Draft, Law, PointMass, Sampled
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Budget, Verifier
 from foretoken.drafters.copies_first import COPIES, CopiesFirst
-from foretoken.drafting.outer import OuterOptions
+from foretoken.drafting.outer import OuterOptions, inner_of
 from foretoken.options.option import Option
 
 
@@ -63,7 +63,7 @@ class SuffixFirstDrafter(CopiesFirst):
 
     def __init__(self, config: Config, target: Any) -> None:
         kinds = (Coupled, PointMass) if config.coupled else (Sampled, PointMass)
-        super().__init__(config, catalog.find(config.drafter, "drafter").load(), kinds, target)
+        super().__init__(inner_of(config, catalog.find(config.drafter, "drafter").load(), kinds, target))
         self.config = config
 
     def _goes_first(self, copy: Draft, budget: Budget, second: Budget) -> bool:
