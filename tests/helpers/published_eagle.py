@@ -35,6 +35,7 @@ class Folder:
         norms: "input_norm", "fc_norm" or nothing.
         windows: of each layer; 0: none.
         rates: rotary frequencies, and the factor of cos and sin.
+        mask: the mask token of P-EAGLE; None: EAGLE-3.
     """
 
     block: str = "midlayer"
@@ -54,6 +55,7 @@ class Folder:
     windows: tuple[int, ...] = ()
     rates: tuple[Any, float] | None = None
     pickled: bool = False
+    mask: int | None = None
     ids: tuple[int, ...] = tuple(range(3, 83, 2))
 
     def block_name(self, number: int) -> str:
@@ -79,6 +81,8 @@ class Folder:
                 shapes |= {f"{b}.self_attn.{x}_norm.weight": (HEAD_DIM,) for x in "qk"}
             shapes |= {f"{b}.mlp.{x}_proj.weight": (MLP, WIDTH) for x in ("gate", "up")}
             shapes[f"{b}.mlp.down_proj.weight"] = (WIDTH, MLP)
+        if self.mask is not None:
+            shapes["mask_hidden"] = (1, 1, len(self.taps) * WIDTH)
         if self.own_head:
             shapes["lm_head.weight"] = (self.scored, WIDTH)
         if self.own_embedding:
@@ -160,6 +164,10 @@ class Folder:
             return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1) @ w[f"{b}.self_attn.o_proj.weight"].T
 
         u = torch.cat([streams[each][:known] for each in self.taps], -1)
+        if self.mask is not None:
+            num_masks = len(tokens) - 1 - known
+            u = torch.cat([u, w["mask_hidden"][0].expand(num_masks, -1)])
+            tokens = torch.cat([tokens[: known + 1], torch.full((num_masks,), self.mask)])
         if self.norms == "input_norm":
             u = norm(u, "input_norm")
         if self.norms == "fc_norm":

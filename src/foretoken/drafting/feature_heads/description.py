@@ -5,6 +5,7 @@
     entry     how a pair (g_i, embedding e of token i + 1) enters the first layer
     layers    decoder layers over the pairs
     recycle   the replacement of g at the next position while drafting, because the target has not computed it yet
+    masks     or mask rows in place of recycling: the draft's tokens do not follow each other
     lm_head   the final norm, and which rows score the tokens
 
 The remaining properties are the same for all: the cache holds keys and values of the network's own rows, a draft grows
@@ -29,7 +30,7 @@ class Taps:
     Attributes:
         depths: numbers of target layers that have run, in the order in which their states are fused; empty: those of
             EAGLE-3, (2, L // 2, L - 3) of L layers.
-        final: read the output of the target's final norm, and nothing else.
+        final: the state after the last layer is read after the target's final norm; without depths nothing else is.
     """
 
     depths: tuple[int, ...] = ()
@@ -38,13 +39,11 @@ class Taps:
     @property
     def count(self) -> int:
         """States of one row."""
-        return 1 if self.final else len(self.depths) or 3
+        return len(self.depths) or (1 if self.final else 3)
 
     def of(self, num_layers: int) -> tuple[int, ...]:
-        """The depths in a target of so many layers; with ``final`` the last."""
-        if self.final:
-            return (num_layers,)
-        return self.depths or (2, num_layers // 2, num_layers - 3)
+        """The depths in a target of so many layers."""
+        return self.depths or ((num_layers,) if self.final else (2, num_layers // 2, num_layers - 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +148,19 @@ class LmHead:
     copied: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """A whole chain is drafted in one pass: its further rows are of a mask token, and see the rows before them.
+
+    Attributes:
+        token: the mask token.
+        states: the name of the parameter that takes the place of the target's states, one row.
+    """
+
+    token: int
+    states: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkDescription:
     """One draft network; see above."""
@@ -158,4 +170,5 @@ class NetworkDescription:
     entry: Entry
     layers: Layers = Layers()
     recycle: Recycle = Recycle()
+    masks: Masks | None = None
     lm_head: LmHead = LmHead()

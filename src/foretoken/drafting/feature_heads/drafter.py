@@ -53,11 +53,13 @@ class _Builder(RerankedBuilder):
     Attributes:
         rows: tail row of each node that was read.
         following_MW: features recycled from this draft's rows of the last forward.
+        first_row: of a chain that is drafted in one pass, in the output of that.
     """
 
     state: Pending = field(kw_only=True)
     rows: dict[int, int] = field(default_factory=dict)
     following_MW: Tensor | None = None
+    first_row: int = 0
 
     def features(self) -> Tensor:
         """[frontier, W]: the features of the frontier's pairs, recycled from the outputs of its nodes' parents."""
@@ -209,6 +211,8 @@ class FeatureDrafter(Drafter):
         target: the model that is read.
         runner: of the network.
         taps: the states that are read; None: a subclass hands them over.
+        masks: token and feature, [1, W], of the mask rows by which the network drafts a chain in one pass; None: each
+            row follows the one before it.
     Raises:
         ConfigError: a draft vocabulary is given, and the target's whole LM head does not score.
         ModelError, MismatchError: the draft vocabulary is missing, damaged, or of another tokenizer.
@@ -218,8 +222,15 @@ class FeatureDrafter(Drafter):
     laws: tuple[type[Law], ...] = (Sampled,)
     offers = Offers(evidence=(GreedyLaws,))
 
-    def __init__(self, options: GrowthOptions, target: LanguageModel, runner: NetworkRunner, taps: Taps | None) -> None:
-        self.options = options
+    def __init__(
+        self,
+        options: GrowthOptions,
+        target: LanguageModel,
+        runner: NetworkRunner,
+        taps: Taps | None,
+        masks: tuple[int, Tensor] | None = None,
+    ) -> None:
+        self.options, self._masks = options, masks
         self.branches = options.tree
         self.laws = (PointMass,) if options.tree else (Sampled,)
         self._depths = () if taps is None else taps.of(target.num_layers)
@@ -238,6 +249,7 @@ class FeatureDrafter(Drafter):
         self._top = min(options.width, runner.num_scored, len(self._columns)) if options.tree else 1
         self._pending = PendingStates(target, self._cache, taps)
         self._prefetched = Prefetched[DraftPass]()
+        self._filled: Output  # of the last pass with mask rows
 
     def on_forward(self, features: Sequence[Features]) -> None:
         """Take the target's states; a long queue is read at once."""
@@ -332,7 +344,21 @@ class FeatureDrafter(Drafter):
 
     def _read(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
         """Score the frontiers; returns the output, and the row in it of each draft's first frontier node."""
+        if self._masks is not None:
+            return self._masked_pass(active)
         return self._prefetched_pass(active) or self._pass(active)
+
+    def _masked_pass(self, active: Sequence[_Builder]) -> tuple[Output, list[int]]:
+        """One forward for all rows of chains, of which the later levels read on."""
+        if active[0].frontier == [ROOT]:
+            batch, features = PackedBatch(), []
+            for draft in active:
+                draft.first_row = len(batch.wanted)
+                features.append(self._add_pending(batch, draft))
+            self._filled, _ = self._forward(active, batch, torch.cat(features))
+            for draft in active:
+                self._commit_pending(draft)
+        return self._filled, [draft.first_row + len(draft.tokens) for draft in active]
 
     def _prefetched_pass(self, active: Sequence[_Builder]) -> tuple[Output, list[int]] | None:
         """The result of :meth:`_pass`, if an earlier call computed it."""
@@ -392,7 +418,13 @@ class FeatureDrafter(Drafter):
             assert state.last is not None
             g_TW = state.last
         self._cache.reserve(state.slot, len(tokens) + self._tail)
-        batch.add_chunk(state.slot, prefix, tokens, wanted=1)
+        wanted = 1
+        if self._masks is not None:
+            mask, feature_1W = self._masks
+            wanted = min(draft.budget.max_nodes, draft.budget.max_depth)
+            tokens = [*tokens, *[mask] * (wanted - 1)]
+            g_TW = torch.cat([g_TW, feature_1W.expand(wanted - 1, -1)])
+        batch.add_chunk(state.slot, prefix, tokens, wanted=wanted)
         return g_TW
 
     def _commit_pending(self, draft: _Builder) -> None:
@@ -405,7 +437,8 @@ class FeatureDrafter(Drafter):
         rows = self._columns.rows
         runner = self._runner.several
         scored = self._runner.num_scored if rows is None else len(rows)
-        prefetch = prefetch_plan(active, scored) if runner is not None and not self.options.tree else []
+        alone = self.options.tree or self._masks is not None
+        prefetch = [] if runner is None or alone else prefetch_plan(active, scored)
         if runner is None or not prefetch:
             return self._runner.forward(batch, self._cache, g_TW, top=self._top, rows=rows)
         first, *others = runner.passes(batch, self._cache, g_TW, top=self._top, rows=rows, prefetch=prefetch)

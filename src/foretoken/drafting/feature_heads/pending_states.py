@@ -14,13 +14,35 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.core.protocols import Context, Features, Outcome
 from foretoken.core.threads import threads_for
 from foretoken.drafting.feature_heads.description import Taps
 from foretoken.forward import anatomy
 from foretoken.models.language_model import LanguageModel
+
+
+def final_of(taps: Taps | None, target: LanguageModel) -> tuple[int, nn.Module] | None:
+    """Return the depth whose state is read after the target's final norm, and that norm; None: there is none."""
+    return None if taps is None or not taps.final else (target.num_layers, anatomy.find(target.model).final_norm)
+
+
+def fused_states(
+    states: Sequence[Tensor], depths: Sequence[int], final: tuple[int, nn.Module] | None, dtype: torch.dtype
+) -> Tensor:
+    """Return the states of some rows side by side, [T, F].
+
+    Args:
+        final: see :func:`final_of`.
+        dtype: of the target, in which its final norm is computed.
+    """
+    if final is None:
+        return torch.cat([*states], dim=-1)
+    depth, norm = final
+    with torch.inference_mode():
+        found = [norm(each.to(dtype)) if at == depth else each for each, at in zip(states, depths, strict=True)]
+    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
 
 class Slots(Protocol):
@@ -86,7 +108,7 @@ class PendingStates:
     def __init__(self, target: LanguageModel, slots: Slots, taps: Taps | None) -> None:
         self._slots, self._dtype = slots, target.dtype
         self._depths = () if taps is None else taps.of(target.num_layers)
-        self._final_norm = anatomy.find(target.model).final_norm if taps is not None and taps.final else None
+        self._final = final_of(taps, target)
         self._of: dict[int, Pending] = {}
 
     def __len__(self) -> int:
@@ -155,8 +177,4 @@ class PendingStates:
         """[T, F]: the states that are fused, side by side."""
         states = [features.hidden[depth] for depth in self._depths]
         with threads_for(sum(map(Tensor.numel, states))):
-            if self._final_norm is not None:
-                with torch.inference_mode():
-                    found: Tensor = self._final_norm(states[0].to(self._dtype))
-                    return found
-            return torch.cat(states, dim=-1)
+            return fused_states(states, self._depths, self._final, self._dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -81,13 +81,18 @@ class LayersConfig(BlockConfig):
         rope_scaling: of the layers' rotary positions; None: no scaling.
         layers: number of decoder layers.
         windows: positions that each layer sees; 0: all; empty: all, in every layer.
+        final_norm: of the fused states that after the target's last layer is read after its final norm.
+        silent: fields whose values the maker's config does not state, which probe.py may settle.
     """
 
+    flags = (*BlockConfig.flags, "final_norm")
     sizes = (*BlockConfig.sizes, "layers")
 
     rope_scaling: RopeScaling | None = None
     layers: int = 1
     windows: tuple[int, ...] = ()
+    final_norm: bool = False
+    silent: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from foretoken.core.errors import ModelError
 
 EAGLE, DFLASH, PARD, DRAFT_MODEL = "eagle", "dflash", "pard", "draft_model"  # methods
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,16 @@ class Layout:
         more = self.counting == "outputs" or (self.counting == "either" and found[:1] == (1,))
         return tuple(each + 1 for each in found) if more else found
 
+    def own_names(self, tensors: Mapping[str, _Value]) -> dict[str, _Value]:
+        """Return tensors by the network's names, without those that follow from the config."""
+        found = {}
+        for name, value in tensors.items():
+            if not IGNORABLE.search(name):
+                for old, new in self.renamed:
+                    name = new + name.removeprefix(old) if name.startswith(old) else name
+                found[name] = value
+        return found
+
 
 _ELSEWHERE = "use an EAGLE-3, DFlash or PARD drafter of the target, or a draft model"
 _OLD = f"only targets of 2024 and before have one: {_ELSEWHERE}"
@@ -81,8 +92,11 @@ LAYOUTS = (
     ),
     Layout(
         name="P-EAGLE",
-        tensors=(r"(^|\.)mask_hidden$",),
-        refused=f"its mask rows are not computed here: {_ELSEWHERE}",
+        method=EAGLE,
+        tensors=(r"(^|\.)mask_hidden$", _FUSED),
+        renamed=_MIDLAYER,
+        ids=_NESTED,
+        counting="either",
     ),
     Layout(
         name="EAGLE-3 with latent attention",
@@ -179,6 +193,8 @@ LAYOUTS = (
 )
 """Most special first."""
 
+MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+
 IGNORABLE = re.compile(r"rotary_emb\.inv_freq$")
 """Tensors that follow from the config."""
 
@@ -189,6 +205,23 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
     for name in key.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
+
+
+def stated(config: Mapping[str, Any], name: str, nested: str) -> Any:
+    """Return the value of an option at the top or in an object of the config; None: neither has it.
+
+    Raises:
+        ValueError: they contradict each other.
+    """
+    top, inner = config.get(name), value_of(config, f"{nested}.{name}")
+    if top is not None and inner is not None and top != inner:
+        raise ValueError(f"{name}={top!r}, but {nested}.{name}={inner!r}")
+    return top if inner is None else inner
+
+
+def mask_token_of(config: Mapping[str, Any], nested: str) -> Any:
+    """Return the token of mask rows, which has several names; None: there is none."""
+    return next((value for name in MASK_KEYS if (value := stated(config, name, nested)) is not None), None)
 
 
 def recognise(config: Mapping[str, Any], names: Iterable[str]) -> Layout:

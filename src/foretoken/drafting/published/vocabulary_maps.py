@@ -12,8 +12,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import BlockConfig
 from foretoken.drafting.feature_heads.state_network import StateNetwork
+from foretoken.models.language_model import LanguageModel
 
 MAPS = ("d2t", "t2d")
 LM_HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
@@ -42,6 +44,20 @@ def network_of(kind: Callable[..., Network], config: BlockConfig, tensors: Mappi
     network = kind(config, ids_K=ids_K, own_head=LM_HEAD in found, own_embedding=EMBEDDING in found)
     network.take(found)
     return network.eval()
+
+
+def check_tables(network: StateNetwork, model: LanguageModel) -> None:
+    """Refuse a target of another width whose tables the network would share.
+
+    Raises:
+        MismatchError: names the missing table.
+    """
+    config, missing = network.config, LM_HEAD if network.lm_head is None else EMBEDDING
+    if config.width != config.target_width and (network.lm_head is None or network.embed_tokens is None):
+        raise MismatchError(
+            f"the {network.title} is {config.width} wide and '{model.name}' {config.target_width}, so it cannot share "
+            f"the target's: {missing} is missing"
+        )
 
 
 def ids_of(config: BlockConfig, d2t_K: Tensor | None, t2d_V: Tensor | None) -> Tensor | None:

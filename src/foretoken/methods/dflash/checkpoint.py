@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,15 +13,15 @@ from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import fields_for
 from foretoken.drafting.feature_heads.draft_ids import spread_ids
 from foretoken.drafting.published.blocks import WHERE, block_fields, block_settings
-from foretoken.drafting.published.layouts import IGNORABLE, Layout, recognise, value_of
-from foretoken.drafting.published.vocabulary_maps import maps_of, network_of
+from foretoken.drafting.published.layouts import MASK_KEYS, Layout, mask_token_of, recognise, stated, value_of
+from foretoken.drafting.published.vocabulary_maps import LM_HEAD, check_tables, maps_of, network_of
 from foretoken.methods.dflash.network import DFlashConfig, DFlashNetwork
+from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
-_MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _NESTED = "dflash_config"
+_stated = partial(stated, nested=_NESTED)
 _READ = "read from the tensors"  # key of sizes that the config need not state
-_LM_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
 class DFlash(DFlashNetwork):
@@ -55,7 +56,8 @@ class DFlash(DFlashNetwork):
             fields: further fields of the config.
         """
         size = None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size)
-        found = fields_for(target.config, target.name, "", title=cls.title, draft_vocab_size=size, mlp_width=None)
+        made_for = target.config, target.name, fingerprint_of(target.source)
+        found = fields_for(*made_for, title=cls.title, draft_vocab_size=size, mlp_width=None)
         depths = tuple(sorted({1, max(1, target.num_layers // 2), max(1, target.num_layers - 1)}))
         sizes = {"layers": 2, "rows": 5, "windows": (0, 6), "causal": (False, True)}
         chosen = {**found, **sizes, "depths": depths, **fields}
@@ -69,7 +71,9 @@ class DFlash(DFlashNetwork):
         return ""
 
     def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
-        """Refuse a network of a target of other sizes; published folders have no fingerprint."""
+        """Refuse a network of another target; without a fingerprint, compare shapes only."""
+        if self.config.target_fingerprint:
+            super().check_target(target)
         self.check_shape(target)
 
     def check_shape(self, model: LanguageModel) -> None:
@@ -86,12 +90,7 @@ class DFlash(DFlashNetwork):
             )
         if max(config.depths) > layers:
             raise MismatchError(f"the {self.title} reads depth {max(config.depths)}, but '{model.name}' has {layers}")
-        if config.width != config.target_width and (self.lm_head is None or self.embed_tokens is None):
-            missing = _LM_HEAD if self.lm_head is None else _EMBEDDING
-            raise MismatchError(
-                f"the {self.title} is {config.width} wide and '{model.name}' {config.target_width}, so it cannot share "
-                f"the target's: {missing} is missing"
-            )
+        check_tables(self, model)
 
     # ------------------------------------------------------------------ config.json
 
@@ -100,12 +99,12 @@ class DFlash(DFlashNetwork):
         if not isinstance(settings, dict):
             raise ValueError("config.json is not an object")
         layout = recognise(settings, tensors)
-        found = {_renamed(name, layout): value for name, value in tensors.items() if not IGNORABLE.search(name)}
+        found = layout.own_names(tensors)
         if "fc.weight" not in found:
             raise ValueError("the tensor fc.weight is missing")
         names = set(found)
         head_norms = any(name.endswith("q_norm.weight") for name in names)
-        own_head, size = found.get(_LM_HEAD), _stated(settings, "draft_vocab_size")
+        own_head, size = found.get(LM_HEAD), _stated(settings, "draft_vocab_size")
         rank = found["markov_head.markov_w1.weight"].shape[-1] if "markov_head.markov_w1.weight" in names else 0
         more = {
             "layout": layout,
@@ -131,21 +130,21 @@ class DFlash(DFlashNetwork):
             found["windows"] = (swa,) * layers
         width = settings.get("target_hidden_size") or found["width"]
         count = more["fused"] // width
-        stated = next((each for name in ("causal", "is_causal") if (each := _stated(settings, name)) is not None), None)
+        ways = next((each for name in ("causal", "is_causal") if (each := _stated(settings, name)) is not None), None)
         sliding = [bool(each) for each in found["windows"]] or [False] * layers
         plain = both_ways or _stated(settings, "sliding_window_non_causal")
-        causal = [stated] * layers if stated is not None else [each and not plain for each in sliding]
+        causal = [ways] * layers if ways is not None else [each and not plain for each in sliding]
         rank, anchor = _stated(settings, "markov_rank") or 0, _stated(settings, "sample_from_anchor")
         if rank != more["markov_rank"]:
             raise ValueError(f"markov_rank={rank}, but the weights have {more['markov_rank']}")
-        mask = next((each for name in _MASK_KEYS if (each := _stated(settings, name)) is not None), None)
+        mask = mask_token_of(settings, _NESTED)
         if mask is None:
-            raise ValueError(f"no mask token: {_MASK_KEYS[0]} is missing")
+            raise ValueError(f"no mask token: {MASK_KEYS[0]} is missing")
         verifier = value_of(settings, "speculators_config.verifier.name_or_path")
         return {
             **found,
             "target": str(verifier or f"an unnamed target ({more['layout'].name})"),
-            "target_fingerprint": "",
+            "target_fingerprint": value_of(settings, "speculators_config.verifier.fingerprint") or "",
             "target_width": width,
             "draft_vocab_size": more["draft_vocab_size"] or found["vocab_size"],
             "depths": _depths(settings, more["layout"], count),
@@ -161,6 +160,15 @@ class DFlash(DFlashNetwork):
             "logit_scale": float(_stated(settings, "output_multiplier") or 1),
             "logit_cap": float(_stated(settings, "final_logit_softcapping") or 0),
             "target_layers": settings.get("num_target_layers") or 0,
+            "silent": frozenset(
+                name
+                for name, value in (
+                    ("final_norm", None),
+                    ("depths", _stated_ids(settings, more["layout"])),
+                    ("embedding_scale", _stated(settings, "input_embedding_scale")),
+                )
+                if value is None
+            ),
         }
 
     def _settings(self) -> dict[str, Any]:
@@ -169,6 +177,9 @@ class DFlash(DFlashNetwork):
             "architectures": ["DFlashDraftModel"],
             **block_settings(config),
             "model_type": "qwen3",
+            "speculators_config": {
+                "verifier": {"name_or_path": config.target, "fingerprint": config.target_fingerprint}
+            },
             "target_hidden_size": config.target_width,
             "draft_vocab_size": config.draft_vocab_size,
             "block_size": config.rows,
@@ -185,7 +196,7 @@ class DFlash(DFlashNetwork):
 
 def _depths(settings: Mapping[str, Any], layout: Layout, count: int) -> tuple[int, ...]:
     """Depths of the fused states: of the config, or those that DFlash spreads over the target's layers."""
-    ids = next((each for key in layout.ids.split("|") if (each := value_of(settings, key)) is not None), None)
+    ids = _stated_ids(settings, layout)
     if ids is None:
         layers = settings.get("num_target_layers")
         if type(layers) is not int or count < 2:
@@ -196,15 +207,5 @@ def _depths(settings: Mapping[str, Any], layout: Layout, count: int) -> tuple[in
     return layout.depths(ids)
 
 
-def _stated(settings: Mapping[str, Any], name: str) -> Any:
-    """The value of an option at the top or in ``dflash_config``; None: neither has it."""
-    top, nested = settings.get(name), value_of(settings, f"{_NESTED}.{name}")
-    if top is not None and nested is not None and top != nested:
-        raise ValueError(f"{name}={top!r}, but {_NESTED}.{name}={nested!r}")
-    return top if nested is None else nested
-
-
-def _renamed(name: str, layout: Layout) -> str:
-    for old, new in layout.renamed:
-        name = new + name.removeprefix(old) if name.startswith(old) else name
-    return name
+def _stated_ids(settings: Mapping[str, Any], layout: Layout) -> Any:
+    return next((each for key in layout.ids.split("|") if (each := value_of(settings, key)) is not None), None)

@@ -19,6 +19,7 @@ from foretoken.drafting.draft_builder import DraftBuilder
 from foretoken.drafting.feature_heads.own_rows import OwnRows
 from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
 from foretoken.drafting.learned_part import find
+from foretoken.drafting.published.probe import PROBE, compared
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
@@ -60,6 +61,7 @@ class DFlashDrafter(Drafter):
             str | Path | None,
             Option("A published DFlash or DSpark folder; None: `dflash` in the folder of the target's weights."),
         ] = None
+        probe: Annotated[bool, PROBE] = True
         least_confidence: Annotated[
             float,
             Option("End a draft where its confidence head predicts less; 0: never.", least=0, most=1),
@@ -67,10 +69,9 @@ class DFlashDrafter(Drafter):
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         network = find(DFlash, config.head, target)
+        if not network.config.target_fingerprint:
+            network, self.explanation = compared(network, target, config.probe)
         self.config, self._target, sizes = config, target, network.config
-        self.explanation = (
-            f"the head has no fingerprint of its target '{sizes.target}': only its shapes were compared with the target"
-        )
         self.needs = Needs(hidden_layers=HiddenLayers(tuple(sorted(set(sizes.depths)))))
         self._sizes, self._net = sizes, deepcopy(network).to(device=target.device, dtype=target.dtype)
         self._cache = KVCache(sizes.layers, _SLOTS, target.max_length + sizes.rows + 1)

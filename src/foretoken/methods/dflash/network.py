@@ -27,8 +27,12 @@ from foretoken.drafting.feature_heads.block import Block, Norm, rotate
 from foretoken.drafting.feature_heads.description import Taps
 from foretoken.drafting.feature_heads.state_network import StateNetwork
 from foretoken.drafting.published.blocks import LayersConfig
+from foretoken.drafting.published.probe import looked_up, scored, tap_readings
+from foretoken.forward import anatomy
+from foretoken.models.language_model import LanguageModel
 
 MOST_ROWS = 64
+_BLOCKS_APART = 4  # tokens, in the probe's text
 MARKOV = ("vanilla", "gated", "rnn")
 
 
@@ -77,7 +81,7 @@ class DFlashConfig(LayersConfig):
 
     @property
     def taps(self) -> Taps:
-        return Taps(self.depths)
+        return Taps(self.depths, final=self.final_norm)
 
     @property
     def slots(self) -> int:
@@ -147,25 +151,59 @@ class DFlashNetwork(StateNetwork):
             tokens_B: the anchor and the mask tokens.
             embedding_VW: of the tokens.
         """
+        return self.blocks(states_NF, tokens_B[None], torch.tensor([len(states_NF)]), embedding_VW)[0]
+
+    def blocks(self, states_NF: Tensor, tokens_RB: Tensor, anchors_R: Tensor, embedding_VW: Tensor) -> Tensor:
+        """As :meth:`forward` for several blocks of one text, [R, B, W].
+
+        Args:
+            anchors_R: position of each block's anchor; the block sees the rows before it.
+        """
         config, count = self.config, len(states_NF)
         c_NW = self.context(states_NF)
-        x_BW = F.embedding(tokens_B, embedding_VW) * config.embedding_scale
-        positions = torch.arange(count + len(tokens_B))
+        x_TW = F.embedding(tokens_RB.flatten(), embedding_VW) * config.embedding_scale
+        own_T = (anchors_R[:, None] + torch.arange(tokens_RB.shape[1])).flatten()
+        positions = torch.cat([torch.arange(count), own_T])
         cos, sin = self.rotary_at(positions)
-        ago = positions[count:, None] - positions
+        ago = own_T[:, None] - positions
+        block_T = torch.arange(len(anchors_R)).repeat_interleave(tokens_RB.shape[1])
+        known = torch.cat([torch.arange(count) < anchors_R[block_T, None], block_T[:, None] == block_T], dim=1)
         for number in range(config.layers):
             layer = self.layer(number)
             k_context, v_context = self.context_heads(number, c_NW, cos[:count], sin[:count])
-            q, k, v = layer.project(layer.input_layernorm(x_BW), cos[count:], sin[count:])
-            seen = ago < (layer.window or count + len(tokens_B) + 1)
+            q, k, v = layer.project(layer.input_layernorm(x_TW), cos[count:], sin[count:])
+            seen = known & (ago < layer.window) if layer.window else known
             if config.causal[number]:
-                seen &= ago >= 0
+                seen = seen & (ago >= 0)
             attended = F.scaled_dot_product_attention(
                 q[None], torch.cat([k_context, k], 1)[None], torch.cat([v_context, v], 1)[None], seen, enable_gqa=True
             )
-            x_BW = layer.close(x_BW, attended[0].transpose(0, 1).flatten(1))
-        out: Tensor = self.norm(x_BW)
+            x_TW = layer.close(x_TW, attended[0].transpose(0, 1).flatten(1))
+        out: Tensor = self.norm(x_TW).unflatten(0, tokens_RB.shape)
         return out
+
+    def readings(self, target: LanguageModel) -> dict[str, tuple[Any, ...]]:
+        """Values of the fields that a config may leave open; see drafting/published/probe.py."""
+        config = self.config
+        scale = getattr(anatomy.find(target.model).embedding, "embed_scale", 1.0)  # of Gemma's lookups
+        scales = dict.fromkeys((config.embedding_scale, 1.0, float(scale)))
+        return {**tap_readings(config, target.num_layers), "embedding_scale": tuple(scales)}
+
+    def first_drafts(
+        self, states_TF: Tensor, tokens_T: Tensor, embedding_VW: Tensor, head_KW: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`foretoken.drafting.published.probe.Head`: an anchor's block drafts what follows it."""
+        anchors_R = torch.arange(_BLOCKS_APART, len(tokens_T), _BLOCKS_APART)
+        tokens_RB = torch.full((len(anchors_R), self.config.rows), self.config.mask_token)
+        tokens_RB[:, 0] = tokens_T[anchors_R]
+        places_RB, table = looked_up(tokens_RB, embedding_VW)
+        n_RBW = self.blocks(states_TF[:-1], places_RB, anchors_R, table)
+        n_RW = n_RBW[:, 0 if self.config.anchor_predicts else 1]
+        logits_RK = scored(n_RW, head_KW) * self.config.logit_scale
+        if self.markov_head is not None:
+            pairs = zip(tokens_T[anchors_R].tolist(), n_RW, strict=True)
+            logits_RK += torch.stack([self.markov_head(token, n_W, None)[0] for token, n_W in pairs])
+        return anchors_R, logits_RK
 
     def context(self, states_TF: Tensor) -> Tensor:
         """c, [T, W]."""

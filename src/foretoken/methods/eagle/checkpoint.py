@@ -15,7 +15,7 @@ from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import fields_for
 from foretoken.drafting.feature_heads.draft_ids import spread_ids
 from foretoken.drafting.learned_part import check_fingerprint
-from foretoken.drafting.published.vocabulary_maps import maps_of, network_of
+from foretoken.drafting.published.vocabulary_maps import check_tables, maps_of, network_of
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, UNKNOWN, EagleConfig, from_settings, to_settings
 from foretoken.methods.eagle.makers import in_our_form
 from foretoken.methods.eagle.network import EagleNetwork
@@ -23,7 +23,6 @@ from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
 _EAGLE2_NAMES = (("layers.0.", "transformer."), ("fc.", "fusion_fc."))
-_LM_HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
 class Eagle(EagleNetwork):
@@ -104,14 +103,8 @@ class Eagle(EagleNetwork):
             MismatchError: names the differing field of ``config.json``.
         """
         super().check_shape(model)
-        config, width = self.config, model.config.get_text_config(decoder=True).hidden_size
-        shares = [self.embed_tokens is None and _EMBEDDING, self.lm_head is None and _LM_HEAD]
-        if config.width != width and any(shares):
-            missing = next(each for each in shares if each)
-            raise MismatchError(
-                f"the EAGLE head is {config.width} wide and '{model.name}' {width}, so it cannot share the target's: "
-                f"{missing} is missing"
-            )
+        check_tables(self, model)
+        config = self.config
         depths = config.taps.of(model.num_layers)
         if min(depths) < 1 or max(depths) > model.num_layers:
             raise MismatchError(

@@ -17,8 +17,10 @@ from typing import Any
 
 from foretoken.drafting.feature_heads.description import Taps
 from foretoken.drafting.published.blocks import LayersConfig, block_fields, block_settings
+from foretoken.drafting.published.layouts import MASK_KEYS
 
 EAGLE2, EAGLE3 = "eagle", "eagle3"
+EITHER = "ids that count inputs or outputs"  # key of configs whose makers do both
 UNKNOWN = ""  # the fingerprint of a folder without one
 SPECULATIVE_TOKENS = 5  # draft length that our folders recommend to other engines
 _LAYER = "LlamaDecoderLayer"  # layer class of EAGLE-1/2
@@ -38,6 +40,7 @@ class EagleConfig(LayersConfig):
         norm_before_fc, fc_norm: one norm over all fused depths together, or one for each.
         fused: False if an EAGLE-3 network reads the output of the final norm in place of fused depths.
         layers: those after the first are ordinary ones.
+        mask_token: of P-EAGLE's further rows, which read ``mask_hidden`` in place of the target's states; None: EAGLE.
     """
 
     flags = (*LayersConfig.flags, "fusion_bias", "norm_before_residual", "norm_before_fc", "fc_norm", "fused")
@@ -49,17 +52,22 @@ class EagleConfig(LayersConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     fused: bool = True
+    mask_token: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.fused and (self.norm_before_fc or self.fc_norm):
             raise ValueError("use_aux_hidden_state=false, but norm_before_fc or fc_norm is true")
+        mask = 0 if self.mask_token is None else self.mask_token
+        if type(mask) is not int or not 0 <= mask < self.vocab_size:
+            raise ValueError(f"{MASK_KEYS[0]}={mask!r}: a token of {self.vocab_size}")
         if any(type(each) is not int or each < 1 for each in self.depths):
             raise ValueError(f"eagle_aux_hidden_state_layer_ids={list(self.depths)!r}: depths count from 1")
 
     @property
     def taps(self) -> Taps:
-        return Taps(final=True) if self.algorithm == EAGLE2 or not self.fused else Taps(self.depths)
+        unfused = self.algorithm == EAGLE2 or not self.fused
+        return Taps(self.depths, final=self.final_norm or (unfused and not self.depths))
 
 
 def to_settings(config: EagleConfig) -> dict[str, Any]:
@@ -101,6 +109,7 @@ def to_settings(config: EagleConfig) -> dict[str, Any]:
         "norm_before_fc": config.norm_before_fc,
         "fc_norm": config.fc_norm,
         "norm_output": config.norm_output,
+        **({} if config.mask_token is None else {MASK_KEYS[0]: config.mask_token}),
         **({} if config.fused else {"use_aux_hidden_state": False}),
     }
 
@@ -153,7 +162,17 @@ def from_settings(settings: Any) -> dict[str, Any]:
         "draft_vocab_size": settings["draft_vocab_size"],
         "depths": tuple(ids),
         "fused": settings.get("use_aux_hidden_state", True),
+        "mask_token": settings.get(MASK_KEYS[0]),
         **{name: settings.get(name, False) for name in flags},
+        "silent": frozenset(
+            name
+            for name, stated in (
+                ("depths", ids and not settings.get(EITHER)),
+                ("norm_before_residual", "norm_before_residual" in settings),
+                ("final_norm", False),
+            )
+            if not stated
+        ),
     }
 
 

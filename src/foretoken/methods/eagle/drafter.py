@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 from foretoken.core.draft import PointMass
+from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.drafting.feature_heads.drafter import FeatureDrafter, HeadOptions
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import find
+from foretoken.drafting.published.probe import PROBE, compared
 from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.config import EAGLE2, UNKNOWN
 from foretoken.models.language_model import LanguageModel
@@ -55,12 +57,19 @@ class EagleDrafter(FeatureDrafter):
                 "DeepSpec, NeMo); None: `eagle` in the folder of the target's weights."
             ),
         ] = None
+        probe: Annotated[bool, PROBE] = True
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         network = find(Eagle, config.head, target)
         if network.config.target_fingerprint == UNKNOWN:
-            self.explanation = (
-                f"the head has no fingerprint of its target '{network.config.target}': only its shapes "
-                "were compared with the target"
+            network, self.explanation = compared(network, target, config.probe)
+        description, runner = network.description, Runner(target, network, config.dtype)
+        masks = None
+        if description.masks is not None:
+            if config.tree:
+                raise ConfigError("tree=True: P-EAGLE drafts a chain in one pass, and no tree; leave it out")
+            masks = (
+                description.masks.token,
+                runner.features(network.get_parameter(description.masks.states)[0].detach()),
             )
-        super().__init__(config, target, Runner(target, network, config.dtype), network.description.taps)
+        super().__init__(config, target, runner, description.taps, masks)

@@ -7,14 +7,17 @@ config's values are kept; a missing one has the maker's default; two places that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from foretoken.drafting.published.blocks import WHERE
-from foretoken.drafting.published.layouts import IGNORABLE, Layout, recognise, value_of
-from foretoken.methods.eagle.config import EAGLE2, EAGLE3, from_settings
+from foretoken.drafting.published.layouts import MASK_KEYS, Layout, mask_token_of, recognise, stated, value_of
+from foretoken.methods.eagle.config import EAGLE2, EAGLE3, EITHER, from_settings
 
+_NESTED = "eagle_config"
+_stated = partial(stated, nested=_NESTED)
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _FIXED = {  # options of ModelOpt, with the values that EAGLE-3 has
     "use_input_layernorm_in_first_layer": (True,),
@@ -35,7 +38,8 @@ def in_our_form(settings: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict
     if not isinstance(settings, dict):
         raise ValueError("config.json is not an object")
     layout = recognise(settings, tensors)
-    found = {_renamed(name, layout): value for name, value in tensors.items() if not IGNORABLE.search(name)}
+    found = layout.own_names(tensors)
+    settings = _with_mask(settings, found)
     if "speculators_model_type" in settings:
         return _with_read_depths(settings, found), found
     if "transformer_layer_config" in settings:
@@ -67,8 +71,8 @@ def _from_flat(settings: dict[str, Any], found: dict[str, Tensor], layout: Layou
         ids = _stated(settings, "eagle_aux_hidden_state_layer_ids")
     if ids is not None and (not isinstance(ids, list) or any(type(each) is not int for each in ids)):
         raise ValueError(f"{layout.ids}={ids!r}: a list of layers")
-    flags = {name: bool(_stated(settings, name)) for name in _FLAGS}
-    if not flags["fc_norm"]:  # elsewhere SpecForge means by norm_output that the LM head reads normed outputs
+    flags = {name: bool(value) for name in _FLAGS if (value := _stated(settings, name)) is not None}
+    if not flags.get("fc_norm"):  # elsewhere SpecForge means by norm_output that the LM head reads normed outputs
         flags["norm_output"] = False
     whole = len(found["embed_tokens.weight"]) if "embed_tokens.weight" in found else settings.get("vocab_size")
     scored = len(found["lm_head.weight"]) if "lm_head.weight" in found else None
@@ -83,18 +87,20 @@ def _from_flat(settings: dict[str, Any], found: dict[str, Tensor], layout: Layou
             "speculators_model_type": EAGLE3,
             "speculators_config": {**owner, "algorithm": EAGLE3},
             "draft_vocab_size": size,
+            MASK_KEYS[0]: settings[MASK_KEYS[0]],
             "eagle_aux_hidden_state_layer_ids": None if ids is None else list(layout.depths(ids)),
+            EITHER: layout.counting == "either",
         },
         found,
     )
 
 
-def _stated(settings: Mapping[str, Any], name: str) -> Any:
-    """The value of an option, at the top or in ``eagle_config``; None: neither has it."""
-    top, nested = settings.get(name), value_of(settings, f"eagle_config.{name}")
-    if top is not None and nested is not None and top != nested:
-        raise ValueError(f"{name}={top!r}, but eagle_config.{name}={nested!r}")
-    return top if nested is None else nested
+def _with_mask(settings: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The config with P-EAGLE's mask token by its first name; without it where the weights have no mask state."""
+    said = mask_token_of(settings, _NESTED)
+    if "mask_hidden" in tensors and said is None:
+        raise ValueError(f"there is a mask_hidden, but no {' or '.join(MASK_KEYS)}")
+    return {**settings, MASK_KEYS[0]: said if "mask_hidden" in tensors else None}
 
 
 def _with_read_depths(settings: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -103,7 +109,8 @@ def _with_read_depths(settings: dict[str, Any], tensors: Mapping[str, Tensor]) -
     if settings.get("speculators_model_type") != EAGLE3 or not isinstance(block, dict):
         return settings
     if "fc.weight" not in tensors:
-        return {**settings, "use_aux_hidden_state": False}
+        alone = ids if isinstance(ids, list) and len(ids) == 1 else None
+        return {**settings, "use_aux_hidden_state": False, "eagle_aux_hidden_state_layer_ids": alone}
     width = settings.get("target_hidden_size") or block.get("hidden_size")
     count, rest = divmod(tensors["fc.weight"].shape[-1], width) if type(width) is int and width > 0 else (3, 0)
     if rest:  # another width than the config says, which is refused by its shape
@@ -115,9 +122,3 @@ def _with_read_depths(settings: dict[str, Any], tensors: Mapping[str, Tensor]) -
 
 def _block_type(tensors: Mapping[str, Tensor]) -> str:
     return "qwen3" if any(name.endswith("self_attn.q_norm.weight") for name in tensors) else "llama"
-
-
-def _renamed(name: str, layout: Layout) -> str:
-    for old, new in layout.renamed:
-        name = new + name.removeprefix(old) if name.startswith(old) else name
-    return name

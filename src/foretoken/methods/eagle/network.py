@@ -13,7 +13,7 @@ Letters: S rows of the target, T pairs, F width of the fused states, W width, V 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +25,17 @@ from foretoken.drafting.feature_heads.description import (
     Fuse,
     Layers,
     LmHead,
+    Masks,
     NetworkDescription,
     Recycle,
     Stacked,
 )
 from foretoken.drafting.feature_heads.pair_network import LayeredNetwork
+from foretoken.drafting.published.probe import looked_up, scored, tap_readings
 from foretoken.methods.eagle.config import EAGLE3, EagleConfig
+from foretoken.models.language_model import LanguageModel
+
+_Eagle = TypeVar("_Eagle", bound="EagleNetwork")
 
 
 def describe(config: EagleConfig) -> NetworkDescription:
@@ -50,6 +55,7 @@ def describe(config: EagleConfig) -> NetworkDescription:
         layers=Layers(config.layers),
         entry=Stacked(f"{layer}.input_layernorm", f"{layer}.hidden_norm", config.norm_before_residual),
         recycle=Recycle(normed=config.norm_output),
+        masks=None if config.mask_token is None else Masks(config.mask_token, "mask_hidden"),
     )
 
 
@@ -70,6 +76,8 @@ class EagleNetwork(LayeredNetwork):
         if eagle3:
             if config.fused:
                 self.fc = nn.Linear(fused, config.width, bias=False)
+            if config.mask_token is not None:  # P-EAGLE, arXiv:2602.01469
+                self.mask_hidden = nn.Parameter(torch.zeros(1, 1, fused))
             self.norm = Norm(config.width, eps=config.norm_eps)
             if config.norm_before_fc:
                 self.input_norm = Norm(fused, eps=config.norm_eps)
@@ -91,6 +99,11 @@ class EagleNetwork(LayeredNetwork):
         config, layer = self.config, self.layer(0)
         eagle3 = config.algorithm == EAGLE3
         e = F.embedding(tokens_T, embedding_VW)
+        if config.mask_token is not None:  # the rows after the known ones, all at once
+            num_masks = len(tokens_T) - len(states_SF)
+            states_SF = torch.cat([states_SF, self.mask_hidden[0].expand(num_masks, -1)])
+            mask_W = embedding_VW[config.mask_token]
+            e = torch.cat([e[: len(tokens_T) - num_masks], mask_W.expand(num_masks, -1)])
         g = self._fused(states_SF) if eagle3 else states_SF
         while True:
             known, places = e[: len(g)], self.rotary_at(torch.arange(len(g)))
@@ -107,6 +120,26 @@ class EagleNetwork(LayeredNetwork):
             if len(g) == len(tokens_T):
                 return out
             g = torch.cat([g, (out if config.norm_output else a)[-1:]])  # the output replaces the next g, still unknown
+
+    def with_config(self: _Eagle, config: EagleConfig) -> _Eagle:
+        found = super().with_config(config)
+        found.description = describe(config)
+        return found
+
+    def readings(self, target: LanguageModel) -> dict[str, tuple[Any, ...]]:
+        """Values of the fields that a config may leave open; see drafting/published/probe.py."""
+        config = self.config
+        if config.algorithm != EAGLE3:
+            return {}
+        normed = config.norm_before_residual
+        return {**tap_readings(config, target.num_layers), "norm_before_residual": (normed, not normed)}
+
+    def first_drafts(
+        self, states_TF: Tensor, tokens_T: Tensor, embedding_VW: Tensor, head_KW: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`foretoken.drafting.published.probe.Head`: pair i drafts what follows row i + 1."""
+        places, table = looked_up(tokens_T[1:], embedding_VW)
+        return torch.arange(1, len(tokens_T)), scored(self(states_TF[:-1], places, table), head_KW)
 
     def _fused(self, states_SF: Tensor) -> Tensor:
         """g = FC([l; m; h]), section 3.1; some checkpoints have norms before it."""

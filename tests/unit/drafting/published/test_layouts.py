@@ -21,7 +21,6 @@ REFUSED = {
     "Medusa without its config": ({}, ["medusa_head.0.0.linear.weight"]),
     "Hydra": ({"hydra_num_heads": 4}, ["hydra_head.0.weight"]),
     "MLP speculator": ({"model_type": "mlp_speculator"}, ["speculator.emb.0.weight"]),
-    "P-EAGLE": ({"model_type": "llama"}, ["layers.0.hidden_norm.weight", "mask_hidden"]),
     "Gemma 4 assistant": ({"model_type": "gemma4_assistant"}, ["pre_projection.weight"]),
     "Domino": ({"model_type": "qwen3"}, ["prefix_gru.weight_ih_l0"]),
     "DFlash2": ({"model_type": "qwen3"}, ["candidate_selector.predecessor_codebook"]),

@@ -14,11 +14,15 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from foretoken import LLM, SamplingParams
-from foretoken.core.errors import ModelError
+from foretoken.core.draft import NO_DRAFT, Sampled
+from foretoken.core.errors import ConfigError, ModelError
+from foretoken.core.protocols import Budget, Features
 from foretoken.methods.eagle.checkpoint import Eagle
+from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.models.load import load, load_as_is
 from helpers.feature_heads import COLUMNS, STEPS, difference, read_text, runner_of, served_laws
-from helpers.published_eagle import HEAD_DIM, Folder
+from helpers.published_eagle import HEAD_DIM, VOCAB, WIDTH, Folder
+from helpers.requests import make_request
 from helpers.tiny_models import save_model
 
 LAYERS = 7
@@ -91,6 +95,24 @@ FOLDERS = {
     ),
     "NeMo": Folder(prefix="model.", block="layers.0", config=nested([1, 2, 3]), own_embedding=True),
 }
+PARALLEL = {
+    "P-EAGLE": Folder(
+        layers=2,
+        config={"ptd_token_id": 7, **nested([2, 3, 5], norm_before_fc=True)},
+        taps=(2, 3, 5),
+        norms="input_norm",
+        own_embedding=True,
+        mask=7,
+    ),
+    "P-EAGLE of speculators": Folder(
+        block="layers.0",
+        config=speculators(eagle_aux_hidden_state_layer_ids=[1, 3, 5], mask_token_id=9),
+        nested="transformer_layer_config",
+        taps=(1, 3, 5),
+        layers=2,
+        mask=9,
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +151,30 @@ def test_a_folder_computes_what_its_maker_describes(maker: str, tiny: Path, tmp_
     assert Eagle.load(tmp_path / "again").config == network.config
 
 
+@pytest.mark.parametrize("maker", PARALLEL)
+def test_p_eagle_drafts_a_chain_in_one_pass(maker: str, tiny: Path, tmp_path: Path) -> None:
+    """After a prompt, and after further rows: mask rows leave nothing in the cache."""
+    folder = PARALLEL[maker]
+    text = read_text(Eagle.load(folder.write(tmp_path / "head")), tiny)
+    assert difference(text.laws, by_reference(folder, tiny, text.tokens)) < 1e-5
+    target, tokens = load(str(tiny), device="cpu"), text.tokens
+    drafter = EagleDrafter(EagleDrafter.Config(head=tmp_path / "head", probe=False), target)
+    states = dict(zip(folder.taps, text.states_TF.split(WIDTH, -1), strict=True))
+    request, known = make_request(tokens, vocab_size=VOCAB, max_tokens=50, temperature=1.0), 0
+    expected = by_reference(folder, tiny, tokens)
+    for column in COLUMNS:
+        request.tokens[:] = tokens[: column + 2]
+        hidden = {depth: each[known : column + 1] for depth, each in states.items()}
+        drafter.on_forward([Features(request, known, NO_DRAFT, hidden, ())])
+        known = column + 1
+        (draft,) = drafter.propose([request], [Budget(STEPS, STEPS)])
+        assert isinstance(draft.law, Sampled)
+        rows = torch.stack([expected[column, step].softmax(-1) for step in range(STEPS)])
+        assert float((draft.law.q_KV - rows).abs().max()) < 1e-5
+    with pytest.raises(ConfigError, match="P-EAGLE drafts a chain"):
+        EagleDrafter(EagleDrafter.Config(head=tmp_path / "head", probe=False, tree=True), target)
+
+
 FAULTS = {
     "a tap early": ("SpecForge", {"taps": (1, 3, 5)}),
     "a tap late": ("speculators", {"taps": (2, 4, 6)}),
@@ -141,6 +187,8 @@ FAULTS = {
     "no window": ("speculators, layers, windows, yarn", {"windows": ()}),
     "plain positions": ("speculators, layers, windows, yarn", {"rates": None}),
     "the stream for the final state": ("ModelOpt, final state", {"taps": (6,)}),
+    "no mask rows": ("P-EAGLE", {"mask": None}),
+    "another mask token": ("P-EAGLE", {"mask": 8}),
     "the map ignored": ("ModelOpt, named", {"ids": tuple(range(40))}),
 }
 
@@ -148,7 +196,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_seen(fault: str, tiny: Path, tmp_path: Path) -> None:
     maker, wrong = FAULTS[fault]
-    right = FOLDERS[maker]
+    right = (FOLDERS | PARALLEL)[maker]
     network = Eagle.load(right.write(tmp_path / "head"))
     text, faulty = read_text(network, tiny), _with_tensors(replace(right, **wrong), right)
     assert difference(text.laws, by_reference(faulty, tiny, text.tokens)) > 1e-3
@@ -178,6 +226,7 @@ def change(folder: Path, **keys: Any) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no mask token": ("P-EAGLE", {"ptd_token_id": None}, "there is a mask_hidden, but no mask_token_id"),
     "an id in words": ("SpecForge", nested(["low", 3, 5]), "a list of layers"),
     "five ids for three states": ("SpecForge", nested([1, 2, 3, 4, 5]), "fc.weight is [64, 192], but [64, 320]"),
     "no ids for five states": ("DeepSpec", {"target_layer_ids": None}, "fc.weight reads 5 states"),
@@ -196,7 +245,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_contradiction_is_refused_by_name(case: str, tmp_path: Path) -> None:
     maker, keys, message = REFUSED[case]
-    folder = FOLDERS[maker].write(tmp_path / "head")
+    folder = (FOLDERS | PARALLEL)[maker].write(tmp_path / "head")
     change(folder, **keys)
     with pytest.raises(ModelError) as caught:
         Eagle.load(folder)
@@ -217,12 +266,13 @@ def test_a_pickle_that_would_run_something_is_not_opened(tmp_path: Path) -> None
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("maker", ["SafeAILab, pickled", "DeepSpec"])
+@pytest.mark.parametrize("maker", ["SafeAILab, pickled", "DeepSpec", "P-EAGLE"])
 def test_a_folder_drafts_without_a_named_method(maker: str, tiny: Path, tmp_path: Path) -> None:
-    folder = FOLDERS[maker].write(tmp_path / "head")
+    folder = (FOLDERS | PARALLEL)[maker].write(tmp_path / "head")
     params, prompts = SamplingParams(max_tokens=12, temperature=0), ["abc", "Tom has"]
     plain = LLM(str(tiny), device="cpu", speculative_config=None).generate(prompts, params)
-    llm = LLM(str(tiny), device="cpu", speculative_config={"model": str(folder), "num_speculative_tokens": 3})
+    recipe = {"model": str(folder), "num_speculative_tokens": 3, "probe": False}
+    llm = LLM(str(tiny), device="cpu", speculative_config=recipe)
     assert llm.recipe.method == "eagle"
     found = llm.generate(prompts, params)
     assert [each.token_ids for each in found] == [each.token_ids for each in plain]
