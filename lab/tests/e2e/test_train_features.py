@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from foretoken.cli.main import main
-from foretoken.train.feature_store import FeatureStore
+from foretoken_lab.features.store import FeatureStore
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
 

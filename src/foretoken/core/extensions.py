@@ -5,6 +5,7 @@
     foretoken.suites      "rules"                   a Suite (bench/suite.py), for ``foretoken bench --suite``
     foretoken.reports     "html"                    record, columns, sections -> text, for ``foretoken bench --report``
     foretoken.questions   "arithmetic"              a QuestionSet of the lab, for ``foretoken train judge``
+    foretoken.features    "store"               StoredFeatures (train/trainer.py), for ``foretoken train … --features``
     foretoken.corpora     "generated"               share -> Source (train/mixture.py), for ``--corpus NAME``
     foretoken.mixtures    "base"                    folder of the corpora -> list of Source, for ``--data DIR``
 
@@ -24,6 +25,7 @@ MODELS = "foretoken.models"
 SUITES = "foretoken.suites"
 REPORTS = "foretoken.reports"
 QUESTIONS = "foretoken.questions"
+FEATURES = "foretoken.features"
 CORPORA = "foretoken.corpora"
 MIXTURES = "foretoken.mixtures"
 

@@ -25,11 +25,10 @@ from foretoken.train.mixture import Encode, Mixture, Source, scaled
 from foretoken.train.objectives import Objective
 from foretoken.train.outputs import Outputs
 from foretoken.train.run_folder import disk_trouble, refuse_another, write_claim, write_record
-from foretoken.train.trainer import Blocks, Bounds, Report, Schedule
+from foretoken.train.trainer import Blocks, Bounds, Report, Schedule, StoredFeatures
 
 if TYPE_CHECKING:
     from foretoken.train.recipe import Recipe
-    from foretoken.train.stored_blocks import StoredBlocks
 
 LOGITS = 1 << 25  # of one micro-batch, about: 128 MB of float32 for each distribution
 
@@ -110,14 +109,14 @@ class TrainingRun:
 
     @contextmanager
     def claimed(
-        self, target_fingerprint: str, settings: Mapping[str, Any], stored: StoredBlocks | None
+        self, target_fingerprint: str, settings: Mapping[str, Any], stored: StoredFeatures | None
     ) -> Iterator[None]:
         """Claim the folder of a part that is trained for a target; a full disk inside is a ForetokenError."""
         claim = {"target": target_fingerprint, **settings}
         if self.start is not None:
             claim["start"] = fingerprint(self.start)
         if stored is not None:
-            claim["features"] = [shard.sha256 for shard in stored.store.index.shards]
+            claim["features"] = stored.hashes
         with disk_trouble(self.out):
             self.claim(claim)
             yield

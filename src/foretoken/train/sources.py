@@ -14,6 +14,7 @@ from foretoken.core.errors import ConfigError, InputError
 from foretoken.data import documents as doc
 from foretoken.data.folder import check_one_text, data_root
 from foretoken.train.mixture import Source
+from foretoken.train.trainer import StoredFeatures
 
 GENERATED = "generated"  # tasks of the lab: the one name of a corpus that is no file
 
@@ -32,6 +33,16 @@ def mixture(name: str) -> Callable[[Path], list[Source]]:
         return sources
 
     return read
+
+
+def stored_features(folder: Path, depths: Sequence[int], seed: int, target: Path) -> StoredFeatures:
+    """Open a folder of ``foretoken train features``, see :meth:`StoredFeatures.of`.
+
+    Raises:
+        ConfigError: foretoken-lab, which writes and reads such folders, is not installed.
+    """
+    store: type[StoredFeatures] = extensions.required(extensions.FEATURES, "store", "--features")
+    return store.of(folder, depths, seed, target)
 
 
 def chosen(data: Path | None, corpus: Sequence[str] | None, default: Callable[[Path], list[Source]]) -> list[Source]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -127,6 +127,34 @@ class Blocks(Protocol):
 
     def report(self) -> list[dict[str, Any]]:
         """Describe the data read from each source, for the record."""
+        ...
+
+
+class StoredFeatures(Blocks, Protocol):
+    """Sequences of which a target's states are stored; its blocks are their numbers, int64 [count, 1]."""
+
+    hashes: list[str]  # of its files
+
+    @classmethod
+    def of(cls, folder: Path, depths: Sequence[int], seed: int, target: Path) -> StoredFeatures:
+        """Open a store.
+
+        Args:
+            depths: of the hidden states that are needed, increasing, next to the final ones or all logits.
+            seed: of the order.
+            target: the folder of the model.
+        Raises:
+            InputError: something that is needed was not stored.
+            MismatchError: the features are another target's.
+        """
+        ...
+
+    def sequences(self, numbers: Sequence[int]) -> list[Any]:
+        """The features of these sequences: ``tokens_N``, ``hidden`` by depth, ``logits_NV`` or None."""
+        ...
+
+    def tokens(self, numbers: Tensor) -> Tensor:
+        """The tokens of these sequences end to end, int64 [N]."""
         ...
 
 

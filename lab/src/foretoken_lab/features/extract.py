@@ -1,6 +1,6 @@
 """Features of a target over text, on disk: what heads and adapters are trained from.
 
-``extract`` runs the target once over every sequence (taps.py) and writes shards (foretoken/train/feature_store.py). It
+``extract`` runs the target once over every sequence (taps.py) and writes shards (store.py). It
 promises that
 
 * values are those of the library's own forward, in the dtype in which the target's weights are loaded;
@@ -29,9 +29,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
-from foretoken.train.feature_store import INDEX, Index, Shard
 from foretoken.train.mixture import sha256
 from foretoken.train.stopping import Interrupted
+from foretoken_lab.features.store import INDEX, Index, Shard
 from foretoken_lab.features.taps import Rows, Taps, Wanted
 
 SHARD_BYTES = 1 << 26  # of a shard, unless its tokens are given

@@ -19,7 +19,7 @@ from foretoken.core.errors import ConfigError, ForetokenError, UnsupportedArchit
 from foretoken.forward import anatomy
 from foretoken.forward.hidden_states import FINAL, Depth, reads, state_of, watching
 from foretoken.models.load import DTYPES
-from foretoken.train.feature_store import All
+from foretoken_lab.features.store import All
 
 Rows = dict[str, Tensor]
 

@@ -27,11 +27,11 @@ from foretoken.core.errors import (
 from foretoken.forward import anatomy
 from foretoken.models import fingerprint as fingerprints
 from foretoken.models.fingerprint import fingerprint
-from foretoken.train import feature_store
-from foretoken.train.feature_store import FeatureStore
 from foretoken.train.stopping import Interrupted
 from foretoken_lab.features import extract as writing
+from foretoken_lab.features import store as feature_store
 from foretoken_lab.features.extract import Progress, extract
+from foretoken_lab.features.store import FeatureStore
 from foretoken_lab.features.taps import Taps, Wanted
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, VOCAB_SIZE, Family, randomise, save_model

@@ -40,8 +40,7 @@ from foretoken.train.recipe import Recipe
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from foretoken.train.run import LoopOptions, TrainingRun, within_memory
-from foretoken.train.sources import mixture
-from foretoken.train.stored_blocks import StoredBlocks
+from foretoken.train.sources import mixture, stored_features
 from foretoken.train.trainer import Blocks, Bounds, Schedule
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ def run(
     adapter = build(loaded.model.config, target, name, loaded.fingerprint).to(target.device)
     if start is not None:
         begin_as(adapter, Adapter.load(start), start)
-    stored = None if features is None else StoredBlocks.of(features, (exit_layer,), training.seed, loaded.folder)
+    stored = None if features is None else stored_features(features, (exit_layer,), training.seed, loaded.folder)
     with training.claimed(loaded.fingerprint, {"exit layer": exit_layer}, stored):
         blocks: Blocks
         if stored is not None:

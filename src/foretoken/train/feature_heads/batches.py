@@ -18,8 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from foretoken.drafting.feature_heads.state_network import NetworkConfig
 from foretoken.forward.hidden_states import FINAL, Depth
 from foretoken.train.frozen_target import FrozenTarget
-from foretoken.train.stored_blocks import StoredBlocks
-from foretoken.train.trainer import Blocks
+from foretoken.train.trainer import Blocks, StoredFeatures
 
 BY_COVERAGE = 0
 COVERAGE = 0.985  # of the predicted tokens; of other text as long as that counted, some percent less
@@ -111,7 +110,7 @@ class FromFeatures:
     """Batches from a feature store: only the target's LM head is run, and not even that if logits are stored."""
 
     def __init__(
-        self, target: FrozenTarget, replies: CountedPositions, stored: StoredBlocks, depths: tuple[Depth, ...]
+        self, target: FrozenTarget, replies: CountedPositions, stored: StoredFeatures, depths: tuple[Depth, ...]
     ) -> None:
         self._target, self._replies, self._stored, self._depths = target, replies, stored, depths
 
@@ -136,7 +135,7 @@ class FromFeatures:
 
 
 def batches_of(
-    target: FrozenTarget, counted: CountedPositions, stored: StoredBlocks | None, depths: tuple[Depth, ...]
+    target: FrozenTarget, counted: CountedPositions, stored: StoredFeatures | None, depths: tuple[Depth, ...]
 ) -> Batches:
     """Return batches from a feature store, or from tokens where there is none."""
     if stored is None:

@@ -33,8 +33,8 @@ from foretoken.train.mixture import Mixture, Source
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from foretoken.train.run import LoopOptions, TrainingRun, within_memory
-from foretoken.train.stored_blocks import StoredBlocks
-from foretoken.train.trainer import Blocks, Bounds
+from foretoken.train.sources import stored_features
+from foretoken.train.trainer import Blocks, Bounds, StoredFeatures
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -78,10 +78,10 @@ def run(
     begun = None if start is None else _learned(training.part, start)
     replies = Replies(loaded.tokenizer)
     original = training.original or loaded.folder
-    stored = None if features is None else StoredBlocks.of(features, numbers, this.seed, original)
+    stored = None if features is None else stored_features(features, numbers, this.seed, original)
     with this.claimed(loaded.fingerprint, {"shape": dict(training.shape)}, stored):
 
-        def blocks_of(stage: Stage, place: Path) -> Mixture | StoredBlocks:
+        def blocks_of(stage: Stage, place: Path) -> Mixture | StoredFeatures:
             if stored is not None:
                 return stored
             text = this.text(loaded.model, place, stage.own_words)
@@ -235,7 +235,7 @@ class _Judge:
         return self._made[temperature]
 
 
-def _predicted(replies: Replies, stored: StoredBlocks | None) -> Callable[[Tensor], Tensor]:
+def _predicted(replies: Replies, stored: StoredFeatures | None) -> Callable[[Tensor], Tensor]:
     """Of a block, the tokens that a network is to predict."""
     tokens_of: Callable[[Tensor], Tensor] = torch.Tensor.flatten if stored is None else stored.tokens
 

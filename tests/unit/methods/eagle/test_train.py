@@ -25,8 +25,8 @@ from foretoken.train.feature_heads.remembered import Remembered
 from foretoken.train.feature_heads.run import run
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
-from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.trainer import Bounds
+from foretoken_lab.features.stored_blocks import StoredBlocks
 from helpers.head_training import BATCH, shortened
 from helpers.stored_features import Wanted, extract
 from helpers.threads import one_thread  # noqa: F401  (a fixture)

@@ -17,8 +17,8 @@ from foretoken.methods.kangaroo.train import ExitTarget, FullLaw, judge
 from foretoken.models.load import load_as_is
 from foretoken.train.feature_heads.batches import FromFeatures, FromTokens
 from foretoken.train.sources import parse
-from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.trainer import Bounds
+from foretoken_lab.features.stored_blocks import StoredBlocks
 from helpers.stored_features import Wanted, extract
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model

@@ -32,8 +32,8 @@ from foretoken.train.feature_heads.run import run
 from foretoken.train.feature_heads.training import HeadTraining
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
-from foretoken.train.stored_blocks import StoredBlocks
 from foretoken.train.trainer import Bounds
+from foretoken_lab.features.stored_blocks import StoredBlocks
 from helpers.golden import tokens_of
 from helpers.head_training import BATCH, shortened
 from helpers.mtp_models import FAMILIES, INDEX, PREFIX, VOCABULARY, save_mtp, shard

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from foretoken.core.errors import InputError
 from foretoken.forward.hidden_states import FINAL
-from foretoken.train.feature_store import Features, FeatureStore
+from foretoken_lab.features.store import Features, FeatureStore
 
 HELD_OUT = 20  # one sequence in so many, the last ones of the store, is kept for the held-out measures
 LOADED = 2  # shards in memory
@@ -44,6 +44,7 @@ class StoredBlocks:
                 f"{folder}: holds the depths {held}; needed are {few} and {FINAL} (or {few} and all logits): "
                 f"extract them into another folder with: foretoken train features --depths {listed}"
             )
+        self.hashes = [shard.sha256 for shard in index.shards]
         self._first = [0]  # number of each shard's first sequence, and of the one after the last
         for shard in index.shards:
             self._first.append(self._first[-1] + shard.sequences)
