@@ -108,6 +108,8 @@ def adopt(
     if precision is not None:
         least = _QUANTISED if sample is None else _QUANTISED_SAMPLE
     allowed = max(least, min(_ROUNDINGS * max(shaken), _UNRELATED))
+    if sample is not None:
+        sample.free_native_layers()  # before all layers are packed
     adoption = fit.Adoption(model, max_length, mixers)
     twin = adoption.decoder
     found = trial(lambda batch, cache: twin.forward(batch, NativePlan(cache), span, top=0).logits_MV[:, columns])

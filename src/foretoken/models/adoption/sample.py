@@ -105,6 +105,10 @@ class Sample:
             for parent, name, plain, _ in swapped:
                 setattr(parent, name, plain)
 
+    def free_native_layers(self) -> None:
+        """Free the memory of native twins; from now on, quantised layers compute by plain products."""
+        self._native = []
+
     def stand_ins(self) -> Iterator[tuple[int, int]]:
         """Each layer, and the one of its kind that runs."""
         run = {self._kinds[layer]: layer for layer in reversed(range(self.span.first, self.span.last))}
