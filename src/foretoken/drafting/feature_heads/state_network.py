@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from copy import copy
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -97,12 +96,6 @@ class StateNetwork(LearnedPart, TrainableNetwork):
         self.norm = None
         self.lm_head = nn.Linear(config.width, config.draft_vocab_size, bias=False) if own_head else None
         self.embed_tokens = nn.Embedding(config.vocab_size, config.width) if own_embedding else None
-
-    def with_config(self: _Network, config: Any) -> _Network:
-        """The same weights with another config of the same shapes."""
-        found = copy(self)
-        found.config = config
-        return found
 
     # ------------------------------------------------------------------ the layers
 

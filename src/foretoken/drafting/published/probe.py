@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +24,9 @@ from torch import Tensor
 
 from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.pending_states import final_of, fused_states
+from foretoken.drafting.feature_heads.state_network import StateNetwork
 from foretoken.drafting.published.blocks import LayersConfig
+from foretoken.drafting.published.vocabulary_maps import network_of
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
@@ -45,32 +49,44 @@ the capital of Italy is Rome.
 """
 
 
-AnyHead = TypeVar("AnyHead", bound="Head")
+AnyHead = TypeVar("AnyHead", bound="PublishedHead")
 
 
-class Head(Protocol):
-    """A network with open fields."""
+class PublishedHead(StateNetwork):
+    """A network that other makers publish, whose config may leave fields open (``config.silent``)."""
 
-    config: Any
-    ids_K: Tensor | None
+    config: LayersConfig
 
+    @abstractmethod
     def readings(self, target: LanguageModel) -> Mapping[str, Sequence[Any]]:
-        """Values of each field that a config may leave open, its own first."""
-        ...
+        """Return values of each field that a config may leave open, its own first."""
 
-    def with_config(self: AnyHead, config: Any) -> AnyHead:
-        """The same weights with another config."""
-        ...
-
+    @abstractmethod
     def first_drafts(
         self, states_TF: Tensor, tokens_T: Tensor, embedding_VW: Tensor, head_KW: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the rows [R] of a text after which a draft begins, and the logits of its first token, [R, K]."""
-        ...
 
-    def embedding_of(self, model: Any) -> Tensor: ...
+    def with_config(self: AnyHead, config: Any) -> AnyHead:
+        """Return the same weights with another config of the same shapes."""
+        found = copy(self)
+        found.config = config
+        return found
 
-    def lm_head_of(self, model: Any) -> Tensor: ...
+    @classmethod
+    def of(cls: type[AnyHead], config: Any, tensors: Mapping[str, Tensor]) -> AnyHead:
+        """Build the network from a config and saved weights, float32.
+
+        Raises:
+            ValueError: config and weights do not fit each other; the message names the tensor.
+        """
+        return network_of(cls, config, tensors)
+
+    def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
+        """Refuse a network of another target; without a fingerprint, compare shapes only."""
+        if self.config.target_fingerprint:
+            super().check_target(target)
+        self.check_shape(target)
 
 
 class _Tried(NamedTuple):
@@ -146,7 +162,10 @@ def compared(head: AnyHead, target: LanguageModel, probe: bool) -> tuple[AnyHead
     configs = [replace(head.config, **changes) for changes in wanted]
     with torch.inference_mode():
         found = zip(wanted, configs, _agreements(head, configs, target, tokens), strict=True)
-        tried = [_Tried({name: v for name, v in changes.items() if v != own[name]}, *rest) for changes, *rest in found]
+        tried = [
+            _Tried({name: v for name, v in new.items() if v != own[name]}, config, agrees)
+            for new, config, agrees in found
+        ]
     first, *others = tried[:num_open]
     chosen = max((each for each in others if each.better_than(first)), key=lambda each: each.share, default=first)
     if max(each.share for each in tried) < LEAST:
@@ -166,7 +185,7 @@ def compared(head: AnyHead, target: LanguageModel, probe: bool) -> tuple[AnyHead
     return head.with_config(chosen.config), said
 
 
-def _agreements(head: Head, configs: Sequence[Any], target: LanguageModel, tokens: list[int]) -> list[Tensor]:
+def _agreements(head: PublishedHead, configs: Sequence[Any], target: LanguageModel, tokens: list[int]) -> list[Tensor]:
     """Where the first drafts of each config agree with the target's greedy tokens."""
     num_layers, dtype = target.num_layers, target.dtype
     batch, cache = PackedBatch(), target.new_cache(1)

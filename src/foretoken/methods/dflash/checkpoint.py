@@ -14,7 +14,7 @@ from foretoken.drafting.feature_heads.block import fields_for
 from foretoken.drafting.feature_heads.draft_ids import spread_ids
 from foretoken.drafting.published.blocks import WHERE, block_fields, block_settings
 from foretoken.drafting.published.layouts import MASK_KEYS, Layout, mask_token_of, recognise, stated, value_of
-from foretoken.drafting.published.vocabulary_maps import LM_HEAD, check_tables, maps_of, network_of
+from foretoken.drafting.published.vocabulary_maps import LM_HEAD, check_tables, maps_of
 from foretoken.methods.dflash.network import DFlashConfig, DFlashNetwork
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
@@ -35,15 +35,6 @@ class DFlash(DFlashNetwork):
         """Return all weights, bf16, and the maps between the vocabularies."""
         found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
         return found if self.ids_K is None else {**found, **maps_of(self.ids_K, self.config.vocab_size)}
-
-    @classmethod
-    def of(cls, config: DFlashConfig, tensors: Mapping[str, Tensor]) -> DFlash:
-        """Build the network from a config and saved weights, float32.
-
-        Raises:
-            ValueError: config and weights do not fit each other; the message names the tensor.
-        """
-        return network_of(cls, config, tensors)
 
     @classmethod
     def random(
@@ -69,12 +60,6 @@ class DFlash(DFlashNetwork):
     def how(cls, target: str, draft: str, config: DFlashConfig | None = None) -> str:
         """Return an empty text: there is no command that makes one."""
         return ""
-
-    def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
-        """Refuse a network of another target; without a fingerprint, compare shapes only."""
-        if self.config.target_fingerprint:
-            super().check_target(target)
-        self.check_shape(target)
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target of another width, vocabulary or depth.

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from foretoken.drafting.feature_heads.block import Block, Norm, rotate
 from foretoken.drafting.feature_heads.description import Taps
-from foretoken.drafting.feature_heads.state_network import StateNetwork
 from foretoken.drafting.published.blocks import LayersConfig
-from foretoken.drafting.published.probe import looked_up, scored, tap_readings
+from foretoken.drafting.published.probe import PublishedHead, looked_up, scored, tap_readings
 from foretoken.forward import anatomy
 from foretoken.models.language_model import LanguageModel
 
@@ -122,7 +121,7 @@ class MarkovHead(nn.Module):
         return self.markov_w2(output.tanh()), m, state
 
 
-class DFlashNetwork(StateNetwork):
+class DFlashNetwork(PublishedHead):
     """The weights, and the plain forward pass.
 
     Args:
@@ -183,7 +182,7 @@ class DFlashNetwork(StateNetwork):
         return out
 
     def readings(self, target: LanguageModel) -> dict[str, tuple[Any, ...]]:
-        """Values of the fields that a config may leave open; see drafting/published/probe.py."""
+        """See :class:`PublishedHead`."""
         config = self.config
         scale = getattr(anatomy.find(target.model).embedding, "embed_scale", 1.0)  # of Gemma's lookups
         scales = dict.fromkeys((config.embedding_scale, 1.0, float(scale)))
@@ -192,7 +191,7 @@ class DFlashNetwork(StateNetwork):
     def first_drafts(
         self, states_TF: Tensor, tokens_T: Tensor, embedding_VW: Tensor, head_KW: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`foretoken.drafting.published.probe.Head`: an anchor's block drafts what follows it."""
+        """See :class:`PublishedHead`: an anchor's block drafts what follows it."""
         anchors_R = torch.arange(_BLOCKS_APART, len(tokens_T), _BLOCKS_APART)
         tokens_RB = torch.full((len(anchors_R), self.config.rows), self.config.mask_token)
         tokens_RB[:, 0] = tokens_T[anchors_R]

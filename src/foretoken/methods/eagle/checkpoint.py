@@ -5,7 +5,6 @@ Letters: W width, N states of a row, F width of a state, V vocabulary, K draft v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,9 +13,8 @@ from torch import Tensor
 from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.block import fields_for
 from foretoken.drafting.feature_heads.draft_ids import spread_ids
-from foretoken.drafting.learned_part import check_fingerprint
-from foretoken.drafting.published.vocabulary_maps import check_tables, maps_of, network_of
-from foretoken.methods.eagle.config import EAGLE2, EAGLE3, UNKNOWN, EagleConfig, from_settings, to_settings
+from foretoken.drafting.published.vocabulary_maps import check_tables, maps_of
+from foretoken.methods.eagle.config import EAGLE2, EAGLE3, EagleConfig, from_settings, to_settings
 from foretoken.methods.eagle.makers import in_our_form
 from foretoken.methods.eagle.network import EagleNetwork
 from foretoken.models.fingerprint import fingerprint_of
@@ -43,15 +41,6 @@ class Eagle(EagleNetwork):
         if self.ids_K is not None:
             found |= maps_of(self.ids_K, self.config.vocab_size)
         return found
-
-    @classmethod
-    def of(cls, config: EagleConfig, tensors: Mapping[str, Tensor]) -> Eagle:
-        """Build the network from a config and saved weights, float32.
-
-        Raises:
-            ValueError: config and weights do not fit each other; the message names the tensor.
-        """
-        return network_of(cls, config, tensors)
 
     @classmethod
     def random(
@@ -86,15 +75,6 @@ class Eagle(EagleNetwork):
     def how(cls, target: str, draft: str, config: EagleConfig | None = None) -> str:
         """Return the command that trains a network."""
         return f"foretoken train eagle --target {target} --out DIR"
-
-    def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
-        """Refuse a network of another target; without a fingerprint, compare shapes only."""
-        config = self.config
-        if config.target_fingerprint != UNKNOWN:
-            remedy = f"train one with '{self.how(target.name, '', config)}'"
-            made = f"the {self.title} was trained for the target"
-            check_fingerprint(made, config.target, config.target_fingerprint, target, remedy)
-        self.check_shape(target)
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target of another width, vocabulary or depth.

@@ -31,7 +31,7 @@ from foretoken.drafting.feature_heads.description import (
     Stacked,
 )
 from foretoken.drafting.feature_heads.pair_network import LayeredNetwork
-from foretoken.drafting.published.probe import looked_up, scored, tap_readings
+from foretoken.drafting.published.probe import PublishedHead, looked_up, scored, tap_readings
 from foretoken.methods.eagle.config import EAGLE3, EagleConfig
 from foretoken.models.language_model import LanguageModel
 
@@ -59,7 +59,7 @@ def describe(config: EagleConfig) -> NetworkDescription:
     )
 
 
-class EagleNetwork(LayeredNetwork):
+class EagleNetwork(LayeredNetwork, PublishedHead):
     """The weights of an EAGLE-2 or EAGLE-3 network.
 
     Args:
@@ -127,7 +127,7 @@ class EagleNetwork(LayeredNetwork):
         return found
 
     def readings(self, target: LanguageModel) -> dict[str, tuple[Any, ...]]:
-        """Values of the fields that a config may leave open; see drafting/published/probe.py."""
+        """See :class:`PublishedHead`."""
         config = self.config
         if config.algorithm != EAGLE3:
             return {}
@@ -137,7 +137,7 @@ class EagleNetwork(LayeredNetwork):
     def first_drafts(
         self, states_TF: Tensor, tokens_T: Tensor, embedding_VW: Tensor, head_KW: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`foretoken.drafting.published.probe.Head`: pair i drafts what follows row i + 1."""
+        """See :class:`PublishedHead`: pair i drafts what follows row i + 1."""
         places, table = looked_up(tokens_T[1:], embedding_VW)
         return torch.arange(1, len(tokens_T)), scored(self(states_TF[:-1], places, table), head_KW)
 

@@ -245,8 +245,9 @@ def published(folder: Path, model: LanguageModel, count: int, prefix: str = "lay
 @pytest.mark.parametrize("prefix", ["layers.0.", "midlayer."])
 def test_a_folder_of_the_published_schema_drafts(prefix: str, tmp_path: Path) -> None:
     published(tmp_path / "theirs", target(), 512, prefix)
-    llm = with_config({"method": "eagle", "head": str(tmp_path / "theirs"), "num_speculative_tokens": 3})
-    drafter = compose.build({"method": "eagle", "head": str(tmp_path / "theirs")}, target()).drafter
+    recipe = {"method": "eagle", "head": str(tmp_path / "theirs"), "probe": False}  # its weights are random
+    llm = with_config({**recipe, "num_speculative_tokens": 3})
+    drafter = compose.build(recipe, target()).drafter
     assert "no fingerprint" in drafter.explanation
     assert "someone/their-model" in drafter.explanation
     assert drafter.needs.hidden_layers is not None
