@@ -150,6 +150,14 @@ static void open_columns(const char *values, long D, long count, char *to) {
 #define UPPER_PAIRS(A, B) MIXED(A, B, 8, 9, 24, 25, 10, 11, 26, 27, 12, 13, 28, 29, 14, 15, 30, 31)
     long i = 4;
 #if PARTS == 1
+#define WRITE_TWO_LINES(HALF)                                                                                         \
+    do {                                                                                                              \
+        const __m512i before = _mm512_shuffle_i32x4(quarters[0], quarters[1], HALF);                                  \
+        const __m512i after = _mm512_shuffle_i32x4(quarters[2], quarters[3], HALF);                                   \
+        _mm512_storeu_si512(to, _mm512_shuffle_i32x4(before, after, 0x88));                                           \
+        _mm512_storeu_si512(to + LINE, _mm512_shuffle_i32x4(before, after, 0xdd));                                    \
+        to += 2 * LINE;                                                                                               \
+    } while (0)
     for (; i + 64 <= apart; i += 64) {
         const __m512i w = _mm512_loadu_si512(values + i), x = _mm512_loadu_si512(b + i);
         const __m512i y = _mm512_loadu_si512(c + i), z = _mm512_loadu_si512(d + i);
@@ -157,13 +165,10 @@ static void open_columns(const char *values, long D, long count, char *to) {
         const __m512i third = _mm512_unpackhi_epi8(w, x), fourth = _mm512_unpackhi_epi8(y, z);
         __m512i quarters[4] = {_mm512_unpacklo_epi16(first, second), _mm512_unpackhi_epi16(first, second),
                                _mm512_unpacklo_epi16(third, fourth), _mm512_unpackhi_epi16(third, fourth)}; /* of each 16 */
-        UNROLL for (int half = 0; half < 2; half++, to += 2 * LINE) {
-            const __m512i before = _mm512_shuffle_i32x4(quarters[0], quarters[1], half ? 0xee : 0x44);
-            const __m512i after = _mm512_shuffle_i32x4(quarters[2], quarters[3], half ? 0xee : 0x44);
-            _mm512_storeu_si512(to, _mm512_shuffle_i32x4(before, after, 0x88));
-            _mm512_storeu_si512(to + LINE, _mm512_shuffle_i32x4(before, after, 0xdd));
-        }
+        WRITE_TWO_LINES(0x44);
+        WRITE_TWO_LINES(0xee);
     }
+#undef WRITE_TWO_LINES
 #endif
     for (; i < apart; i += 16, to += LINE) {
         const bytes w = *(const bytes *)(values + i), x = *(const bytes *)(b + i), y = *(const bytes *)(c + i), z = *(const bytes *)(d + i);
