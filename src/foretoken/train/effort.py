@@ -27,11 +27,13 @@ class Effort:
         token_flops: floating-point operations of a token's matrix products.
         logits: numbers of the largest logits that are there at once.
         kept_bytes: of a file that the run may write, at most.
+        trained_flops: of a token that is read again, where the target's products are kept; 0: as many as of a new one.
     """
 
     token_flops: float
     logits: int = 0
     kept_bytes: int = 0
+    trained_flops: float = 0.0
 
     def tell(self, network: nn.Module, rate: float, tokens: int | None, minutes: float | None) -> None:
         """Say how long the run will take and how much memory, roughly."""
@@ -48,9 +50,10 @@ class Effort:
 
     def share(self, rate: float, tokens: int, seconds: float) -> dict[str, Any]:
         """For the record: the machine's product rate and the share of it that was used."""
-        used = tokens * self.token_flops / max(seconds, 1e-9)
+        flops = self.trained_flops or self.token_flops  # those of the target are left out where they are kept
+        used = tokens * flops / max(seconds, 1e-9)
         return {
-            "token_gflops": round(self.token_flops / 1e9, 3),
+            "token_gflops": round(flops / 1e9, 3),
             "machine_gflops": round(rate / 1e9),
             "share": round(used / rate, 3),
         }

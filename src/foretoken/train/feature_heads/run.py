@@ -199,12 +199,12 @@ def _effort(
     """The products of a token that is read for the first time: the target's, and those of every unrolled step."""
     steps = 1 + (training.steps - 1) / getattr(training.objective, "later", 1)
     read, trained = (sum(each.numel() for each in part.parameters()) for part in (target.parts.layers, network))
-    heads = 2 * target.vocabulary + 4 * steps * network.config.draft_vocab_size
-    flops = 2 * read + 6 * steps * trained + heads * target.width
+    again = steps * (6 * trained + 4 * network.config.draft_vocab_size * target.width)
+    flops = 2 * (read + target.vocabulary * target.width) + again
     on_disk = 0 if kept is None else kept.most_bytes
     if bounds.tokens is not None:
         on_disk = min(on_disk, bounds.tokens * (2 * network.config.taps.count * target.width + 6 * KEPT_TOKENS))
-    return Effort(flops, positions * target.vocabulary, on_disk)
+    return Effort(flops, positions * target.vocabulary, on_disk, 0.0 if kept is None else again)
 
 
 class _Judge:
