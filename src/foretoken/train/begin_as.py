@@ -52,7 +52,7 @@ def begin_as(part: Learning, start: Learning, folder: Path, free: Collection[str
         free = {*free, _MLP_WIDTH}
     for each in fields(part.config):
         theirs, ours = getattr(start.config, each.name, None), getattr(part.config, each.name)
-        if each.name not in _OWNERS and each.name not in free and theirs != ours:
+        if each.compare and each.name not in _OWNERS and each.name not in free and theirs != ours:
             option = f" ({_OPTIONS[each.name]})" if each.name in _OPTIONS else ""
             raise MismatchError(
                 f"--start {folder}: its {each.name} is {theirs}, but {ours} is trained here: ask for the same shape"
