@@ -191,7 +191,7 @@ class DFlashNetwork(PublishedHead):
     def first_drafts(
         self, states_TF: Tensor, tokens_T: Tensor, embedding_VW: Tensor, head_KW: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`PublishedHead`: an anchor's block drafts what follows it."""
+        """See :class:`PublishedHead`: an anchor's block drafts the tokens after it."""
         anchors_R = torch.arange(_BLOCKS_APART, len(tokens_T), _BLOCKS_APART)
         tokens_RB = torch.full((len(anchors_R), self.config.rows), self.config.mask_token)
         tokens_RB[:, 0] = tokens_T[anchors_R]

@@ -20,7 +20,7 @@ from foretoken.drafting.published.blocks import LayersConfig, block_fields, bloc
 from foretoken.drafting.published.layouts import MASK_KEYS
 
 EAGLE2, EAGLE3 = "eagle", "eagle3"
-EITHER = "ids that count inputs or outputs"  # key of configs whose makers do both
+EITHER = "ids that count inputs or outputs"  # key of configs that do not say which
 UNKNOWN = ""  # the fingerprint of a folder without one
 SPECULATIVE_TOKENS = 5  # draft length that our folders recommend to other engines
 _LAYER = "LlamaDecoderLayer"  # layer class of EAGLE-1/2

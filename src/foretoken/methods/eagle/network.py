@@ -137,7 +137,7 @@ class EagleNetwork(LayeredNetwork, PublishedHead):
     def first_drafts(
         self, states_TF: Tensor, tokens_T: Tensor, embedding_VW: Tensor, head_KW: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See :class:`PublishedHead`: pair i drafts what follows row i + 1."""
+        """See :class:`PublishedHead`: pair i drafts the token after row i + 1."""
         places, table = looked_up(tokens_T[1:], embedding_VW)
         return torch.arange(1, len(tokens_T)), scored(self(states_TF[:-1], places, table), head_KW)
 

@@ -66,7 +66,7 @@ def train(network: Any, target: LanguageModel, **other: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def eagle(target: LanguageModel) -> Eagle:
-    """A head over the layers (3, 4, 5) whose residual is normed; without ids it would be over (2, 3, 4)."""
+    """A head over the layers (3, 4, 5) with a normed residual; without ids it would be over (2, 3, 4)."""
     return train(Eagle.random(target, depths=(3, 4, 5), norm_before_residual=True), target)
 
 
