@@ -135,15 +135,7 @@ def _with_ours(model, mixture, recipe, steps, folder, muon):
         losses.append(progress.loss)
 
     bounds = trainer.Bounds(tokens=steps * recipe.schedule.batch * recipe.block)
-    trainer.fit(
-        model,
-        NextToken(),
-        mixture,
-        schedule,
-        bounds,
-        folder / "checkpoints",
-        report=report,
-    )
+    trainer.fit(model, NextToken(), mixture, schedule, bounds, folder / "checkpoints", report=report)
     return times, losses[-1]
 
 

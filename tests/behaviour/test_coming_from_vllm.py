@@ -358,12 +358,7 @@ OF_A_REQUEST = [  # the same for its sampling params
         (
             *("best_of", "prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids", "stream_interval"),
             *("guided_decoding", "extra_args", "skip_reading_prefix_cache", "thinking_token_budget", "output_kind"),
-            *(
-                "repetition_detection",
-                "trace_decode_token_ids",
-                "stop_token_ids",
-                "truncation_side",
-            ),
+            *("repetition_detection", "trace_decode_token_ids", "stop_token_ids", "truncation_side"),
         ),
     ),
     (False, ("flat_logprobs", "skip_clone", "use_beam_search", "early_stopping")),

@@ -320,10 +320,7 @@ def test_heads_that_are_missing_foreign_or_damaged_are_refused(tmp_path: Path) -
         ({"tree": "hub"}, "verifies chains"),
         ({"tree": "coupled"}, "not valid for drafts of kind Coupled"),
         ({"verifier": "ratio"}, "unknown option 'head' .*an option of verifier 'judge'"),
-        (
-            {"method": "kangaroo", "model": None, "threshold": 0.5},
-            "write 'judge.threshold' for the verifier's",
-        ),
+        ({"method": "kangaroo", "model": None, "threshold": 0.5}, "write 'judge.threshold' for the verifier's"),
         ({"threshold": 0.5, "judge.threshold": 0.6}, "'threshold' and 'judge.threshold' are one option: keep one"),
         ({"judge.max_runs": 0.6}, "unknown option 'judge.max_runs'"),
     ],

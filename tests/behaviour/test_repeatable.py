@@ -249,8 +249,7 @@ def failing(llm: LLM, member: str, after: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "member"),
-    [*((recipe, "propose") for recipe in RECIPES), ("kangaroo", "propose"), ("del", "on_forward")],
+    ("recipe", "member"), [*((recipe, "propose") for recipe in RECIPES), ("kangaroo", "propose"), ("del", "on_forward")]
 )
 def test_a_neighbour_that_fails_changes_nothing_of_what_a_seed_gives(recipe, member):
     """Draws and updates of the failed step are repeated, and do not count twice."""

@@ -9,15 +9,7 @@ import pytest
 import torch
 
 from foretoken import catalog
-from foretoken.certify.enumeration import (
-    CHAINS,
-    KINDS,
-    LAW_OF,
-    STYLES,
-    TablePair,
-    step_law,
-    target_law,
-)
+from foretoken.certify.enumeration import CHAINS, KINDS, LAW_OF, STYLES, TablePair, step_law, target_law
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass, Sampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier

@@ -113,11 +113,7 @@ BAD = [
         "file: this is a file, not the folder of",
     ),
     ("draft --target zoo:draft --out out --corpus mine.jsonl --seed 9223372036854775808", 2, "--seed 92233720368547"),
-    (
-        "eagle --target zoo:draft --out out --corpus mine.jsonl --mlp-width 1000000000",
-        2,
-        "--mlp-width 1000000000",
-    ),
+    ("eagle --target zoo:draft --out out --corpus mine.jsonl --mlp-width 1000000000", 2, "--mlp-width 1000000000"),
     ("longspec --target zoo:draft --out out --corpus mine.jsonl --levels 100000", 2, "--levels 100000"),
     ("judge --target zoo:draft --draft-model zoo:draft --out out --tail x", 2, "--tail x: must be mask or negative"),
     ("draft --target ./none --out out --corpus mine.jsonl", 1, "./none"),

@@ -104,11 +104,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(capsys, arguments, code, messa
     [
         ("--method sprinter --set model=zoo:draft --set head=nowhere", 1, "no SPRINTER head for 'zoo:draft'"),
         ("--method sprinter --set model=zoo:draft --set head=other --set threshold=2", 2, "threshold=2"),
-        (
-            "--method sprinter --set model=zoo:draft --set stop=confidnce",
-            2,
-            "did you mean 'confidence'",
-        ),
+        ("--method sprinter --set model=zoo:draft --set stop=confidnce", 2, "did you mean 'confidence'"),
         ("--method sprinter --set model=zoo:draft --set stop=confidence --set head=x", 2, "head='x' does nothing with"),
         ("--method ngram --set verifier=sprinter", 2, "drafts of method 'ngram' carry none"),
     ],

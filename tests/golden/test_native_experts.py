@@ -252,10 +252,7 @@ def test_other_mixtures_take_the_general_path(
     assert reason in caplog.text
 
 
-SERVED: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"mlp_only_layers": [1], "norm_topk_prob": True},
-    "mixtral": {},
-}
+SERVED: dict[str, dict[str, Any]] = {"qwen3_moe": {"mlp_only_layers": [1], "norm_topk_prob": True}, "mixtral": {}}
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -35,17 +35,7 @@ _FARTHER = {"olmo2": 0.02, "bamba": 0.02, "qwen3_moe": 0.03}
 SPREAD = 2.0  # of all logits of a row, as a trained model's: KL is proportional to its square
 CONFIGS = {
     name: (FAMILIES[name][0], {**COMMON, **FAMILIES[name][1], "hidden_size": 192})
-    for name in (
-        "llama",
-        "qwen2",
-        "qwen3",
-        "gemma2",
-        "gemma3",
-        "phi3",
-        "mistral, window",
-        "olmo2",
-        "qwen3_moe",
-    )
+    for name in ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "mistral, window", "olmo2", "qwen3_moe")
 } | {"bamba": ("bamba", {**STATE_SPACE["bamba"].options, "vocab_size": 101, "hidden_size": 192, "mamba_n_heads": 24})}
 
 

@@ -199,9 +199,7 @@ def plain(name: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "case",
-    in_pairs(cases(), lambda case: (case.entry.name, case.kind), lambda case: ()),
-    ids=lambda case: case.label,
+    "case", in_pairs(cases(), lambda case: (case.entry.name, case.kind), lambda case: ()), ids=lambda case: case.label
 )
 def test_every_drafter_gives_the_plain_tokens(case: Case) -> None:
     """Collected from the catalogue. Without the native decoder a forward of the library's cannot be cut everywhere."""

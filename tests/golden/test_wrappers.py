@@ -61,10 +61,7 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any]]] = {
             "eoi_token_index": 98,
         },
     ),
-    "aya_vision": (
-        "AyaVisionForConditionalGeneration",
-        {"text_config": text("cohere2"), "vision_config": SIGLIP},
-    ),
+    "aya_vision": ("AyaVisionForConditionalGeneration", {"text_config": text("cohere2"), "vision_config": SIGLIP}),
     "qwen2_vl": (
         "Qwen2VLForConditionalGeneration",
         {

@@ -41,10 +41,7 @@ class Session:
     """A model with a cache, and the few moves that a step makes."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        max_slots: int = 4,
-        plan: Callable[[KVCache, PackedBatch], Plan] = DensePlan,
+        self, model: LanguageModel, max_slots: int = 4, plan: Callable[[KVCache, PackedBatch], Plan] = DensePlan
     ) -> None:
         self.model = model
         self.cache = model.new_cache(max_slots)

@@ -37,10 +37,7 @@ def head(
 ) -> JudgeHead:
     """A head of a target that need not be loaded, default the bundled one: a constant if ``spread`` is 0."""
     config = JudgeConfig(
-        width=width,
-        threshold=threshold,
-        target="zoo:base",
-        target_fingerprint=fingerprint(target or zoo.path("base")),
+        width=width, threshold=threshold, target="zoo:base", target_fingerprint=fingerprint(target or zoo.path("base"))
     )
     return JudgeHead(config, Logistic.random(width, bias=bias, spread=spread, seed=5))
 

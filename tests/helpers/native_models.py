@@ -51,10 +51,7 @@ _GRANITE = {
     "attention_multiplier": 0.11,
     "logits_scaling": 4.0,
 }
-_ALTERNATING = {
-    "sliding_window": 21,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-}
+_ALTERNATING = {"sliding_window": 21, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 _TWO = {
     "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 4.0},
@@ -117,13 +114,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_moe, dense layers between": (
         "qwen3_moe",
-        {
-            **_EXPERTS,
-            "num_hidden_layers": 5,
-            "decoder_sparse_step": 2,
-            "mlp_only_layers": [3],
-            "norm_topk_prob": False,
-        },
+        {**_EXPERTS, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": False},
     ),
     "qwen3_moe, many experts": (
         "qwen3_moe",

@@ -60,12 +60,7 @@ def with_config(config: Mapping[str, Any] | None, **options: Any) -> LLM:
 
 
 def with_drafter(
-    drafter: Drafter,
-    *,
-    num_nodes: int = 6,
-    adaptive: bool = False,
-    verifier: Verifier | None = None,
-    **options: Any,
+    drafter: Drafter, *, num_nodes: int = 6, adaptive: bool = False, verifier: Verifier | None = None, **options: Any
 ) -> LLM:
     """A recipe of an instance over the target."""
     count = "auto" if adaptive else num_nodes

@@ -298,8 +298,7 @@ class EpsilonEagle(_Epsilon, EagleDrafter):
 
 
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [(EpsilonExits, {"exit_layer": 2, "draft_length": 3}), (EpsilonEagle, {"max_depth": 3})],
+    ("method", "options"), [(EpsilonExits, {"exit_layer": 2, "draft_length": 3}), (EpsilonEagle, {"max_depth": 3})]
 )
 def test_a_little_q_where_it_is_0_is_seen(method: Any, options: dict[str, Any], tmp_path: Path) -> None:
     config = method.Config(draft_vocab=kept(tmp_path, 20, 33), **options)

@@ -33,13 +33,7 @@ class Measurement:
     """
 
     def __init__(
-        self,
-        script: str,
-        path: str | Path | None,
-        *,
-        threads: int | None,
-        option: str = "--json",
-        peers: bool = False,
+        self, script: str, path: str | Path | None, *, threads: int | None, option: str = "--json", peers: bool = False
     ) -> None:
         self._script, self._path, self._threads, self._peers = script, path, threads, peers
         if path is not None:

@@ -92,11 +92,7 @@ BAD = [
     ("--false-accepts nan", 2, "--false-accepts nan"),
     ("--device gpu", 2, "--device gpu: not available here"),
     ("--out file", 2, "--out file: this is a file"),
-    (
-        "--task questions.jsonl --examples 1",
-        2,
-        "tokens were found that are fine and not the target's own choice; 50",
-    ),
+    ("--task questions.jsonl --examples 1", 2, "tokens were found that are fine and not the target's own choice; 50"),
     ("--triples none.jsonl", 2, "none.jsonl: no such file"),
     ("--triples wrong.jsonl", 2, "wrong.jsonl:1: 'error' must be [BEGIN, END]"),
     ("--task questions.jsonl --labels wrong.jsonl", 2, "--labels wrong.jsonl: this is no file of mined labels"),

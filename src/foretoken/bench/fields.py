@@ -38,11 +38,7 @@ def metrics_fields(metrics: Metrics) -> dict[str, Any]:
         "acceptance_by_position": metrics.acceptance_by_position,
         "drafted_by_source": metrics.drafted_by_source,
         "accepted_by_source": metrics.accepted_by_source,
-        "time": {
-            "draft": metrics.draft_seconds,
-            "verify": metrics.verify_seconds,
-            "other": metrics.other_seconds,
-        },
+        "time": {"draft": metrics.draft_seconds, "verify": metrics.verify_seconds, "other": metrics.other_seconds},
         "distortion": finite(metrics.distortion),
         "kl": finite(metrics.kl),
         "experts_per_step": metrics.experts_per_step,

@@ -155,16 +155,7 @@ def _latency(results: Sequence[Mapping[str, Any]]) -> Sheet:
         "P50 and P99, from the queueing of a request. Tokens that are accepted together arrive together: the first of "
         "them waits for the whole step and the others do not wait, so a P50 between tokens may be 0; the mean is "
         f"decoding's. {_span(answers)} answers and {_span(gaps)} gaps of each method.",
-        (
-            "method",
-            "first token P50",
-            "P99",
-            "between tokens mean",
-            "P50",
-            "P99",
-            "whole answer P50",
-            "P99",
-        ),
+        ("method", "first token P50", "P99", "between tokens mean", "P50", "P99", "whole answer P50", "P99"),
         [
             (
                 Cell(result["method"]),

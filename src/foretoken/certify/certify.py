@@ -128,15 +128,7 @@ def certify(
     certified += "" if loading.dtype == "float32" else f" in {loading.dtype}"
     if loading.kv_cache_dtype != "auto":
         certified += f", keys and values in {loading.kv_cache_dtype}"
-    return Certificate(
-        method,
-        settings,
-        certified,
-        recipe.promise,
-        quick,
-        tuple(sections),
-        time.perf_counter() - began,
-    )
+    return Certificate(method, settings, certified, recipe.promise, quick, tuple(sections), time.perf_counter() - began)
 
 
 class _Parts:

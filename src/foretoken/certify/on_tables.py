@@ -18,13 +18,7 @@ from foretoken.certify.enumeration import (
     target_law,
     worst_error,
 )
-from foretoken.certify.own_checks import (
-    NUM_SEEDS,
-    ColderTarget,
-    LenientTarget,
-    batch_differences,
-    sampler_differences,
-)
+from foretoken.certify.own_checks import NUM_SEEDS, ColderTarget, LenientTarget, batch_differences, sampler_differences
 from foretoken.certify.statistics import ChiSquare, goodness_of_fit
 from foretoken.certify.teeth import CAUGHT, CONTROLS, TEETH, SameNoise, Tooth
 from foretoken.core.draft import Draft

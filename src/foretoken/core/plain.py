@@ -62,9 +62,7 @@ def _owner(function: Callable[..., Any]) -> str:
 
 
 def reject_unknown_keywords(
-    function: Made,
-    elsewhere: Mapping[str, str] | None = None,
-    idle: Mapping[str, tuple[Any, ...]] | None = None,
+    function: Made, elsewhere: Mapping[str, str] | None = None, idle: Mapping[str, tuple[Any, ...]] | None = None
 ) -> Made:
     """Refuse keywords that a function does not have with the nearest that it has, and all else as :func:`check_call`
     does.

@@ -191,11 +191,7 @@ def _mix32(x: Tensor) -> Tensor:
 
 
 def exponential(
-    seed: int,
-    positions: Sequence[int],
-    vocab_size: int,
-    device: torch.device | str = "cpu",
-    ids: Tensor | None = None,
+    seed: int, positions: Sequence[int], vocab_size: int, device: torch.device | str = "cpu", ids: Tensor | None = None
 ) -> Tensor:
     """Unit exponential noise as a function of (seed, position, token).
 
@@ -228,11 +224,7 @@ def exponential(
 
 
 def gumbel(
-    seed: int,
-    positions: Sequence[int],
-    vocab_size: int,
-    device: torch.device | str = "cpu",
-    ids: Tensor | None = None,
+    seed: int, positions: Sequence[int], vocab_size: int, device: torch.device | str = "cpu", ids: Tensor | None = None
 ) -> Tensor:
     """Gumbel noise, float32 [M, V]: ``argmax(log p + noise)`` is a draw from p. See :func:`exponential`."""
     return exponential(seed, positions, vocab_size, device, ids).log_().neg_()

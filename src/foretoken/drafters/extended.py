@@ -13,7 +13,7 @@ _KINDS = (PointMass, Sampled, Coupled)
 
 
 class ExtendedDrafter(CopiesFirst):
-    """Drafts as another drafter, and appends what followed earlier where the text behind the draft repeats itself.
+    """Drafts as another drafter, and appends what followed earlier where the text after the draft repeats itself.
 
     Exact: copies follow from the text and the draft's tokens; they are point masses, as in ``auto``. Where the other
            drafter has no draft, they follow the text itself. Lossless under any lossless verifier of both kinds.

@@ -104,11 +104,7 @@ def on_line(points: Sequence[int], values: Sequence[float], at: float) -> float:
 
 
 def measured_step(
-    target: LanguageModel,
-    exit_layer: int,
-    length: int,
-    adapter: ExitHead | None = None,
-    head: HeadRows | None = None,
+    target: LanguageModel, exit_layer: int, length: int, adapter: ExitHead | None = None, head: HeadRows | None = None
 ) -> float:
     """How many plain steps a step with a draft takes on this machine, measured in a moment.
 

@@ -29,8 +29,7 @@ class OuterOptions(Checked):
 
     drafter: Annotated[str, Option("The inner method.")] = "draft_model"
     model: Annotated[
-        str | None,
-        Option("Its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id."),
+        str | None, Option("Its draft checkpoint, if it takes one: zoo:NAME, a local folder, or a hub id.")
     ] = None
     head: Annotated[
         str | Path | None, Option("Its trained head, if it takes one; None: the one next to the target's weights.")

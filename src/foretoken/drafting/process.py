@@ -282,12 +282,7 @@ def _bound(pipe: Connection) -> None:
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _MESSAGE, 0))
 
 
-def _kill(
-    process: subprocess.Popen[bytes],
-    pipe: Connection,
-    gloo: GlooChannel | None,
-    folder: str,
-) -> None:
+def _kill(process: subprocess.Popen[bytes], pipe: Connection, gloo: GlooChannel | None, folder: str) -> None:
     pipe.close()
     process.kill()  # it holds nothing that could be lost
     process.wait()

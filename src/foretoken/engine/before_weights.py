@@ -91,12 +91,7 @@ def _class_of(name: Any, kind: Literal["drafter", "verifier"]) -> Any:
 
 
 def _check_part(
-    place: str,
-    owner: str,
-    settings: Mapping[str, Any],
-    model: str,
-    config: Callable[[], Any],
-    also: str | None = None,
+    place: str, owner: str, settings: Mapping[str, Any], model: str, config: Callable[[], Any], also: str | None = None
 ) -> None:
     """Refuse a learned part that is not there, or that says it is another target's.
 

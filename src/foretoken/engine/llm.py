@@ -318,11 +318,7 @@ class LLM:
 
     @arguments
     def stream_chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        sampling_params: SamplingParams | None = None,
+        self, messages: Messages, params: SamplingParams | None = None, *, sampling_params: SamplingParams | None = None
     ) -> Iterator[Chunk]:
         """Answer one conversation and yield a chunk per step."""
         return self.stream(self.chat_prompt(messages), _one_of(params, sampling_params))

@@ -64,13 +64,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        target: LanguageModel,
-        recipe: Recipe,
-        *,
-        max_slots: int,
-        max_rows: int,
-        prefix_bytes: int | None = None,
+        self, target: LanguageModel, recipe: Recipe, *, max_slots: int, max_rows: int, prefix_bytes: int | None = None
     ) -> None:
         self.target = target
         self.recipe = recipe

@@ -65,14 +65,7 @@ class PackedBatch:
         return len(self.tokens)
 
     def add_chunk(
-        self,
-        slot: int,
-        prefix: int,
-        tokens: Sequence[int],
-        *,
-        wanted: int,
-        tail: int = 0,
-        verification: bool = False,
+        self, slot: int, prefix: int, tokens: Sequence[int], *, wanted: int, tail: int = 0, verification: bool = False
     ) -> None:
         """Append consecutive tokens; logits of the last ``wanted`` rows.
 

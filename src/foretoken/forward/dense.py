@@ -103,14 +103,7 @@ class DensePlan(Plan):
         return self._mixing(mixer, projected)
 
     def _over(
-        self,
-        layer: int,
-        index: int,
-        segment: Segment,
-        q_HRD: Tensor,
-        k_GLD: Tensor,
-        v_GLD: Tensor,
-        scoring: Scoring,
+        self, layer: int, index: int, segment: Segment, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor, scoring: Scoring
     ) -> Tensor:
         """One segment over its visible columns: [R, H, Dv]."""
         if scoring.softcap is None and scoring.sinks_H is None:

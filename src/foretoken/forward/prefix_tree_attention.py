@@ -66,14 +66,7 @@ class PrefixTreePlan(DensePlan):
         self._kernel_lists: dict[tuple[int, int, int], BlockLists] = {}
 
     def _over(
-        self,
-        layer: int,
-        index: int,
-        segment: Segment,
-        q_HRD: Tensor,
-        k_GLD: Tensor,
-        v_GLD: Tensor,
-        scoring: Scoring,
+        self, layer: int, index: int, segment: Segment, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor, scoring: Scoring
     ) -> Tensor:
         if not segment.verification or segment.num_rows + segment.tail == 1:
             return super()._over(layer, index, segment, q_HRD, k_GLD, v_GLD, scoring)

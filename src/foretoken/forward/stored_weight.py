@@ -18,13 +18,7 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import ModelError
 from foretoken.forward.quantised_experts import QuantisedExperts
-from foretoken.forward.quantised_weight import (
-    QuantisedLinear,
-    QuantisedWeight,
-    ranges,
-    rounded,
-    rounding_parameters,
-)
+from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight, ranges, rounded, rounding_parameters
 
 TABLES = {  # by the names that native code has for them
     "iq4": torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.int8),

@@ -229,13 +229,7 @@ class LanguageModel:
         return cache_for(self.mixers, self.num_layers, max_slots, self.max_length, self.dtype, self.device)
 
     def forward(
-        self,
-        batch: PackedBatch,
-        plan: Plan,
-        *,
-        top: int = 0,
-        span: Span | None = None,
-        head: SomeOfHead | None = None,
+        self, batch: PackedBatch, plan: Plan, *, top: int = 0, span: Span | None = None, head: SomeOfHead | None = None
     ) -> Output:
         """Compute the wanted rows' logits; keys and values go where the plan puts them.
 

@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ADDRESS = ctypes.c_void_p
-_NUMBERS = {
-    "int64_t": ctypes.c_int64,
-    "int32_t": ctypes.c_int32,
-    "double": ctypes.c_double,
-    "float": ctypes.c_float,
-}
+_NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "double": ctypes.c_double, "float": ctypes.c_float}
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _STRUCT = re.compile(r"typedef struct \w*\s*\{(.*?)\}\s*(\w+);", re.DOTALL)
 _ENUM = re.compile(r"\benum\s*\{(.*?)\}", re.DOTALL)

@@ -55,10 +55,7 @@ class NativeDecoder:
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        library: ctypes.CDLL,
-        taken: Callable[[int, PackedBlock], None] | None = None,
+        self, layout: Layout, library: ctypes.CDLL, taken: Callable[[int, PackedBlock], None] | None = None
     ) -> None:
         self.library = library
         self._keep: list[Any] = []  # memory that native code reads

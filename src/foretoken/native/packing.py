@@ -162,12 +162,7 @@ class TiledLinear(nn.Module):
     """
 
     def __init__(
-        self,
-        packed: Tiles,
-        out_features: int,
-        bias: Tensor | None,
-        library: ctypes.CDLL,
-        order_O: Tensor | None = None,
+        self, packed: Tiles, out_features: int, bias: Tensor | None, library: ctypes.CDLL, order_O: Tensor | None = None
     ) -> None:
         super().__init__()
         self._places_O = None if order_O is None else order_O.argsort()

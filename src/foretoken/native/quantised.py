@@ -136,11 +136,7 @@ def coded_tiles(weight: QuantisedWeight, kind: torch.dtype | None = None) -> Cod
         codes = codes[..., :4] | codes[..., 4:] << 4
     head = parameters.flatten(1).view(torch.uint8)
     data = torch.cat(
-        [
-            head,
-            head.new_zeros(tiles, _lines(head.shape[1]) - head.shape[1]),
-            codes.transpose(1, 2).reshape(tiles, -1),
-        ],
+        [head, head.new_zeros(tiles, _lines(head.shape[1]) - head.shape[1]), codes.transpose(1, 2).reshape(tiles, -1)],
         dim=1,
     )
     minimum = weight.minimum_OG is not None

@@ -159,11 +159,5 @@ class EngineOptions(Checked):
         ),
     ] = False
     prefix_cache_bytes: Annotated[
-        int,
-        Option(
-            "Limit of the KV cache with prefixes.",
-            least=1,
-            most=2**63 - 1,
-            on_command_line=False,
-        ),
+        int, Option("Limit of the KV cache with prefixes.", least=1, most=2**63 - 1, on_command_line=False)
     ] = 2**30

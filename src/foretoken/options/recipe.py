@@ -71,10 +71,9 @@ class RecipeOptions(Checked):
             choices=EXECUTORS,
         ),
     ] = "serial"
-    lane: Annotated[
-        str,
-        Option("Where pearl drafts: in a thread, in a process, or over gloo.", choices=LANES),
-    ] = "thread"
+    lane: Annotated[str, Option("Where pearl drafts: in a thread, in a process, or over gloo.", choices=LANES)] = (
+        "thread"
+    )
     plan: Annotated[
         str | None,
         Option("The target's verification plan: dense, or one of the catalogue; or a file of `foretoken plan`."),

@@ -79,16 +79,14 @@ class SamplingParams:
         ),
     ] = 128
     temperature: Annotated[
-        float,
-        Option("0 is greedy decoding.", least=0, remedy="use 0 for greedy decoding", more="vLLM's default is 1."),
+        float, Option("0 is greedy decoding.", least=0, remedy="use 0 for greedy decoding", more="vLLM's default is 1.")
     ] = 0.0
     top_p: Annotated[
         float,
         Option("Keep the smallest set of tokens with this mass.", above=0, most=1, remedy="use 1 to keep every token"),
     ] = 1.0
     top_k: Annotated[
-        int,
-        Option("Keep the k most probable tokens; 0 and -1 keep all.", least=-1, remedy="use 0 to keep every token"),
+        int, Option("Keep the k most probable tokens; 0 and -1 keep all.", least=-1, remedy="use 0 to keep every token")
     ] = 0
     min_p: Annotated[
         float,
@@ -111,8 +109,7 @@ class SamplingParams:
         ),
     ] = 0.0
     xtc_threshold: Annotated[
-        float,
-        Option("The probability from which `xtc_probability` counts a token as a best one.", least=0, most=1),
+        float, Option("The probability from which `xtc_probability` counts a token as a best one.", least=0, most=1)
     ] = 0.1
     dry_multiplier: Annotated[
         float,
@@ -155,8 +152,7 @@ class SamplingParams:
         ),
     ] = None
     stop: Annotated[
-        str | Sequence[str] | None,
-        Option("End the text before this string.", metavar="TEXT", convert=texts),
+        str | Sequence[str] | None, Option("End the text before this string.", metavar="TEXT", convert=texts)
     ] = None
     stop_token_ids: Annotated[
         Sequence[int],
@@ -172,8 +168,7 @@ class SamplingParams:
         bool, Option("Keep the stop string, or the text of the stop token, at the text's end.", on_command_line=False)
     ] = False
     skip_special_tokens: Annotated[
-        bool,
-        Option("Leave special tokens out of the text; they are in `token_ids`.", on_command_line=False),
+        bool, Option("Leave special tokens out of the text; they are in `token_ids`.", on_command_line=False)
     ] = True
     repetition_penalty: Annotated[
         float,
@@ -190,8 +185,7 @@ class SamplingParams:
         Option("Subtracted once from the logits of tokens in the output.", least=-2, most=2, remedy="use 0 for none"),
     ] = 0.0
     frequency_penalty: Annotated[
-        float,
-        Option("Subtracted for every occurrence in the output.", least=-2, most=2, remedy="use 0 for none"),
+        float, Option("Subtracted for every occurrence in the output.", least=-2, most=2, remedy="use 0 for none")
     ] = 0.0
     logit_bias: Annotated[
         Mapping[int, float] | None,
@@ -301,8 +295,7 @@ class SamplingParams:
         ),
     ] = None
     thinking_budget_message: Annotated[
-        str | None,
-        Option("Written before the end that `thinking_token_budget` sets.", name="reasoning-budget-message"),
+        str | None, Option("Written before the end that `thinking_token_budget` sets.", name="reasoning-budget-message")
     ] = None
     prediction: Annotated[
         str | Sequence[int] | None,

@@ -27,14 +27,7 @@ _LEAST_ANSWERS = 3  # that are replayed, however late it is
 Made = dict[int, list[Expected]]  # by length, one for each answer
 
 
-def evaluate(
-    candidate: Candidate,
-    target: Any,
-    trace: Trace,
-    states: States,
-    costs: Costs,
-    until: float,
-) -> DraftCosts:
+def evaluate(candidate: Candidate, target: Any, trace: Trace, states: States, costs: Costs, until: float) -> DraftCosts:
     """Replay a candidate and fill in its prediction; sets its reason if it cannot draft here.
 
     Args:

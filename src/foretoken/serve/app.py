@@ -133,12 +133,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
         asked = await asyncio.to_thread(Completion, service, body)
         return await _answer(asked, body, request, stream=bool(body.stream))
 
-    @app.post(
-        "/v1/responses",
-        summary="Create a response, stateless",
-        tags=["openai"],
-        responses=_STREAMED,
-    )
+    @app.post("/v1/responses", summary="Create a response, stateless", tags=["openai"], responses=_STREAMED)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         refuse_unknown(body, request)
         asked = await asyncio.to_thread(MadeResponse, service, body)

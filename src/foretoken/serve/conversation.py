@@ -124,11 +124,7 @@ class Conversation:
     """
 
     def __init__(
-        self,
-        service: Service,
-        messages: Sequence[Message],
-        choice: ToolChoice,
-        body: ConversationRequest,
+        self, service: Service, messages: Sequence[Message], choice: ToolChoice, body: ConversationRequest
     ) -> None:
         self._service = service
         self._choice = choice

@@ -144,8 +144,7 @@ class Speculation(Fields):
         _Index | None, Field(description="Maximum number of draft tokens per step; null: the server's setting.")
     ] = None
     show: Annotated[
-        bool,
-        Field(description="Report the drafter of each token, and how many of a draft were refused."),
+        bool, Field(description="Report the drafter of each token, and how many of a draft were refused.")
     ] = False
     metrics: Annotated[
         Literal["none", "summary", "detailed"] | None,

@@ -51,12 +51,7 @@ def serve(app: FastAPI, loop: EngineLoop, listening: socket.socket, *, drain_sec
             third one does not wait for their readers.
     """
     config = bounded_config(
-        app,
-        lifespan="off",
-        access_log=False,
-        log_level="warning",
-        timeout_graceful_shutdown=5,
-        server_header=False,
+        app, lifespan="off", access_log=False, log_level="warning", timeout_graceful_shutdown=5, server_header=False
     )
     try:
         _Server(config, loop, drain_seconds).run(sockets=[listening])

@@ -92,12 +92,7 @@ class Loop(Text):
     ] = None
     tokens: Annotated[int | None, Option("Stop after so many tokens; default: no such bound.", above=0)] = None
     checkpoint_every: Annotated[
-        float | None,
-        Option(
-            "Seconds of training between two checkpoints; default: 120.",
-            metavar="SECONDS",
-            above=0,
-        ),
+        float | None, Option("Seconds of training between two checkpoints; default: 120.", metavar="SECONDS", above=0)
     ] = None
     rate: Annotated[float, Option("Factor on the recipe's learning rates.", above=0)] = 1.0
 
@@ -141,8 +136,7 @@ class Compiling(Loop):
     """The option of commands that train whole models."""
 
     compiled: Annotated[
-        When,
-        Option("Compile the layers first, half a minute; auto: only where there is a GPU.", name="compile"),
+        When, Option("Compile the layers first, half a minute; auto: only where there is a GPU.", name="compile")
     ] = When.auto
 
 

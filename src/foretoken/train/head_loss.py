@@ -68,13 +68,7 @@ class _LawLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_ND: Tensor,
-        head_KD: Tensor,
-        p_MK: Tensor,
-        of_N: Tensor,
-        weights_N: Tensor,
-        dtype: torch.dtype,
+        ctx: Any, hidden_ND: Tensor, head_KD: Tensor, p_MK: Tensor, of_N: Tensor, weights_N: Tensor, dtype: torch.dtype
     ) -> Tensor:
         head, hidden = head_KD.to(dtype), hidden_ND.to(dtype)
         p = F.pad(p_MK, (0, 0, 0, -len(p_MK) % ROUND)).to(dtype)  # products of few different shapes

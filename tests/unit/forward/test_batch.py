@@ -66,12 +66,7 @@ def test_a_tree_row_sees_the_root_and_its_ancestors() -> None:
     (segment,) = batch.segments
     assert segment.depths == (0, 1, 1, 2)
     assert segment.seen is not None
-    assert segment.seen.int().tolist() == [
-        [1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [1, 0, 1, 0],
-        [1, 1, 0, 1],
-    ]
+    assert segment.seen.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
 
 
 def test_a_level_sees_its_ancestors_in_the_tail() -> None:

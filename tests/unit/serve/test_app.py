@@ -624,17 +624,7 @@ def test_a_key_is_required_where_the_model_is_read() -> None:
 @pytest.mark.parametrize("key", ["secret", "a", "sécret"])
 def test_no_other_key_is_accepted(key: str) -> None:
     """Neither a part of the key, nor more than it, nor another spelling of the path."""
-    near = {
-        key[:-1],
-        key[1:],
-        key[:1],
-        key + key,
-        key + "x",
-        "x" + key,
-        key.swapcase(),
-        f"{key} {key}",
-        "",
-    }
+    near = {key[:-1], key[1:], key[:1], key + key, key + "x", "x" + key, key.swapcase(), f"{key} {key}", ""}
     with served(with_config({"method": "none"}), api_key=key) as running:
 
         def status(path: str, authorization: str | None, method: str = "GET") -> int:

@@ -12,12 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.train import objectives as module
-from foretoken.train.objectives import (
-    DISTANCES,
-    Distil,
-    NextToken,
-    distance,
-)
+from foretoken.train.objectives import DISTANCES, Distil, NextToken, distance
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 
 V = 7

@@ -99,11 +99,11 @@ def foreign(tmp_path_factory):
 @pytest.mark.parametrize("template", [CHATML, GEMMA, MISTRAL])
 def test_replies_are_found_by_rendering(foreign, template):
     foreign.chat_template = template
-    turns = [("user", "Who?"), ("assistant", "A cat.\nIt runs"), ("user", "And?"), ("assistant", "So")]
+    turns = [("user", "Who?"), ("assistant", "A cat.\nIt runs"), ("user", "Then?"), ("assistant", "So")]
     ids = [token for each in encoder(foreign)([chat(turns), chat(turns[:2])]) for token in each]
     answers = ["A cat.\nIt runs", "So", "A cat.\nIt runs"]
     assert [each.strip() for each in _found(foreign, ids)] == answers
-    question = next(place for place in range(len(ids)) if foreign.decode(ids[place : place + 3]) == "nd?")
+    question = next(place for place in range(len(ids)) if foreign.decode(ids[place : place + 3]) == "en?")
     assert [each.strip() for each in _found(foreign, ids[question:])] == answers[1:]
     answer = next(place for place in range(len(ids)) if foreign.decode(ids[place : place + 3]) == "cat")
     assert [each.strip() for each in _found(foreign, ids[answer:])] == [answers[0][3:], *answers[1:]]

@@ -16,14 +16,7 @@ import pytest
 import torch
 
 from foretoken import catalog
-from foretoken.certify.enumeration import (
-    TablePair,
-    drafts,
-    step_law,
-    target_law,
-    verdicts,
-    worst_error,
-)
+from foretoken.certify.enumeration import TablePair, drafts, step_law, target_law, verdicts, worst_error
 from foretoken.cli.main import main
 from foretoken.core.distortion import Account, divergence, total_variation
 from foretoken.core.draft import Draft, GreedyLaws, PointMass, Sampled, WithoutReplacement

@@ -68,8 +68,7 @@ def acceptance(
         typer.Option("--top-p", metavar="X,…", help="Smallest set of tokens with this mass.", rich_help_panel=_GRID),
     ] = "1.0,0.9",
     num_drafts: Annotated[
-        str,
-        typer.Option("--num-drafts", metavar="N,…", help="Drafts at one position.", rich_help_panel=_GRID),
+        str, typer.Option("--num-drafts", metavar="N,…", help="Drafts at one position.", rich_help_panel=_GRID)
     ] = "1,2,3,4",
     positions: Annotated[
         int, typer.Option("--positions", min=1, help="Positions of an answer at most.", rich_help_panel=_GRID)
@@ -142,12 +141,7 @@ def acceptance(
     _check_outputs(out, pictures)
     prompts = limit_per_category(read_suite(suite), limit)
     check_vocabulary(model, small_name, **loading.origin)
-    llm = load_model(
-        model,
-        {"method": "none"},
-        verbose=verbose,
-        loading=loading,
-    )
+    llm = load_model(model, {"method": "none"}, verbose=verbose, loading=loading)
     from foretoken_lab.studies.acceptance.observe import load_draft, observe
     from foretoken_lab.studies.acceptance.study import study
 

@@ -104,8 +104,7 @@ def scaling(
     loading: Annotated[ModelOptions, Flags("Model", ("threads",))],
     json: Annotated[bool, json_option("Print the fits as one JSON object on stdout, no text.", _OUTPUT)] = False,
     pictures: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE.png", help="Write a picture.", rich_help_panel=_OUTPUT),
+        Path | None, typer.Option("--picture", metavar="FILE.png", help="Write a picture.", rich_help_panel=_OUTPUT)
     ] = None,
     verbose: Verbose = False,
 ) -> int:

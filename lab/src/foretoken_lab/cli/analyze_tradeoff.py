@@ -112,14 +112,12 @@ def tradeoff(
         typer.Option("--task", metavar="A,B,…", help="'foretoken eval --list' shows them.", rich_help_panel=_MEASURE),
     ] = "code,profiles",
     limit: Annotated[
-        int,
-        limit_option(_MEASURE, "Questions per task at most; four times as many halve the intervals.", least=None),
+        int, limit_option(_MEASURE, "Questions per task at most; four times as many halve the intervals.", least=None)
     ] = 30,
     data: Annotated[Path | None, data_option(_MEASURE)] = None,
     prompt_length: Annotated[int | None, prompt_length_option(_MEASURE)] = None,
     temperature: Annotated[
-        str,
-        typer.Option("--temperature", metavar="X,…", help="0 is greedy decoding.", rich_help_panel=_MEASURE),
+        str, typer.Option("--temperature", metavar="X,…", help="0 is greedy decoding.", rich_help_panel=_MEASURE)
     ] = "0",
     max_tokens: Annotated[int | None, answer_length_option(_MEASURE)] = None,
     repeats: Annotated[int, repeats_option("Interleaved repeats; they give the range of speeds.", _MEASURE)] = 2,
@@ -134,8 +132,7 @@ def tradeoff(
     ] = False,
     out: Annotated[Path | None, out_option("Write the same JSON there, next to the tables.", _OUTPUT)] = None,
     picture: Annotated[
-        Path | None,
-        typer.Option("--picture", metavar="FILE.png", help="Write a picture.", rich_help_panel=_OUTPUT),
+        Path | None, typer.Option("--picture", metavar="FILE.png", help="Write a picture.", rich_help_panel=_OUTPUT)
     ] = None,
     verbose: Verbose = False,
 ) -> int:

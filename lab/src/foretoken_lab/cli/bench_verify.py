@@ -138,12 +138,7 @@ def verify(
     if loading.threads is not None:
         torch.set_num_threads(loading.threads)
     with ExitStack() as stack:
-        target = _load(
-            model,
-            max(contexts) + max(counts),
-            stack,
-            **loading.of_a_checkpoint,
-        )
+        target = _load(model, max(contexts) + max(counts), stack, **loading.of_a_checkpoint)
         makers: dict[str, Any] = {label: plan_of(dict(each), target) for label, each in settings.items()}
         prefix = Prefix(target, _text(target, max(contexts) + max(counts)), random=fill == "random")
         with progress_bar("forwards", len(contexts) * len(counts) * repeats) as progress:

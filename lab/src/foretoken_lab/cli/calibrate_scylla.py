@@ -102,14 +102,7 @@ def scylla(
         total = 1 + repeats * len(sizes) * (1 + len(widths))
         with progress_bar("batches x sizes", total) as advance:
             found = measure(
-                llm,
-                settings,
-                fitting,
-                batches=sizes,
-                nodes=widths,
-                tokens=tokens,
-                repeats=repeats,
-                progress=advance,
+                llm, settings, fitting, batches=sizes, nodes=widths, tokens=tokens, repeats=repeats, progress=advance
             )
     finally:
         llm.close()

@@ -10,14 +10,7 @@ import typer
 
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.options import (
-    Model,
-    Verbose,
-    check_model_name,
-    check_vocabulary,
-    json_option,
-    out_option,
-)
+from foretoken.cli.shared.options import Model, Verbose, check_model_name, check_vocabulary, json_option, out_option
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_folder
 from foretoken.options.model import ModelOptions
@@ -114,12 +107,7 @@ def vocabulary(
         raise ConfigError(f"--size {size}: '{model}' has {target.vocab_size} tokens")
     writing = target
     if draft is not None:
-        writing = load(
-            draft,
-            dtype=loading.dtype,
-            device=loading.device,
-            trust_remote_code=loading.trust_remote_code,
-        )
+        writing = load(draft, dtype=loading.dtype, device=loading.device, trust_remote_code=loading.trust_remote_code)
         reason = check_same_vocabulary(target, writing)
         if reason is not None:
             raise ConfigError(f"--draft-model {draft}: has another vocabulary than '{model}' ({reason})")

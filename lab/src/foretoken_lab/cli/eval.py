@@ -224,13 +224,7 @@ def eval_command(
         params[each.name] = SamplingParams(temperature=temperature, seed=seed, max_tokens=longest)
     others = None if against_outputs is None else _read_outputs(against_outputs)
 
-    llm = load_model(
-        model,
-        config,
-        verbose=verbose,
-        loading=loading,
-        max_num_seqs=engine.max_num_seqs,
-    )
+    llm = load_model(model, config, verbose=verbose, loading=loading, max_num_seqs=engine.max_num_seqs)
     setting = Setting(data=data, context=prompt_length, count=lambda text: num_tokens(llm, text))
     results: list[_Result] = []
     interrupted = False

@@ -9,14 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretoken.cli.shared.console import (
-    display,
-    emit_json,
-    emit_laid_out,
-    note,
-    passing_note,
-    quiet_transformers,
-)
+from foretoken.cli.shared.console import display, emit_json, emit_laid_out, note, passing_note, quiet_transformers
 from foretoken.cli.shared.options import check_model_name, load_model
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.files import check_readable, home_expanded
@@ -99,12 +92,7 @@ def run(
         del llm
         name = f"{reference} in {dtype}"
         with passing_note(f"loading {name}"), lean_imports():
-            network = Reference.load(
-                reference,
-                dtype,
-                device=loading.device,
-                **_origin(model, reference, loading),
-            )
+            network = Reference.load(reference, dtype, device=loading.device, **_origin(model, reference, loading))
         with _progress(name, num_rows) as progress:
             for text, error in zip(texts, rounding_error.compare(stored, network, windows, progress), strict=True):
                 found.append(error)

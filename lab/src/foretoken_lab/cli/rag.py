@@ -13,13 +13,7 @@ from foretoken.cli.learn.training import counting
 from foretoken.cli.run.answers import completion_fields
 from foretoken.cli.shared.console import emit, emit_json, note, quiet_transformers
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.options import (
-    Loading,
-    Model,
-    Verbose,
-    check_model_name,
-    limit_option,
-)
+from foretoken.cli.shared.options import Loading, Model, Verbose, check_model_name, limit_option
 from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_settings
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.data.prompts import Prompt, limit_per_category, read_prompts

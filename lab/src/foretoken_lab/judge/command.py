@@ -38,8 +38,7 @@ class Config(Common):
     ] = None
     minutes: Annotated[float, Option("Time limit of mining in minutes.", above=0)] = 5.0
     triples: Annotated[
-        Path | None,
-        Option("Annotations: question, correct, wrong, error as [BEGIN, END].", metavar="FILE.jsonl"),
+        Path | None, Option("Annotations: question, correct, wrong, error as [BEGIN, END].", metavar="FILE.jsonl")
     ] = None
     tail: Annotated[str, Option("Tokens after an annotated error: mask (no label) or negative.")] = "mask"
     false_accepts: Annotated[

@@ -143,11 +143,7 @@ class Transformers:
             options["assistant_model"] = self.assistant
         with torch.inference_mode():
             out_1T = self.model.generate(
-                ids_1T,
-                attention_mask=torch.ones_like(ids_1T),
-                max_new_tokens=max_tokens,
-                use_cache=True,
-                **options,
+                ids_1T, attention_mask=torch.ones_like(ids_1T), max_new_tokens=max_tokens, use_cache=True, **options
             )
         return out_1T[0, len(ids) :].tolist()
 

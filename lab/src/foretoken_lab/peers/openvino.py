@@ -60,12 +60,7 @@ class OpenVino:
 
 
 def openvino_family(
-    file: Path,
-    *,
-    threads: int,
-    end_ids: frozenset[int],
-    temperature: float,
-    requested: Callable[[str], bool],
+    file: Path, *, threads: int, end_ids: frozenset[int], temperature: float, requested: Callable[[str], bool]
 ) -> list[OpenVino]:
     """Plain with both of its kinds of attention, and prompt look-up in two settings: its best counts."""
     try:

@@ -248,10 +248,7 @@ def _draw_memory(panels: Sequence[Any], results: Sequence[dict[str, Any]], wide:
 
 
 def _stacked(
-    axes: Any,
-    results: Sequence[dict[str, Any]],
-    parts: Mapping[str, tuple[str, str, Sequence[float]]],
-    unit: str,
+    axes: Any, results: Sequence[dict[str, Any]], parts: Mapping[str, tuple[str, str, Sequence[float]]], unit: str
 ) -> None:
     left = [0.0] * len(results)
     for name, colour, widths in parts.values():

@@ -136,10 +136,7 @@ class _Behind:
             cache.commit(slot, range(len(rows)))
         cache.release(slot)
         counted = [each for each in experts if each is not None]
-        return torch.cat(logits), {
-            "experts": mean(counted) if counted else None,
-            "prefix_read": mean(read),
-        }
+        return torch.cat(logits), {"experts": mean(counted) if counted else None, "prefix_read": mean(read)}
 
 
 def _compare(dense_NV: Tensor, sparse_NV: Tensor) -> dict[str, Any]:

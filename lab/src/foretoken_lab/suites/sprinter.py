@@ -223,8 +223,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def _halves(name: str) -> Column:
     header = {"measured": "halves,\nmeasured", "closed_form": "closed\nform", "closed_form_with_cap": "with\ncap"}[name]
     return Column(
-        header,
-        lambda row: " ".join("–" if half[name] is None else f"{half[name]:.2f}" for half in row["halves"]),
+        header, lambda row: " ".join("–" if half[name] is None else f"{half[name]:.2f}" for half in row["halves"])
     )
 
 

@@ -80,11 +80,7 @@ def _draw_json(rng: Random) -> Iterator[Example]:
         prompt = rng.choice(REQUESTS).format(fields=_in_words(phrases))
         answer = json.dumps(fields)
         yield Example(
-            id=f"json/{prompt_hash(prompt)}",
-            prompt=prompt,
-            answer=answer,
-            response=answer,
-            category=f"{size}_fields",
+            id=f"json/{prompt_hash(prompt)}", prompt=prompt, answer=answer, response=answer, category=f"{size}_fields"
         )
 
 

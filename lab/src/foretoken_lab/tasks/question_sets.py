@@ -87,10 +87,7 @@ def read_questions(path: Path) -> QuestionSet:
         return iter(found)
 
     return QuestionSet(
-        name=path.name.split(".")[0],
-        max_tokens=ANSWER_TOKENS,
-        training=training,
-        held_out=lambda count: found[:count],
+        name=path.name.split(".")[0], max_tokens=ANSWER_TOKENS, training=training, held_out=lambda count: found[:count]
     )
 
 

@@ -53,18 +53,7 @@ RECURRENT = {
     ),
     "bamba": Family("bamba", {**FAMILIES["llama"].options, "attn_layer_indices": [1], **_SSM}),
 }
-KINDS = (
-    "llama",
-    "qwen3",
-    "qwen3_moe",
-    "mixtral",
-    "gpt2",
-    "gpt_neox",
-    "gemma2",
-    "opt",
-    "gemma4_text",
-    *RECURRENT,
-)
+KINDS = ("llama", "qwen3", "qwen3_moe", "mixtral", "gpt2", "gpt_neox", "gemma2", "opt", "gemma4_text", *RECURRENT)
 
 
 def build(name: str) -> Any:

@@ -90,10 +90,7 @@ def bench(
     list_suites: Annotated[bool, typer.Option("--list-suites", help="Only list the named suites.")] = False,
     data: Annotated[Path | None, data_option(_MEASURE)] = None,
     limit: Annotated[int | None, limit_option(_MEASURE, "Maximum prompts per category.")] = None,
-    repeats: Annotated[
-        int,
-        repeats_option("Interleaved repeats; the result is their median.", _MEASURE),
-    ] = 3,
+    repeats: Annotated[int, repeats_option("Interleaved repeats; the result is their median.", _MEASURE)] = 3,
     batch_size: Annotated[
         str, _measure("--batch-size", metavar="N,…", help="Prompts per batch; several sizes are measured in turn.")
     ] = "1",
@@ -207,11 +204,7 @@ def bench(
     prompts = limit_per_category(read_suite(suite, data), limit)
     check_methods(model, [row.config for row in rows], **loading.origin)
     llm = load_model(
-        model,
-        rows[0].config,
-        verbose=verbose,
-        loading=loading,
-        max_num_seqs=max(cell.batch_size for cell in grid),
+        model, rows[0].config, verbose=verbose, loading=loading, max_num_seqs=max(cell.batch_size for cell in grid)
     )
     chat = llm.is_chat_model and not raw
     asked = {

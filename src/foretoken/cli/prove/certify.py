@@ -8,12 +8,7 @@ import typer
 
 from foretoken.cli.shared.console import emit, emit_json, note
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.options import (
-    DraftModel,
-    Model,
-    Verbose,
-    check_model_name,
-)
+from foretoken.cli.shared.options import DraftModel, Model, Verbose, check_model_name
 from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_settings, speculative_config
 from foretoken.options.model import ModelOptions
 
@@ -61,14 +56,7 @@ def certify(
     if loading.threads is not None:
         torch.set_num_threads(loading.threads)
     settings = {key: value for key, value in config.items() if key != "method"}
-    certificate = prove(
-        method,
-        settings,
-        model=model,
-        quick=quick,
-        progress=note,
-        loading=loading,
-    )
+    certificate = prove(method, settings, model=model, quick=quick, progress=note, loading=loading)
     if json:
         emit_json(certificate.to_dict())
     else:

@@ -53,8 +53,7 @@ def plan(
     data: Annotated[Path | None, data_option(_WORK)] = None,
     limit: Annotated[int | None, limit_option(_WORK, "Maximum prompts per category.")] = None,
     params: Annotated[
-        SamplingParams,
-        Flags(_WORK, ("max_tokens", "temperature", "seed"), defaults={"seed": 0, "max_tokens": 256}),
+        SamplingParams, Flags(_WORK, ("max_tokens", "temperature", "seed"), defaults={"seed": 0, "max_tokens": 256})
     ],
     raw: Annotated[bool, _work("--raw", "--no-chat", help="Do not apply the chat template.")] = False,
     batch_sizes: Annotated[

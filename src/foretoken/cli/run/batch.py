@@ -39,10 +39,7 @@ _cluster = functools.partial(typer.Option, rich_help_panel=_CLUSTER)
 def batch(
     *,
     file: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format, one JSON object per line.")],
-    out: Annotated[
-        Path | None,
-        out_option("Output file.", show_default="FILE with the suffix .answers.jsonl"),
-    ] = None,
+    out: Annotated[Path | None, out_option("Output file.", show_default="FILE with the suffix .answers.jsonl")] = None,
     model: Model = DEFAULT_MODEL,
     method: Method = None,
     sets: Settings = None,
@@ -91,11 +88,7 @@ def batch(
     strangers = {each for each, fine in known.items() if fine} - {line.custom_id for line in lines}
     if strangers:
         raise InputError(f"{place} answers '{min(strangers)}', which is not in {file}: give another --out")
-    options: dict[str, Any] = {
-        **asdict(loading),
-        **asdict(engine),
-        "enable_prefix_caching": True,
-    }
+    options: dict[str, Any] = {**asdict(loading), **asdict(engine), "enable_prefix_caching": True}
     called, errors = name or model, list[str]()
     llm = load_model(model, config, verbose=verbose, **options) if left and not on_ray else None
     if not all(known.values()):

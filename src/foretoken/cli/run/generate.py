@@ -112,13 +112,7 @@ def generate(
             if record.params.get(name) is not None:
                 raise InputError(f"{record.place}: {name} appear only in the JSON objects: add --json")
     _check_lengths(records, loading, model)
-    llm = load_model(
-        model,
-        config,
-        verbose=verbose,
-        loading=loading,
-        **dataclasses.asdict(engine),
-    )
+    llm = load_model(model, config, verbose=verbose, loading=loading, **dataclasses.asdict(engine))
     try:
         if system is not None and not llm.is_chat_model:
             raise ConfigError(f"--system needs a chat model, and {model} has no chat template")

@@ -78,10 +78,7 @@ def serve(
     drain_seconds: Annotated[
         float, _server("--drain-seconds", min=0, metavar="S", help="Time for running requests to finish after SIGTERM.")
     ] = 60.0,
-    engine: Annotated[
-        EngineOptions,
-        Flags(_LIMITS, helps={"max_num_seqs": "Maximum concurrent requests."}),
-    ],
+    engine: Annotated[EngineOptions, Flags(_LIMITS, helps={"max_num_seqs": "Maximum concurrent requests."})],
     max_queue: Annotated[
         int, _limits("--max-queue", min=0, metavar="N", help="Maximum waiting requests; more get status 429.")
     ] = 256,
@@ -176,11 +173,7 @@ def serve(
     least, most = _parse_replicas(replicas)
     if most > 1 and not on_ray:
         raise ConfigError(f"--replicas {replicas} needs --ray")
-    options: dict[str, Any] = {
-        **asdict(loading),
-        **asdict(engine),
-        "enable_prefix_caching": not no_prefix_caching,
-    }
+    options: dict[str, Any] = {**asdict(loading), **asdict(engine), "enable_prefix_caching": not no_prefix_caching}
 
     from foretoken.serve import server
 

@@ -86,12 +86,7 @@ def speculative_config(
 
 
 def chosen_recipe(
-    method: str | None,
-    sets: Sequence[str] | None,
-    *,
-    target: str,
-    draft_model: str | None,
-    plan: Path | None = None,
+    method: str | None, sets: Sequence[str] | None, *, target: str, draft_model: str | None, plan: Path | None = None
 ) -> dict[str, Any]:
     """Return the ``speculative_config`` of a command with ``--method``, ``--set`` and ``--draft-model``, or ``--plan``.
 

@@ -180,8 +180,7 @@ class GrowthOptions(Checked):
     tree: Annotated[bool, TREE] = False
     max_depth: Annotated[int, Option("Longest path of a draft.", least=1, most=64)] = 6
     width: Annotated[
-        int,
-        Option("Of a tree: continuations recorded at a node, and nodes expanded at a level.", least=1, most=64),
+        int, Option("Of a tree: continuations recorded at a node, and nodes expanded at a level.", least=1, most=64)
     ] = 8
     draft_vocab: Annotated[str | Path | None, draft_vocabulary.OPTION] = None
 
@@ -308,13 +307,7 @@ class FeatureDrafter(Drafter):
         extents = [Extent(each.budget.max_nodes, each.budget.max_depth, each.budget.least_reach) for each in active]
         g_TW = features[0] if len(features) == 1 else torch.cat(features)
         grown = runner.trees(
-            batch,
-            self._cache,
-            g_TW,
-            extents=extents,
-            width=self.options.width,
-            top=self._top,
-            rows=self._columns.rows,
+            batch, self._cache, g_TW, extents=extents, width=self.options.width, top=self._top, rows=self._columns.rows
         )
         for draft, tree in zip(active, grown, strict=True):
             self._commit_pending(draft)

@@ -24,7 +24,7 @@ from foretoken.models.language_model import LanguageModel
 
 
 def final_of(taps: Taps | None, target: LanguageModel) -> tuple[int, nn.Module] | None:
-    """Return the depth whose state is read after the target's final norm, and that norm; None: there is none."""
+    """Return the depth of the state that is read after the target's final norm, and that norm; None: there is none."""
     return None if taps is None or not taps.final else (target.num_layers, anatomy.find(target.model).final_norm)
 
 

@@ -84,12 +84,7 @@ class StateNetwork(LearnedPart, TrainableNetwork):
     layers: nn.ModuleList
 
     def __init__(
-        self,
-        config: BlockConfig,
-        *,
-        ids_K: Tensor | None = None,
-        own_head: bool = False,
-        own_embedding: bool = False,
+        self, config: BlockConfig, *, ids_K: Tensor | None = None, own_head: bool = False, own_embedding: bool = False
     ) -> None:
         super().__init__()
         self.config, self.ids_K = config, ids_K

@@ -82,7 +82,7 @@ class LayersConfig(BlockConfig):
         layers: number of decoder layers.
         windows: positions that each layer sees; 0: all; empty: all, in every layer.
         final_norm: of the fused states that after the target's last layer is read after its final norm.
-        silent: fields whose values the maker's config does not state, which probe.py may settle.
+        silent: fields without a value in the maker's config, which probe.py may settle.
     """
 
     flags = (*BlockConfig.flags, "final_norm")

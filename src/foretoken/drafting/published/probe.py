@@ -42,7 +42,7 @@ _FEWEST = 32  # a target with fewer positions is not probed
 _TEXT = """\
 The river rises in the hills to the north of the town and flows through it from east to west. In spring, when the snow \
 melts, the water is high, and children stand on the old stone bridge to watch it. "How far is it to the sea?" the girl \
-asked. "About two hundred miles," said her father, "and every mile of it is beautiful." To add the numbers of a list \
+wonders. "About two hundred miles," her father answers, "and every mile is beautiful." To add the numbers of a list \
 in Python, write a function: def total(numbers): result = 0; for number in numbers: result = result + number; return \
 result. The sum of 1, 2, 3 and 4 is 10, and the sum of 10, 20, 30 and 40 is 100. The capital of France is Paris, and \
 the capital of Italy is Rome.
@@ -53,7 +53,7 @@ AnyHead = TypeVar("AnyHead", bound="PublishedHead")
 
 
 class PublishedHead(StateNetwork):
-    """A network that other makers publish, whose config may leave fields open (``config.silent``)."""
+    """A network that other makers publish; its config may leave fields open (``config.silent``)."""
 
     config: LayersConfig
 
@@ -136,7 +136,7 @@ def scored(n_RW: Tensor, head_KW: Tensor) -> Tensor:
 
 
 def compared(head: AnyHead, target: LanguageModel, probe: bool) -> tuple[AnyHead, str]:
-    """Return a head whose config says what agrees best with the target, and a line about it.
+    """Return a head with the config that agrees best with the target, and a line about it.
 
     Args:
         head: without a fingerprint of its target.

@@ -47,7 +47,7 @@ def network_of(kind: Callable[..., Network], config: BlockConfig, tensors: Mappi
 
 
 def check_tables(network: StateNetwork, model: LanguageModel) -> None:
-    """Refuse a target of another width whose tables the network would share.
+    """Refuse a target of another width if the network would share its tables.
 
     Raises:
         MismatchError: names the missing table.

@@ -123,12 +123,7 @@ class Grammar(Constraint):
     """
 
     def __init__(
-        self,
-        matcher: Any,
-        stop_ids: frozenset[int],
-        vocab_size: int,
-        device: torch.device,
-        keys: _Keys | None = None,
+        self, matcher: Any, stop_ids: frozenset[int], vocab_size: int, device: torch.device, keys: _Keys | None = None
     ) -> None:
         self._matcher = matcher
         self._stop_ids = stop_ids

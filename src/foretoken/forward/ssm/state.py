@@ -417,12 +417,7 @@ class HybridCache(KVCache):
 
 
 def cache_for(
-    mixers: Sequence[Mixer],
-    num_layers: int,
-    max_slots: int,
-    max_length: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    mixers: Sequence[Mixer], num_layers: int, max_slots: int, max_length: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
     """An empty cache for a model with these mixers, perhaps none."""
     if not mixers:

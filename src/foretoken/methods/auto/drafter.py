@@ -48,8 +48,7 @@ class AutoDrafter(CopiesFirst):
         """Options of choosing by itself."""
 
         drafter: Annotated[
-            str,
-            Option("The method next to copying; auto: that of `model` or `head`, else of one at hand."),
+            str, Option("The method next to copying; auto: that of `model` or `head`, else of one at hand.")
         ] = "auto"
 
         def check_together(self) -> None:

@@ -63,8 +63,7 @@ class DFlashDrafter(Drafter):
         ] = None
         probe: Annotated[bool, PROBE] = True
         least_confidence: Annotated[
-            float,
-            Option("End a draft where its confidence head predicts less; 0: never.", least=0, most=1),
+            float, Option("End a draft where its confidence head predicts less; 0: never.", least=0, most=1)
         ] = 0.0
 
     def __init__(self, config: Config, target: LanguageModel) -> None:

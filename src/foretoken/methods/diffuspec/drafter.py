@@ -130,8 +130,7 @@ class DiffuSpecDrafter(Drafter):
         ] = None
         beam: Annotated[int, Option("Paths that the beam search keeps.", least=1, most=64)] = 3
         mass: Annotated[
-            float,
-            Option("Keep the fewest best tokens of a slot with this total probability.", least=0, most=1),
+            float, Option("Keep the fewest best tokens of a slot with this total probability.", least=0, most=1)
         ] = 0.8
         candidates: Annotated[int, Option("Most tokens of a slot to consider.", least=1, most=256)] = 15
         trigram: Annotated[
@@ -145,8 +144,7 @@ class DiffuSpecDrafter(Drafter):
             float, Option("Weight of the lattice against the trigram model; 1: lattice only.", least=0, most=1)
         ] = 0.5
         length: Annotated[
-            str,
-            Option("controller: adaptive length; adl: the paper's rule.", choices=("controller", "adl")),
+            str, Option("controller: adaptive length; adl: the paper's rule.", choices=("controller", "adl"))
         ] = "controller"
         least: Annotated[int, Option("Shortest draft of adl.", least=1, most=MOST_SLOTS)] = 2
         step: Annotated[int, Option("Tokens that adl adds while acceptance keeps up.", least=0, most=MOST_SLOTS)] = 2

@@ -60,12 +60,7 @@ def many_blocks(
 
 
 def unrolled(
-    network: BlockNetwork,
-    states_BTF: Tensor,
-    tokens_BT: Tensor,
-    embedding_VW: Tensor,
-    steps: int,
-    wanted_BC: Tensor,
+    network: BlockNetwork, states_BTF: Tensor, tokens_BT: Tensor, embedding_VW: Tensor, steps: int, wanted_BC: Tensor
 ) -> Iterator[Tensor]:
     """Yield slot after slot of the blocks of all columns, as drafting/feature_heads/unroll.py does for chains of pairs.
 

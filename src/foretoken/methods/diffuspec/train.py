@@ -25,11 +25,7 @@ from torch import Tensor, nn
 
 from foretoken.methods.diffuspec.command import Config
 from foretoken.methods.diffuspec.many_blocks import many_blocks, unrolled
-from foretoken.methods.diffuspec.network import (
-    BlockNetwork,
-    BlockNetworkConfig,
-    config_for,
-)
+from foretoken.methods.diffuspec.network import BlockNetwork, BlockNetworkConfig, config_for
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.train.feature_heads.batches import Batches
 from foretoken.train.feature_heads.objective import HeadObjective

@@ -70,9 +70,7 @@ class Trigram:
         single = np.full(vocab_size, discount * len(singles) / widths.sum() / vocab_size)
         single[singles] += np.maximum(widths - discount, 0.0) / widths.sum()
         return cls(
-            single.astype(np.float32),
-            _order(pairs, fans, vocab_size, 1),
-            _order(triples, counts, vocab_size, least),
+            single.astype(np.float32), _order(pairs, fans, vocab_size, 1), _order(triples, counts, vocab_size, least)
         )
 
     def row(self, u: int, v: int) -> Tensor:

@@ -29,13 +29,7 @@ from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
 from foretoken.drafting.exit_costs import Costs, head_in_layers
-from foretoken.methods.dynamic_exit.statistics import (
-    LONGEST,
-    Statistics,
-    at_best,
-    best_exit,
-    best_exit_with_stop,
-)
+from foretoken.methods.dynamic_exit.statistics import LONGEST, Statistics, at_best, best_exit, best_exit_with_stop
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.options.option import Checked, Option
 
@@ -95,7 +89,7 @@ class DynamicExitDrafter(Drafter):
             Variant(options={"exit_layer": 3, "draft_length": 3}, one_rule=True),
             Variant(options={"draft_length": "planned", "head_cost": 0}, one_rule=True),
             Variant(options={"exit_layer": 2, "reread_every": 2}, one_rule=True),
-        ),
+        )
     )
 
     @dataclass(frozen=True, kw_only=True)
@@ -103,8 +97,7 @@ class DynamicExitDrafter(Drafter):
         """Options of DEL."""
 
         exit_layer: Annotated[
-            int | None,
-            Option("None: chosen before every step; a number of layers: a fixed exit (LayerSkip).", least=1),
+            int | None, Option("None: chosen before every step; a number of layers: a fixed exit (LayerSkip).", least=1)
         ] = None
         draft_length: Annotated[
             int | str | None,
@@ -120,8 +113,7 @@ class DynamicExitDrafter(Drafter):
             float, Option("Decay of an exit's statistics per step that updates them.", above=0, most=1)
         ] = 0.95
         reread_every: Annotated[
-            int,
-            Option("Steps between two re-readings of all exits; 1 in the paper, for a cheap head.", least=1),
+            int, Option("Steps between two re-readings of all exits; 1 in the paper, for a cheap head.", least=1)
         ] = 16
         prompt_rows: Annotated[
             int,

@@ -85,11 +85,7 @@ def to_settings(config: EagleConfig) -> dict[str, Any]:
             "algorithm": config.algorithm,
             "proposal_methods": [proposal],
             "default_proposal_method": "greedy",
-            "verifier": {
-                "name_or_path": config.target,
-                "architectures": [],
-                "fingerprint": config.target_fingerprint,
-            },
+            "verifier": {"name_or_path": config.target, "architectures": [], "fingerprint": config.target_fingerprint},
         },
         "transformer_layer_config": block_settings(config),
     }

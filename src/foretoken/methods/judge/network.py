@@ -64,13 +64,7 @@ class JudgeHead(LogisticHead):
 
     @classmethod
     def random(
-        cls,
-        target: LanguageModel,
-        *,
-        threshold: float = 0.5,
-        bias: float = 0.0,
-        spread: float = 0.3,
-        seed: int = 5,
+        cls, target: LanguageModel, *, threshold: float = 0.5, bias: float = 0.0, spread: float = 0.3, seed: int = 5
     ) -> JudgeHead:
         """Return an untrained judge.
 

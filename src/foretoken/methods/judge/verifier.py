@@ -66,8 +66,7 @@ class JudgeVerifier(BudgetedVerifier):
 
     name = "judge"
     declared = Declared(
-        learned_part="foretoken.methods.judge.network:JudgeHead",
-        knob=Knob(option="threshold", values=(0.95, 0.8, 0.5)),
+        learned_part="foretoken.methods.judge.network:JudgeHead", knob=Knob(option="threshold", values=(0.95, 0.8, 0.5))
     )
     laws: tuple[type[Law], ...] = (PointMass, Sampled)
     trees = False

@@ -87,8 +87,7 @@ class LongSpecDrafter(Drafter):
         head: Annotated[str | Path | None, learned_part.FOLDER] = None
         tree: Annotated[bool, Option("Propose a beam of the most probable continuations instead of a chain.")] = False
         max_depth: Annotated[
-            int | None,
-            Option("Longest path of a draft; None: the number of levels in training.", least=1, most=64),
+            int | None, Option("Longest path of a draft; None: the number of levels in training.", least=1, most=64)
         ] = None
         width: Annotated[
             int, Option("Of a tree: nodes of a level; the first level has a quarter of them.", least=1, most=64)

@@ -40,8 +40,7 @@ class MtpDrafter(FeatureDrafter):
 
         max_depth: Annotated[int, Option("Longest path of a draft.", least=1, most=64)] = 3
         norm_output: Annotated[
-            bool,
-            Option("The layer reads its own output after its norm, as in SGLang; false: before it, as in vLLM."),
+            bool, Option("The layer reads its own output after its norm, as in SGLang; false: before it, as in vLLM.")
         ] = True
 
     def __init__(self, config: Config, target: LanguageModel) -> None:

@@ -19,14 +19,7 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, ModelError
 from foretoken.core.protocols import Plan
-from foretoken.drafting.feature_heads.description import (
-    Concatenated,
-    Layers,
-    LmHead,
-    NetworkDescription,
-    Recycle,
-    Taps,
-)
+from foretoken.drafting.feature_heads.description import Concatenated, Layers, LmHead, NetworkDescription, Recycle, Taps
 from foretoken.drafting.feature_heads.pair_network import PairNetwork
 from foretoken.forward import anatomy, attention
 from foretoken.forward.stored_embedding import dtype_of

@@ -64,8 +64,7 @@ class RestDrafter(Drafter):
     name = "rest"
     flops = 0.0  # there is no separate model
     declared = Declared(
-        datastore=True,
-        variants=(Variant(), Variant(options={"tree": False}, branches=False, one_rule=True)),
+        datastore=True, variants=(Variant(), Variant(options={"tree": False}, branches=False, one_rule=True))
     )
     laws: tuple[type[Law], ...] = (PointMass,)
     branches = True

@@ -141,14 +141,7 @@ class SparseAttentionPlan(DensePlan):
         return weights_of_blocks(q_HD, k_GLD, self.rule.size, num_blocks, **own)
 
     def _over(
-        self,
-        layer: int,
-        index: int,
-        segment: Segment,
-        q_HRD: Tensor,
-        k_GLD: Tensor,
-        v_GLD: Tensor,
-        scoring: Scoring,
+        self, layer: int, index: int, segment: Segment, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor, scoring: Scoring
     ) -> Tensor:
         keep = self._keep(segment, k_GLD.shape[0])
         if not keep or scoring.window is not None:

@@ -104,8 +104,7 @@ class VerificationConfig(Checked):
         ),
     ] = 0.0
     moe: Annotated[
-        int,
-        Option("m: experts of a row that may be left out, fewer than the model chooses for it; 0: none.", least=0),
+        int, Option("m: experts of a row that may be left out, fewer than the model chooses for it; 0: none.", least=0)
     ] = 0
     moe_rule: Annotated[
         str,
@@ -115,8 +114,7 @@ class VerificationConfig(Checked):
         ),
     ] = "nested"
     calibration: Annotated[
-        str | Path | None,
-        Option("File of `foretoken calibrate sparse`; None: the file next to the target's weights."),
+        str | Path | None, Option("File of `foretoken calibrate sparse`; None: the file next to the target's weights.")
     ] = None
 
     def check_together(self) -> None:

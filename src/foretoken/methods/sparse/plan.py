@@ -171,12 +171,7 @@ class SparsePlan(Plan):
     """
 
     def __init__(
-        self,
-        attention: Plan,
-        batch: PackedBatch,
-        mlps: list[SparseMLP],
-        experts: list[SparseExperts],
-        tau: float,
+        self, attention: Plan, batch: PackedBatch, mlps: list[SparseMLP], experts: list[SparseExperts], tau: float
     ) -> None:
         self._attention = attention
         self.native: NativePlan | None = None

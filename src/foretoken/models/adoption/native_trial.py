@@ -227,12 +227,7 @@ class PlainAttention(Plan):
     native = None
 
     def __init__(
-        self,
-        cache: KVCache,
-        batch: PackedBatch,
-        *,
-        rounded: bool = False,
-        windows: dict[int, int | None] | None = None,
+        self, cache: KVCache, batch: PackedBatch, *, rounded: bool = False, windows: dict[int, int | None] | None = None
     ) -> None:
         self._rounded = rounded
         self._windows = {} if windows is None else windows

@@ -175,10 +175,7 @@ class Architecture:
             scaled["partial_rotary_factor"] = rotated / head_dim
         if self._name == "gemma3":  # layers with a window have a base of their own, and no scaling
             base = self._fields.number("rope.freq_base_swa", 1.0, absent=10000.0)
-            return {
-                "full_attention": scaled,
-                "sliding_attention": {"rope_type": "default", "rope_theta": base},
-            }
+            return {"full_attention": scaled, "sliding_attention": {"rope_type": "default", "rope_theta": base}}
         return scaled
 
     def _scaled(self, theta: float, rotated: int) -> dict[str, Any]:

@@ -67,10 +67,7 @@ class Family:
 
 
 def _biases(fields: Fields) -> dict[str, Any]:
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in fields.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in fields.tensors,
-    }
+    return {"attention_bias": "blk.0.attn_q.bias" in fields.tensors, "mlp_bias": "blk.0.ffn_up.bias" in fields.tensors}
 
 
 def _gemma_scale(fields: Fields, layers_of_27b: int) -> int:

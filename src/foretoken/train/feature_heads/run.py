@@ -247,12 +247,7 @@ def _predicted(replies: Replies, stored: StoredFeatures | None) -> Callable[[Ten
 
 
 def _kept(
-    work: Path,
-    blocks: Blocks,
-    predicted: Callable[[Tensor], Tensor],
-    size: int,
-    target: FrozenTarget,
-    bounds: Bounds,
+    work: Path, blocks: Blocks, predicted: Callable[[Tensor], Tensor], size: int, target: FrozenTarget, bounds: Bounds
 ) -> list[int]:
     """The draft vocabulary of a run: chosen once, so that a resumed run has the same."""
     path = work / "draft_vocabulary.json"

@@ -14,11 +14,7 @@ def test_methods_with_options():
         ["draft_model.num_drafts=2", "ngram.prompt_lookup_max=3"],
         target="zoo:base",
     )
-    assert [method.label for method in methods] == [
-        "none",
-        "ngram",
-        "draft_model+num_speculative_tokens=4+tree=topk",
-    ]
+    assert [method.label for method in methods] == ["none", "ngram", "draft_model+num_speculative_tokens=4+tree=topk"]
     assert methods[1].settings == {"prompt_lookup_max": 3}
     assert methods[2].settings == {"num_drafts": 2, "num_speculative_tokens": 4, "tree": "topk", "model": "zoo:draft"}
 

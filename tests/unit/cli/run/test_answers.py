@@ -49,11 +49,7 @@ def test_a_long_prompt_says_how_far_it_is(llm: LLM, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("stderr", "options"),
-    [
-        (io.StringIO, {"patience": 0.0}),
-        (Terminal, {"patience": 0.0, "json": True}),
-        (Terminal, {"patience": 60.0}),
-    ],
+    [(io.StringIO, {"patience": 0.0}), (Terminal, {"patience": 0.0, "json": True}), (Terminal, {"patience": 60.0})],
     ids=["a file", "json", "a short prompt"],
 )
 def test_other_answers_print_no_note(

@@ -50,11 +50,7 @@ def test_every_layout_is_run_by_a_method_or_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "names", "method"),
     [
-        (
-            {"model_type": "llama"},
-            ["model.embed_tokens.weight", "model.norm.weight"],
-            "draft_model",
-        ),
+        ({"model_type": "llama"}, ["model.embed_tokens.weight", "model.norm.weight"], "draft_model"),
         ({"model_type": "llama"}, ["midlayer.hidden_norm.weight", "fc.weight"], "eagle"),
         ({"model_type": "llama"}, ["layers.0.self_attn.q_proj.weight", "fc.weight"], "eagle"),
         ({"speculators_model_type": "scylla"}, ["fc.weight"], "scylla"),

@@ -112,10 +112,7 @@ class Run:
             self.request.tokens += [0] * (accepted + 1)
             if not resting:
                 controller.measure(
-                    num_requests=1,
-                    nodes=length,
-                    draft=draft * stretch,
-                    total=(draft + verify) * stretch,
+                    num_requests=1, nodes=length, draft=draft * stretch, total=(draft + verify) * stretch
                 )
         return tokens / seconds, nodes / steps
 
@@ -220,12 +217,7 @@ class Silent:
         for place, request in enumerate(self.requests):
             request.ledger.count(2, min(accepted, 2)) if place in probes else request.ledger.count(0, 0)
         draft, verify = self.node * nodes, 1.0 + self.row * nodes
-        self.controller.measure(
-            num_requests=len(self.requests),
-            nodes=nodes,
-            draft=draft,
-            total=draft + verify,
-        )
+        self.controller.measure(num_requests=len(self.requests), nodes=nodes, draft=draft, total=draft + verify)
         return probes
 
     def until_a_probe(self, accepted: int = 0) -> tuple[int, list[int]]:

@@ -149,12 +149,7 @@ class Batches:
         total = (draft + verify) * rng.uniform(0.93, 1.07)
         seen = total * 10 if rng.random() < late else total
         if not resting:
-            self.controller.measure(
-                num_requests=len(running),
-                nodes=nodes,
-                draft=draft * seen / total,
-                total=seen,
-            )
+            self.controller.measure(num_requests=len(running), nodes=nodes, draft=draft * seen / total, total=seen)
         return total
 
 

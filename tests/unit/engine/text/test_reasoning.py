@@ -75,11 +75,7 @@ def test_what_the_template_says_of_it() -> None:
 
 @pytest.mark.parametrize(
     ("form", "text"),
-    [
-        ("open", "Well, [0] is it.\n</think>\n\n77"),
-        ("optional", "<think>\nWell.\n</think>\n\n77"),
-        ("optional", "77"),
-    ],
+    [("open", "Well, [0] is it.\n</think>\n\n77"), ("optional", "<think>\nWell.\n</think>\n\n77"), ("optional", "77")],
 )
 @pytest.mark.parametrize("wanted", [{"regex": "7+"}, {"grammar": "start: /7+/"}, {"json": {"const": 77}}])
 def test_a_structure_follows_reasoning(wanted: dict[str, Any], form: str, text: str) -> None:

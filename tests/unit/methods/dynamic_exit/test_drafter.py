@@ -20,13 +20,7 @@ from foretoken.drafting.early_exit import EarlyExitBuilder
 from foretoken.drafting.exit_costs import Costs, head_in_layers
 from foretoken.engine.llm import LLM
 from foretoken.methods.dynamic_exit import drafter as dynamic_exit
-from foretoken.methods.dynamic_exit.drafter import (
-    LONGEST,
-    PROBE_EVERY,
-    DynamicExitDrafter,
-    Statistics,
-    best_exit,
-)
+from foretoken.methods.dynamic_exit.drafter import LONGEST, PROBE_EVERY, DynamicExitDrafter, Statistics, best_exit
 from foretoken.models.language_model import Output
 from foretoken.options.sampling import SamplingParams
 from helpers.golden import Session, tokens_of

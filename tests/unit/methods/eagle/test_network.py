@@ -183,12 +183,7 @@ def published(folder: Path, model: LanguageModel, count: int, prefix: str = "lay
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [
-                {
-                    "accept_tolerance": 0.0,
-                    "proposal_type": "greedy",
-                    "speculative_tokens": 5,
-                    "verifier_accept_k": 1,
-                }
+                {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1}
             ],
             "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "someone/their-model"},
         },
@@ -408,11 +403,7 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "depths in words": (edit(eagle_aux_hidden_state_layer_ids="all"), ModelError, "eagle_aux_hidden_state_layer_ids"),
     "depth 0": (edit(eagle_aux_hidden_state_layer_ids=[0, 4, 7]), ModelError, "eagle_aux_hidden_state_layer_ids"),
     "two depths": (edit(eagle_aux_hidden_state_layer_ids=[1, 4]), ModelError, "fc.weight is [384, 1152]"),
-    "too deep": (
-        edit(eagle_aux_hidden_state_layer_ids=[1, 4, 9]),
-        MismatchError,
-        "[1, 4, 9], but 'zoo:base' has 8",
-    ),
+    "too deep": (edit(eagle_aux_hidden_state_layer_ids=[1, 4, 9]), MismatchError, "[1, 4, 9], but 'zoo:base' has 8"),
     "another width": (edit(target_hidden_size=512), ModelError, "fc.weight is [384, 1152], but [384, 1536]"),
     "another target": (
         edit(speculators_config=owner(fingerprint="0" * 64)),

@@ -67,10 +67,7 @@ def reference(folder: Path, tokens: list[int], states_TW: Tensor) -> Tensor:
     renamed = {PREFIX + each.removeprefix(layer) if each.startswith(layer) else each: tensors[each] for each in tensors}
     save_file(renamed, behind / WEIGHTS, {"format": "pt"})
     model: Any = AutoModelForCausalLM.from_pretrained(
-        behind,
-        config=AutoConfig.from_pretrained(folder, **deeper),
-        dtype=torch.float32,
-        attn_implementation="eager",
+        behind, config=AutoConfig.from_pretrained(folder, **deeper), dtype=torch.float32, attn_implementation="eager"
     )
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -181,11 +178,7 @@ def deeper(tensors: dict[str, Tensor]) -> None:
 
 
 DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
-    "no layer": (
-        nothing_behind,
-        ModelError,
-        f"no tensor model.layers.{LAYERS}.*; use the published checkpoint",
-    ),
+    "no layer": (nothing_behind, ModelError, f"no tensor model.layers.{LAYERS}.*; use the published checkpoint"),
     "another depth": (deeper, ModelError, "num_hidden_layers=2, but there is model.layers.5.*"),
     "no norm": (without("enorm.weight"), ModelError, "the tensor enorm.weight is missing"),
     "no projection": (without("eh_proj.weight"), ModelError, "the tensor eh_proj.weight is missing"),

@@ -422,17 +422,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], type[ForetokenError], str]] = {
     "a width in words": (edit(width="wide"), ModelError, "cannot be read"),
     "a wrong width": (edit(width=64), ModelError, "width=64 with weights"),
     "no fingerprint": (disown(draft=None), ModelError, "draft_fingerprint=None"),
-    "NaN": (
-        weights(weight=torch.full((WIDTH,), float("nan")), bias=torch.zeros(1)),
-        ModelError,
-        "NaN or infinite",
-    ),
+    "NaN": (weights(weight=torch.full((WIDTH,), float("nan")), bias=torch.zeros(1)), ModelError, "NaN or infinite"),
     "no bias": (weights(weight=torch.zeros(WIDTH)), ModelError, "cannot be read"),
-    "another target": (
-        disown(verifier=OTHER),
-        MismatchError,
-        "trained for the target 'zoo:base' .fingerprint 0",
-    ),
+    "another target": (disown(verifier=OTHER), MismatchError, "trained for the target 'zoo:base' .fingerprint 0"),
     "another draft": (disown(draft=OTHER), MismatchError, "trained for the draft 'zoo:draft' .fingerprint 0"),
 }
 

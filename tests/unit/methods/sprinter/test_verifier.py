@@ -269,9 +269,7 @@ def test_tokens_per_target_call_are_the_closed_form(alpha: float, eta_fp: float,
             approved.append(float(torch.rand((), generator=generator)) < level)
         n = len(chain)
         draft = Draft(
-            TokenTree(chain),
-            Sampled(q_V.expand(n, -1), tuple(range(n))),
-            evidence=Approvals(tuple(approved), True),
+            TokenTree(chain), Sampled(q_V.expand(n, -1), tuple(range(n))), evidence=Approvals(tuple(approved), True)
         )
         laws = Laws(log_p_V.expand(n + 1, -1), greedy=False, positions=range(n + 1))
         verdict = SprinterVerifier().verify(draft, laws, streams)

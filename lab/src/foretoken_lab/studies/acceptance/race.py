@@ -172,7 +172,5 @@ def _series(num_drafts: int, num_powers: int) -> Array:
     while len(rows) < num_drafts - 1:
         last = rows[-1]
         # both series begin at x^1, so that index r stands for x^(r + 1)
-        rows.append(
-            [math.fsum(last[a] * base[r - 1 - a] for a in range(r)) for r in range(num_powers)],
-        )
+        rows.append([math.fsum(last[a] * base[r - 1 - a] for a in range(r)) for r in range(num_powers)])
     return np.array(rows[: num_drafts - 1]).reshape(num_drafts - 1, num_powers)

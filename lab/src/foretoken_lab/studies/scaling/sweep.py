@@ -111,12 +111,7 @@ def run(
                 own_words=0.0,
             )
             record = train(
-                training(options),
-                sources,
-                folder,
-                bounds=Bounds(tokens=tokens),
-                seed=sweep.seed,
-                report=report,
+                training(options), sources, folder, bounds=Bounds(tokens=tokens), seed=sweep.seed, report=report
             )
             say(f"{name}: drafting")
             point = _measured(sweep, llm, prompts, folder, layers, tokens, record)

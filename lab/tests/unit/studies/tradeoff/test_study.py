@@ -146,9 +146,7 @@ def test_only_the_first_repeat_counts_for_quality_and_all_for_speed():
     own = trials(MIXTURE.label, right, seconds=(0.5, 0.8))
     own[3:] = [replace(each, answers=(answer(each.answers[0].example.id, correct=False),)) for each in own[3:]]
     study = tradeoff(
-        POINTS,
-        [*trials(PLAIN, right, seconds=(2.0, 1.0)), *trials(EXACT, right, seconds=(1.0, 1.0)), *own],
-        0.0,
+        POINTS, [*trials(PLAIN, right, seconds=(2.0, 1.0)), *trials(EXACT, right, seconds=(1.0, 1.0)), *own], 0.0
     )
     row = study.rows[-1]
     assert row.quality.num_questions == 3
@@ -201,9 +199,7 @@ def test_the_difference_in_nll_is_that_of_the_figures_where_lengths_differ():
     other = [answer("q0", nll=2.0, num_tokens=20), answer("q1", nll=3.0, num_tokens=20)]
     first = trials(PLAIN, [True] * 2, seconds=(1.0,), blocks=1)[0]
     study = tradeoff(
-        POINTS,
-        [replace(first, label=name, answers=tuple(each)) for name, each in ((PLAIN, own), (EXACT, other))],
-        0.0,
+        POINTS, [replace(first, label=name, answers=tuple(each)) for name, each in ((PLAIN, own), (EXACT, other))], 0.0
     )
     plain, exact = (study.row(name).quality for name in (PLAIN, EXACT))
     assert (plain.nll, exact.nll) == pytest.approx((0.275, 0.125))

@@ -86,13 +86,7 @@ class OpenChain:
     """
 
     def __init__(
-        self,
-        call: OpenCall,
-        wanted: int,
-        count: int,
-        prefetch: Sequence[Prefetch],
-        ids_C: Tensor | None,
-        stride: int,
+        self, call: OpenCall, wanted: int, count: int, prefetch: Sequence[Prefetch], ids_C: Tensor | None, stride: int
     ) -> None:
         self._call, self._wanted = call, wanted
         self._counts, self._drafts, self._read = (

@@ -100,12 +100,7 @@ def check_chain(
 
 
 def check_trees(
-    sizes: Sizes,
-    batch: PackedBatch,
-    cache: KVCache,
-    growing: Sequence[Extent],
-    width: int,
-    top: int,
+    sizes: Sizes, batch: PackedBatch, cache: KVCache, growing: Sequence[Extent], width: int, top: int
 ) -> None:
     """Check trees over pairs, in addition to :func:`check`, :func:`check_head` and :func:`check_chain`.
 

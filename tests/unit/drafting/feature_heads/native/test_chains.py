@@ -182,10 +182,7 @@ def test_drafts_are_those_of_one_pass_after_the_other(
             seed=3,
             ignore_eos=True,
         )
-        outputs = llm.generate(
-            [{"prompt_token_ids": tokens_of(seed, 5 + 9 * seed, 100)} for seed in range(4)],
-            params,
-        )
+        outputs = llm.generate([{"prompt_token_ids": tokens_of(seed, 5 + 9 * seed, 100)} for seed in range(4)], params)
         found.append((seen, [each.token_ids for each in outputs]))
     assert found[0] == found[1]
     if case in ("everything", "no rule", "drawn"):

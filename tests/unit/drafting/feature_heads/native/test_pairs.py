@@ -132,10 +132,7 @@ def test_of_equal_paths_the_elder_stands(models: dict[str, LanguageModel]) -> No
 
 @pytest.mark.parametrize("case", ["no rule", "rules", "few tokens", "penalties", "drawn"])
 def test_drafts_are_those_of_one_level_after_the_other(
-    case: str,
-    models: dict[str, LanguageModel],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    case: str, models: dict[str, LanguageModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens, parents, confidences and calls of the stop rule, in a batch."""
     model = models["bfloat16"]

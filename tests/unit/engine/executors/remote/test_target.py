@@ -31,10 +31,7 @@ HELPED = {"method": "draft_model", "model": "zoo:draft", "executor": "pearl", "l
 OVER_GLOO = {**HELPED, "lane": "gloo"}
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
 needs_gloo = pytest.mark.skipif(not gloo.available(), reason="this build of torch has no gloo")
-WAYS = [
-    pytest.param(HELPED, id="pipe"),
-    pytest.param(OVER_GLOO, id="gloo", marks=[pytest.mark.slow, needs_gloo]),
-]
+WAYS = [pytest.param(HELPED, id="pipe"), pytest.param(OVER_GLOO, id="gloo", marks=[pytest.mark.slow, needs_gloo])]
 
 
 def helper_of(llm: LLM) -> RemoteDrafter:
