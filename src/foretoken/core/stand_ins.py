@@ -23,6 +23,7 @@ from foretoken.core.class_table import keep_table
 T = TypeVar("T")
 
 _SHAPES = "torch._meta_registrations"  # kernels in Python for tensors without values, for operators that have none in C
+_AFTER_SHAPES = ("torch._decomp", "torch._refs")  # they import each other in a circle, which it has to enter
 # Packages, with all that is below them. Those of transformers make objects of torch's distributed tensors at their top.
 _PACKAGES = (
     "accelerate",
@@ -191,11 +192,18 @@ class _Finder:
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         listed = any(name == each or name.startswith(f"{each}.") for each in _PACKAGES)
-        if not listed and name != "transformers.utils.import_utils":
+        if not listed and name not in ("transformers.utils.import_utils", *_AFTER_SHAPES):
             return None
+        needed = not self.active and name != _SHAPES and _SHAPES in self.left_out
         spec = PathFinder.find_spec(name, path, target)
         if spec is None:
             return None
+        if name in _AFTER_SHAPES:
+            if needed:
+                spec.loader = _WithShapes()  # type: ignore[assignment]
+            return spec
+        if needed:
+            _imported(_SHAPES)
         if not listed:
             _run_after(spec.loader, keep_table)
         elif self.active and (name != _SHAPES or _can_leave_out_shapes()):
@@ -204,8 +212,6 @@ class _Finder:
             self.left_out.discard(name)
             if name == "torch._dynamo":
                 _run_after(spec.loader, self._mark)
-                if _SHAPES in self.left_out:  # it has to be there first
-                    _imported(_SHAPES)
         return spec
 
     def _mark(self, compiler: ModuleType) -> None:
@@ -223,6 +229,17 @@ class _Finder:
             from torch._opaque_base import OpaqueBaseMeta
 
             sys.modules["torch"]._C._set_generator_metaclass(OpaqueBaseMeta)
+
+
+class _WithShapes:
+    """The loader of a module that is imported together with the shapes."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        _imported(_SHAPES)
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to do."""
 
 
 def _can_leave_out_shapes() -> bool:

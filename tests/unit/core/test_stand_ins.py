@@ -155,3 +155,23 @@ assert torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.zeros(2)).tol
 assert not stand_ins._FINDER.left_out
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "module", ["torch.distributed.tensor", "torch._refs", "torch._decomp", "torch._inductor.decomposition"]
+)
+def test_modules_that_read_the_shapes_are_whole_after_they_were_left_out(module):
+    code = f"""
+import importlib, sys
+from foretoken.core.stand_ins import allow_stand_ins, stand_ins
+allow_stand_ins()
+with stand_ins():
+    import torch
+found = importlib.import_module("{module}")
+assert importlib.import_module("{module}") is found
+import torch._decomp, torch._refs
+assert torch._refs.linalg and torch._decomp.decompositions.pw_cast_for_opmath
+assert sys.modules["torch._meta_registrations"].meta__fused_moving_avg_obs_fq_helper
+assert torch.ones(2, 3, device="meta").sum(0).shape == (3,)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
