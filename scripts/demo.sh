@@ -17,11 +17,11 @@ shown() {  # print a command as a person would type it, then run it
 
 # one retry: an offline machine should not wait for pip's usual five
 if PIP_RETRIES=${PIP_RETRIES:-1} shown zoo get smollm2-135m; then
-    model=zoo:smollm2-135m drafting=(--method suffix)
-    : "${prompt:=How do I write a Python class for a bank account with deposit and withdraw?}" "${methods:=none,suffix}"
+    model=zoo:smollm2-135m drafting=(--method auto)
+    : "${prompt:=How do I write a Python class for a bank account with deposit and withdraw?}" "${methods:=none,auto,suffix}"
 else
     echo "SmolLM2 cannot be fetched (see above): the bundled zoo:base and its draft answer instead"
-    model=zoo:base drafting=(--method draft_model --draft-model zoo:draft)
+    model=zoo:base drafting=(--method auto)
     : "${prompt:=Tom has 12 marbles. He buys 30 more. How many marbles does he have now?}"
     : "${methods:=none,auto,draft_model,ngram,suffix}"
 fi
