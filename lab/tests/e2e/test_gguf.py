@@ -62,8 +62,8 @@ def test_what_cannot_be_read_is_one_line(file: Path, tmp_path: Path, capsys: pyt
     assert out == ""
     assert "is cut short: its tensor" in err
     assert len([line for line in err.splitlines() if not line.startswith(("loading", "checking", "packing"))]) == 1
-    other = gguf_files.rewrite(file, tmp_path / "tq2.gguf", kind=lambda name: "TQ2_0" if "ffn_up" in name else None)
+    other = gguf_files.rewrite(file, tmp_path / "tq2.gguf", kind=lambda name: "TQ2_0" if "ffn_down" in name else None)
     assert main(generate("--model", str(other))) == 1
-    assert "'blk.0.ffn_up.weight' is of kind TQ2_0, which is not read: Q4_0," in capsys.readouterr().err
+    assert "'blk.0.ffn_down.weight' is of kind TQ2_0, which is not read: Q4_0," in capsys.readouterr().err
     assert main(generate("--model", str(tmp_path / "nowhere.gguf"))) == 2
     assert "there is no such folder or file" in capsys.readouterr().err
