@@ -1,4 +1,4 @@
-"""What rounding does to a model here and in llama.cpp: the same files, the same tokens, the same references.
+"""What rounding does to a model here, in llama.cpp and in OpenVINO: the same files, tokens and references.
 
     python lab/benchmarks/rounding_error.py smollm2-f32 --text wiki.txt --dtype int8,int4 --file smollm2-Q8_0.gguf
     python lab/benchmarks/rounding_error.py --quantise Q4_1.gguf F32
@@ -8,7 +8,7 @@
 It measures what ``foretoken eval --against`` does, with two references for each runtime: ``same weights`` is float32
 with the very weights that the codes stand for, so only the rounding of activations is left; ``unrounded`` is MODEL in
 float32. One JSON line for each runtime, reference and text. Of a folder of quantised layers (``--file FOLDER``), the
-runtime next to ours is transformers with dequantised weights in bfloat16.
+runtime next to ours is transformers with dequantised weights in bfloat16. OpenVINO is measured with ``--openvino``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -29,6 +30,7 @@ from foretoken.models.load import load, load_network, load_tokenizer
 from foretoken.models.quantised.rounding import round_weights
 from foretoken_lab.peers import adapters
 from foretoken_lab.peers.gptq import write_gptq
+from foretoken_lab.peers.openvino import logits_of_openvino
 from foretoken_lab.peers.versions import command
 from foretoken_lab.tasks.reference import Reference, dequantised
 from foretoken_lab.tasks.rounding_error import Comparison, logits_of, windows
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="", help="what to round the model to, separated by commas")
     parser.add_argument("--file", action="append", default=[], help="a GGUF file, or a folder of quantised layers")
     parser.add_argument("--theirs", action="append", default=[], help="a GGUF file that only llama.cpp reads")
+    parser.add_argument("--openvino", action="store_true", help="read the GGUF files by OpenVINO, too")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quantise", nargs=2, metavar=("FILE", "KINDS"), help="write its quantised files, and end")
     given = parser.parse_args()
@@ -103,6 +106,10 @@ def measure(given: argparse.Namespace) -> None:
             report(Path(file).name, "transformers, bfloat16", found, same)
         else:
             report(Path(file).name, "llama.cpp", read_all(theirs(file, texts, given.threads), texts), same)
+            if given.openvino:
+                with tempfile.TemporaryDirectory() as folder:
+                    found = read_all(logits_of_openvino(Path(file), Path(folder), given.threads), texts)
+                report(Path(file).name, "openvino", found, same)
     for file in given.theirs:
         report(Path(file).name, "llama.cpp", read_all(theirs(file, texts, given.threads), texts), None)
 

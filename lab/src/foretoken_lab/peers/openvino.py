@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from foretoken_lab.peers.adapters import BAR
 
@@ -102,3 +104,32 @@ def openvino_family(
         except RuntimeError as error:
             print(f"{BAR}\n{name} is NOT measured: it does not open {file.name}: {error}\n{BAR}", file=sys.stderr)
     return found
+
+
+def logits_of_openvino(file: Path, folder: Path, threads: int) -> Callable[[Sequence[int]], Tensor]:
+    """A function from token ids to logits [T, V] of the model that its pipeline makes of a GGUF file.
+
+    Args:
+        folder: an empty one, for the model in OpenVINO's own form; needed while the function is used.
+    """
+    import openvino
+    import openvino_genai
+
+    here = folder / file.name
+    here.symlink_to(file.resolve())
+    openvino_genai.LLMPipeline(str(here), "CPU", enable_save_ov_model=True)
+    model = openvino.Core().compile_model(folder / "openvino_model.xml", "CPU", {"INFERENCE_NUM_THREADS": threads})
+
+    def logits(ids: Sequence[int]) -> Tensor:
+        request, places_1T = model.create_infer_request(), np.arange(len(ids))[None]
+        found = request.infer(
+            {
+                "input_ids": np.array([ids], dtype=np.int64),
+                "attention_mask": np.ones_like(places_1T),
+                "position_ids": places_1T,
+                "beam_idx": np.zeros(1, dtype=np.int32),
+            }
+        )
+        return torch.from_numpy(found["logits"][0].copy())
+
+    return logits
