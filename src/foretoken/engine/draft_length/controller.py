@@ -32,16 +32,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 from foretoken.core.draft import Draft
-from foretoken.core.stop_rule import Outlook, StopRule
+from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict
-from foretoken.engine.draft_length.confidence import Confidence, Reaches
+from foretoken.engine.draft_length.confidence import Confidence
 from foretoken.engine.draft_length.draft_ledger import Candidate, DraftLedger
+from foretoken.engine.draft_length.length_rule import LengthRule, Prices
 from foretoken.engine.draft_length.moving_averages import LATE, Line, Mean
 from foretoken.engine.draft_length.step_costs import Reading, StepCosts
 
@@ -166,10 +165,10 @@ class Controller:
         self._num_probes += self._probing
         token = costs.token(num_requests)
         asking = regime.drafting.intercept / len(self._asked) / token
-        prices = _Prices(asking, regime.drafting.slope / token, max(0.0, costs.row) / token, regime.rate)
+        prices = Prices(asking, regime.drafting.slope / token, max(0.0, costs.row) / token, regime.rate)
         chosen = {id(request) for request in self._asked}
         return [
-            _Rule(self.confidence, each.ledger, prices, _PROBE_NODES if each is probed else 0)
+            LengthRule(self.confidence, each.ledger, prices, _PROBE_NODES if each is probed else 0)
             if id(each) in chosen
             else None
             for each in requests
@@ -290,11 +289,9 @@ class Controller:
         """The requests for which the first node is expected to pay, whatever drafts of other confidence have gained."""
         costs = regime.costs
         if not costs.row_known:  # its cost follows from neighbouring steps, with drafts and without
-            return (
-                []
-                if regime.since_plain
-                else [each for each in requests if each.request_id in self._also or foretell(each) > 0.0]
-            )
+            if regime.since_plain:
+                return []
+            return [each for each in requests if each.request_id in self._also or foretell(each) > 0.0]
         token = costs.token(num_requests)
         row, stands = costs.row / token, self.confidence.stands
         surest = max(self.confidence.by_tenth())
@@ -468,75 +465,3 @@ class _Regime:
     def save(self, tokens: float) -> None:
         """Add to what trials may cost."""
         self.savings = min(_MOST_SAVED, self.savings + tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prices:
-    """What a draft costs, in tokens of plain decoding.
-
-    Attributes:
-        asking: the call of the drafter.
-        drafting, row: of a node: to draft it, and to verify it.
-        rate: tokens of a usual step, for the outlook.
-    """
-
-    asking: float
-    drafting: float
-    row: float
-    rate: float
-
-
-class _Rule(StopRule):
-    """The stop rule of one draft (:class:`foretoken.core.stop_rule.StopRule`).
-
-    The first node was drafted before anything is known of it, so that it costs its row alone.
-
-    Args:
-        confidence: corrects the drafter's.
-        ledger: of the request.
-        least: nodes that are drafted whatever they promise.
-    """
-
-    __slots__ = ("_confidence", "_least", "_misses", "_prices", "_reach", "_reaches", "_spent", "_sums", "_weight")
-
-    def __init__(self, confidence: Confidence, ledger: DraftLedger, prices: _Prices, least: int = 0) -> None:
-        self._confidence, self._prices, self._least = confidence, prices, least
-        self._weight, self._misses = ledger.weight, ledger.misses
-        self._reaches = Reaches(confidence, self._misses)
-        self._sums = [1.0]  # expected tokens with so many nodes
-        self._spent, self._reach = 1.0 + prices.asking, 1.0  # before the first node, and that its parent stands
-
-    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
-        stands = self._reach * self._reaches.stands(reach, confidence)
-        del self._sums[num_nodes + 1 :]
-        so_far, prices = self._sums[-1], self._prices
-        rate = so_far / self._time(max(1, num_nodes), num_nodes)
-        cost = prices.row + (prices.drafting if num_nodes else 0.0)
-        if num_nodes >= self._least and self._weight * stands <= rate * cost:
-            return False
-        self._sums.append(so_far + stands)
-        return True
-
-    def rate(self, num_nodes: int) -> float:
-        return self._sums[min(num_nodes, len(self._sums) - 1)] / self._time(num_nodes, num_nodes)
-
-    def after(self, first: StopRule, confidence: Sequence[float]) -> _Rule:
-        assert isinstance(first, _Rule)
-        count = min(len(confidence), len(first._sums) - 1)
-        found = copy(self)
-        found._reaches, found._least = Reaches(self._confidence, self._misses), 0
-        found._spent = first._time(max(1, count), count)
-        found._sums = [first._sums[count]]
-        found._reach = first._sums[count] - first._sums[count - 1] if count else 1.0
-        return found
-
-    def _time(self, drafted: int, rows: int) -> float:
-        """Of the step with so many nodes, in tokens of plain decoding."""
-        return self._spent + self._prices.drafting * drafted + self._prices.row * rows
-
-    def outlook(self) -> Outlook:
-        stands = tuple(max(0.0, 1.0 - (1.0 - each) * self._misses) for each in self._confidence.by_tenth())
-        prices = self._prices
-        first = prices.row / (1.0 + prices.asking + prices.drafting) / self._weight
-        later = max(first, (prices.row + prices.drafting) / (1.0 + prices.asking + prices.drafting) / self._weight)
-        return Outlook(stands, first, later, self._least)

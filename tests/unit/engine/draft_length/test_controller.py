@@ -15,8 +15,9 @@ from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafters.suffix import SuffixDrafter
 from foretoken.engine.draft_length.confidence import Confidence, Reaches
-from foretoken.engine.draft_length.controller import Controller, _Prices, _Rule
+from foretoken.engine.draft_length.controller import Controller
 from foretoken.engine.draft_length.draft_ledger import DraftLedger
+from foretoken.engine.draft_length.length_rule import LengthRule, Prices
 from helpers.pairwise import in_pairs
 
 MOST = 16
@@ -259,7 +260,7 @@ def test_the_outlook_predicts_the_first_decisions(weight, least):
     confidence, decided = Confidence(), set()
     ledger = DraftLedger(weight=weight)
     for tenth in range(10):
-        rule = _Rule(confidence, ledger, _Prices(0.2, 0.2, 0.6, 2.0), least)
+        rule = LengthRule(confidence, ledger, Prices(0.2, 0.2, 0.6, 2.0), least)
         outlook = rule.outlook()
         assert outlook.free == least
         foreseen = least > 0 or outlook.stands[tenth] > outlook.first
@@ -271,7 +272,7 @@ def test_the_outlook_predicts_the_first_decisions(weight, least):
 def test_a_draft_stops_where_the_rate_of_its_own_step_is_greatest():
     """Rows cost a tenth and drafting another one; the text before it changes nothing."""
     for stands in (0.3, 0.6, 0.9):
-        rule = _Rule(Confidence(), DraftLedger(), _Prices(0.1, 0.1, 0.1, 99.0))
+        rule = LengthRule(Confidence(), DraftLedger(), Prices(0.1, 0.1, 0.1, 99.0))
         length, says = 0, (int(stands * 10) + 0.5) / 10  # a tenth's middle is believed as it is
         while rule.worthwhile(says**length, says, length):
             length += 1

@@ -133,12 +133,12 @@ def test_a_structure_begins_after_the_limit(config: dict[str, Any] | None) -> No
     assert out.outputs[0].text.partition("</think>")[2].strip() in ("42", "43")
 
 
-@pytest.mark.parametrize("beside", [None, Words(torch.ones(len(PIECES), dtype=torch.bool), [[0, 0]])])
-def test_the_limit_costs_a_greedy_answer_nothing_after_the_reasoning(beside: Words | None) -> None:
+@pytest.mark.parametrize("other", [None, Words(torch.ones(len(PIECES), dtype=torch.bool), [[0, 0]])])
+def test_the_limit_costs_a_greedy_answer_nothing_after_the_reasoning(other: Words | None) -> None:
     limit = ThinkingBudget(1, END, decode, begun=True, vocab_size=len(PIECES))
-    constraint = limit if beside is None else Both(limit, beside)
+    constraint = limit if other is None else Both(limit, other)
     maker = LawMaker(SamplingParams(), (), len(PIECES), constraint=constraint)
     for token in (0, *END):
         assert not maker.trivial
         maker.append([token])
-    assert maker.trivial == (beside is None)
+    assert maker.trivial == (other is None)
