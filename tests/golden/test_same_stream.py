@@ -6,7 +6,9 @@ from functools import cache
 from itertools import product
 
 import pytest
+import torch
 
+from foretoken.core import laws
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
 from helpers.pairwise import in_pairs
@@ -68,6 +70,27 @@ def test_drafts_do_not_change_the_stream(recipe):
     llm = llm_of(name, count)
     assert ids(llm.generate(PROMPTS, all_params(law))) == plain(law)
     assert_idle(llm)
+
+
+def test_the_tokens_that_are_selected_from_a_large_vocabulary_are_those_of_the_processed_row(monkeypatch):
+    """At each node of a draft, penalties of the path included."""
+    monkeypatch.setattr(laws, "_SELECT_FROM", 1)
+    support, rows = laws.Laws.support_at, []
+
+    def compared(self: laws.Laws, row: int):
+        found = support(self, row)
+        whole_V = self._process(self._raw_MV[row : row + 1], range(row, row + 1))[0]
+        ids_K = (whole_V > -torch.inf).nonzero()[:, 0]
+        assert torch.equal(found[0], ids_K)
+        assert torch.equal(found[1], whole_V[ids_K])
+        rows.append(row)
+        return found
+
+    monkeypatch.setattr(laws.Laws, "support_at", compared)
+    repeats = {"temperature": 1.2, "top_p": 0.9, "frequency_penalty": -1.0}
+    params = [SamplingParams(max_tokens=24, seed=seed, **repeats) for seed in range(len(PROMPTS))]
+    ids(llm_of("draft_model-topk").generate(PROMPTS, params))
+    assert sum(row > 0 for row in rows) > 10
 
 
 @pytest.mark.parametrize("name", ["ngram", "draft_model-topk", "draft_model-chain", "del"])
