@@ -28,9 +28,9 @@ from rich.table import Table
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.files import check_writable, write_whole
-from foretoken.core.intervals import mean_interval
 from foretoken.core.provenance import provenance
 from foretoken.data.prompts import BUNDLED_SUITE, limit_per_category, read_prompts
+from foretoken_lab.intervals import mean_interval
 from foretoken_lab.peers.versions import Quiet, command
 from foretoken_lab.studies.acceptance.observe import load_draft, observe
 from foretoken_lab.studies.acceptance.optimal import optimal_acceptance

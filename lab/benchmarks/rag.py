@@ -32,12 +32,11 @@ from rich.console import Console
 from rich.table import Table
 
 from foretoken.core.files import check_writable, write_whole
-from foretoken.core.intervals import wilson_interval
 from foretoken.core.provenance import provenance
 from foretoken.data.folder import data_root
-from foretoken.data.readers import read_records
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken_lab.intervals import wilson_interval
 from foretoken_lab.peers.versions import Quiet, command
 from foretoken_lab.rag.config import RagConfig
 from foretoken_lab.rag.encoders import FolderEncoder, TargetEncoder
@@ -48,6 +47,7 @@ from foretoken_lab.rag.session import NO_PASSAGE
 from foretoken_lab.rag.system import Rag
 from foretoken_lab.rag.vectors import vectors_of
 from foretoken_lab.recipes.sources import read_country
+from foretoken_lab.records import read_records
 from foretoken_lab.tasks.example import Example
 from foretoken_lab.tasks.scoring import score_span
 

@@ -51,11 +51,9 @@ from torch import Tensor
 
 from foretoken import LLM, SamplingParams, zoo
 from foretoken.core.files import check_writable, write_whole
-from foretoken.core.intervals import mean_interval
 from foretoken.core.provenance import provenance
 from foretoken.core.tree import TokenTree
 from foretoken.data.folder import data_root
-from foretoken.data.readers import read_records
 from foretoken.forward.batch import PackedBatch, Segment
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
@@ -65,7 +63,9 @@ from foretoken.methods.sparse.calibration import Calibration
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.models.prefill import prefill
+from foretoken_lab.intervals import mean_interval
 from foretoken_lab.peers.versions import Quiet, command
+from foretoken_lab.records import read_records
 from foretoken_lab.tasks import catalog
 from foretoken_lab.tasks.example import Example
 

@@ -36,7 +36,6 @@ from rich.table import Table
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.files import check_writable, write_whole
-from foretoken.core.metrics import memory_bound_speedup
 from foretoken.core.provenance import provenance
 from foretoken.data.documents import documents
 from foretoken.data.folder import data_root
@@ -50,6 +49,7 @@ from foretoken.models.load import load
 from foretoken_lab.calibrations import vocabulary
 from foretoken_lab.peers.versions import Quiet, command
 from foretoken_lab.suites.self_speculation import held_out
+from foretoken_lab.timing.memory_bound import memory_bound_speedup
 
 CORPORA = ("gsm8k_train", "mbpp_train", "sgd_dialogues", "topical_chat")
 FRACTIONS = (16, 8, 4, 2, 1)

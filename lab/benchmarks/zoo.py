@@ -22,11 +22,11 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from transformers.utils import logging
 
 from foretoken import zoo
-from foretoken.core.intervals import wilson_interval
 from foretoken.train.mixture import Mixture
 from foretoken.train.objectives import NextToken
 from foretoken.train.rendering import encoder
 from foretoken.train.trainer import held_out_loss
+from foretoken_lab.intervals import wilson_interval
 from foretoken_lab.measurement import Measurement
 from foretoken_lab.recipes import find
 from foretoken_lab.tasks import catalog

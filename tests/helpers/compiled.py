@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from foretoken.core.files import cache_folder
+from foretoken.core.files import own_cache_folder
 from foretoken.native import build, variants
 
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ def compiled(source: Path, compiler: Sequence[str], options: Sequence[str]) -> P
     """
     texts = [each.read_text(encoding="utf-8") for each in (source, *sorted(HERE.glob("*.[ch]")))]
     key = build._key(list(compiler), [*options, *texts])
-    folder = cache_folder() / "tests"
+    folder = (own_cache_folder() or Path(tempfile.mkdtemp(prefix="foretoken-"))) / "tests"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = folder / f"{source.stem}-{key}"
     with (folder / "lock").open("w") as lock:  # one process compiles for all that share the tests

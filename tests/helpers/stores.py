@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 
 from foretoken.data import documents as doc
-from foretoken.data.readers import read_records
 from foretoken.drafting.datastore.build import build
 from foretoken.drafting.datastore.layout import Manifest
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.load import load_tokenizer
+from foretoken_lab.records import read_records
 from helpers.adapters import shelf
 
 ANSWERS = Path(__file__).with_name("stored_answers.jsonl.xz")  # of tasks that the lab generates

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from foretoken.core.intervals import normal_quantile
-
 _MIN_EXPECTED = 5.0  # the usual minimum of a cell's expected count for the normal approximation
 
 
@@ -22,6 +20,11 @@ class ChiSquare:
     statistic: float
     df: int
     p_value: float
+
+
+def normal_quantile(p: float) -> float:
+    """The standard normal value that a share p of draws stays below."""
+    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
 
 
 def chi_square_tail(statistic: float, df: int) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
@@ -156,31 +155,3 @@ def own_cache_folder() -> Path | None:
     except OSError:
         pass
     return None
-
-
-def cache_folder() -> Path:
-    """The user's cache folder of ours; a fresh temporary one where that cannot be had."""
-    return own_cache_folder() or Path(tempfile.mkdtemp(prefix="foretoken-"))
-
-
-def folder_made_once(name: str, write: Callable[[Path], None]) -> Path:
-    """A folder of the cache, filled by ``write`` if it is not there yet; no reader ever finds it half full.
-
-    Args:
-        name: under the cache folder; identifies its content completely, since it is never written again.
-        write: fills the empty folder that it is given.
-    """
-    place = cache_folder() / name
-    if place.is_dir():
-        return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
-        unfinished = Path(scratch) / place.name
-        unfinished.mkdir()
-        write(unfinished)
-        try:
-            os.replace(unfinished, place)
-        except OSError:
-            if not place.is_dir():  # else another process was faster: either folder is right
-                raise
-    return place

@@ -64,11 +64,6 @@ class TokenTree:
         return torch.tensor(self.tokens, dtype=torch.int64)
 
     @cached_property
-    def parents_N(self) -> Tensor:
-        """Parent indices, int64 [N]; -1 is the root."""
-        return torch.tensor(self.parents, dtype=torch.int64)
-
-    @cached_property
     def depths(self) -> tuple[int, ...]:
         """Distance of each node from the root; a child of the root has depth 1."""
         if self.is_chain:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from foretoken.certify.statistics import chi_square_tail, detectable_distance, goodness_of_fit, homogeneity
-from foretoken.core.intervals import wilson_interval
+from foretoken_lab.intervals import wilson_interval
 
 
 @given(st.floats(0.0, 400.0), st.integers(1, 200))

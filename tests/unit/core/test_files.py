@@ -5,19 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from pathlib import Path
 
 import pytest
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
-from foretoken.core.files import (
-    cache_folder,
-    check_readable,
-    check_writable,
-    folder_made_once,
-    own_cache_folder,
-    write_whole,
-)
+from foretoken.core.files import check_readable, check_writable, own_cache_folder, write_whole
 
 
 def test_files_are_whole_and_checked_before(tmp_path):
@@ -97,11 +89,11 @@ def test_the_cache_is_a_folder_private_to_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     (tmp_path / "caches" / "foretoken").mkdir(parents=True)
     folder = own_cache_folder()
-    assert folder == cache_folder() == tmp_path / "caches" / "foretoken"
+    assert folder == tmp_path / "caches" / "foretoken"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    folder = cache_folder()
+    folder = own_cache_folder()
     assert folder == tmp_path / "home" / ".cache" / "foretoken"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -117,50 +109,3 @@ def test_a_cache_that_is_not_ours_alone_is_not_used(tmp_path, monkeypatch, obsta
     else:
         monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     assert own_cache_folder() is None
-    instead = cache_folder()
-    assert instead.is_dir()
-    assert tmp_path not in instead.parents
-    assert instead.name.startswith("foretoken-")
-    instead.rmdir()
-
-
-def test_a_folder_is_made_once_and_whole_or_not_at_all(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made: list[Path] = []
-
-    def write(folder: Path) -> None:
-        made.append(folder)
-        assert list(folder.iterdir()) == []
-        assert not (tmp_path / "foretoken" / "sub" / "it").exists()
-        (folder / "one").write_text("1")
-        if len(made) == 1:
-            raise ValueError("half way")
-
-    with pytest.raises(ValueError, match="half way"):
-        folder_made_once("sub/it", write)
-    assert list((tmp_path / "foretoken" / "sub").iterdir()) == []
-    for _ in range(2):
-        place = folder_made_once("sub/it", write)
-        assert place == tmp_path / "foretoken" / "sub" / "it"
-        assert (place / "one").read_text() == "1"
-        assert os.listdir(place.parent) == ["it"]
-    assert len(made) == 2
-    assert made[1].name == "it"
-
-
-def test_a_folder_that_another_process_made_in_the_meantime_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def slower(folder: Path) -> None:
-        other = tmp_path / "foretoken" / "it"
-        other.mkdir()
-        (other / "theirs").write_text("")
-
-    assert os.listdir(folder_made_once("it", slower)) == ["theirs"]
-    assert os.listdir(tmp_path / "foretoken") == ["it"]
-
-    def in_the_way(folder: Path) -> None:
-        (tmp_path / "foretoken" / "that").write_text("a file")
-
-    with pytest.raises(OSError):  # noqa: PT011  what the system says of it
-        folder_made_once("that", in_the_way)

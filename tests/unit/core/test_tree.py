@@ -46,9 +46,8 @@ def test_a_row_may_attend_to_its_ancestors_only() -> None:
 
 def test_tensor_views() -> None:
     assert TREE.tokens_N.tolist() == list(TREE.tokens)
-    assert TREE.parents_N.tolist() == list(TREE.parents)
     for tree in (TREE, EMPTY_TREE):
-        assert tree.tokens_N.dtype == tree.parents_N.dtype == torch.int64
+        assert tree.tokens_N.dtype == torch.int64
 
 
 def test_equal_trees_are_equal_and_hash_alike() -> None:

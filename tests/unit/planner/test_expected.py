@@ -11,13 +11,13 @@ import torch
 
 from foretoken.certify.enumeration import TablePair, verdicts
 from foretoken.core.draft import Draft, Sampled
-from foretoken.core.intervals import mean_interval
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.engine.recipe import verifier_named
 from foretoken.planner.expected import Start, expect, survival
+from foretoken_lab.intervals import mean_interval
 
 _SIZE = 3
 _RULES = {"ratio": "ratio", "block": "block", "naive": "match"}  # `naive` is `match` with enumerable decisions

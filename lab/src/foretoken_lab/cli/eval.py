@@ -330,7 +330,7 @@ def check_fits(length: int | None, llm: Any) -> None:
 
 def _read_outputs(path: Path) -> dict[Key, bool]:
     """Which answers of another run were right, by task and example."""
-    from foretoken.data.readers import read_records
+    from foretoken_lab.records import read_records
 
     right: dict[Key, bool] = {}
     for record in read_records(path, ("task", "id", "scores")):

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, InputError, MismatchError
-from foretoken.core.intervals import wilson_interval
 from foretoken.core.provenance import provenance
 from foretoken.engine.llm import LLM
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
@@ -35,6 +34,7 @@ from foretoken.models.load import load
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.roc import auc, smallest_threshold
 from foretoken.train.run_folder import disk_trouble, write_record
+from foretoken_lab.intervals import wilson_interval
 from foretoken_lab.judge.fit import fit, macro_auc
 from foretoken_lab.judge.labels import Labels, Marked, read_states
 from foretoken_lab.judge.mining import ABREAST, RANDOM, Mining, mine

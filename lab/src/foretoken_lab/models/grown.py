@@ -44,12 +44,13 @@ from transformers import AutoConfig
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, UnsupportedArchitecture
-from foretoken.core.files import folder_made_once, home_expanded
+from foretoken.core.files import home_expanded
 from foretoken.models.checkpoint_files import quiet
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load_as_is
 from foretoken.models.made import MadeModels
 from foretoken_lab.models.grown_families import FAMILIES, REASONS, Family
+from foretoken_lab.models.made_once import folder_made_once
 from foretoken_lab.models.origin import Origin, before_head, shares
 
 PREFIX = "grown:"

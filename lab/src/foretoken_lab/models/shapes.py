@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.core.files import folder_made_once
 from foretoken.models.made import MadeModels
+from foretoken_lab.models.made_once import folder_made_once
 
 if TYPE_CHECKING:
     import torch

@@ -34,9 +34,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from foretoken import LLM, SamplingParams
-from foretoken.core.files import folder_made_once
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import source_of
+from foretoken_lab.models.made_once import folder_made_once
 
 LLAMA_CPP_INSTALL = "pip install cmake ninja && pip install 'llama-cpp-python>=0.3.16' 'gguf>=0.17'"
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from foretoken.data import documents as doc
-from foretoken.data.readers import read_records
 from foretoken.train.mixture import Source, is_held_out
 from foretoken.train.sources import GENERATED, from_files
 from foretoken_lab.recipes.corpora import corpus_files
+from foretoken_lab.records import read_records
 from foretoken_lab.tasks import arithmetic, keys, profiles
 from foretoken_lab.tasks.example import prompt_hash
 from foretoken_lab.tasks.profiles import passage_prompt

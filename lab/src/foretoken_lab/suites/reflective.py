@@ -25,7 +25,6 @@ import torch
 from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.core.distortion import Spent
 from foretoken.core.draft import Draft
-from foretoken.core.intervals import wilson_interval
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict
@@ -35,6 +34,7 @@ from foretoken.forward.dense import DensePlan
 from foretoken.methods.reflective.probe import reflected
 from foretoken.methods.reflective.verifier import ReflectiveVerifier
 from foretoken.train.rendering import question_ids
+from foretoken_lab.intervals import wilson_interval
 from foretoken_lab.suites import accuracy
 from foretoken_lab.suites.judge import WrongFact, digits
 from foretoken_lab.suites.second_reading import judgement

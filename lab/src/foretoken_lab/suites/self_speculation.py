@@ -17,7 +17,7 @@ from typing import Any
 from foretoken.bench.suite import Column, Suite
 from foretoken.data.folder import data_root
 from foretoken.data.prompts import Prompt
-from foretoken.data.readers import read_records
+from foretoken_lab.records import read_records
 
 SETS = (("mt_bench", 6), ("gsm8k_test", 6), ("svamp", 6), ("spec_bench", 6), ("humaneval", 6), ("mbpp_test", 6))
 LONGEST = 400  # characters

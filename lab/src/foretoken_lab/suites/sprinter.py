@@ -28,12 +28,12 @@ from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.core.distortion import Spent
 from foretoken.core.draft import Approvals, Draft
 from foretoken.core.errors import ForetokenError
-from foretoken.core.intervals import mean_interval
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict
 from foretoken.methods.sprinter.train import acceptance
 from foretoken.methods.sprinter.verifier import SprinterVerifier
+from foretoken_lab.intervals import mean_interval
 
 _CAP = 20
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foretoken.core.intervals import wilson_interval
+from foretoken_lab.intervals import wilson_interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import InputError
-from foretoken.core.intervals import wilson_interval
 from foretoken.core.metrics import Metrics
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
@@ -28,6 +27,7 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import chunks
 from foretoken.options.sampling import SamplingParams
 from foretoken.train.rendering import question_ids
+from foretoken_lab.intervals import wilson_interval
 from foretoken_lab.tasks.catalog import Task
 from foretoken_lab.tasks.example import Example
 

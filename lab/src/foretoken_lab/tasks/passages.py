@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from foretoken.data.readers import read_records
+from foretoken_lab.records import read_records
 from foretoken_lab.tasks.example import Example, prompt_hash
 from foretoken_lab.tasks.profiles import passage_prompt
 

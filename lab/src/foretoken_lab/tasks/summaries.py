@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ConfigError
-from foretoken.data.readers import read_records
+from foretoken_lab.records import read_records
 from foretoken_lab.tasks.example import Example
 from foretoken_lab.tasks.passages import in_hash_order
 from foretoken_lab.tasks.profiles import passage_prompt

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from foretoken.core.intervals import mean_interval
+from foretoken_lab.intervals import mean_interval
 from foretoken_lab.studies.acceptance.observe import Observed
 from foretoken_lab.studies.acceptance.optimal import optimal_acceptance
 from foretoken_lab.studies.acceptance.rules import Rule, Sampling, rules_for

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from foretoken.core.intervals import mean_interval, wilson_interval
 from foretoken.core.metrics import Metrics
+from foretoken_lab.intervals import mean_interval, wilson_interval
 from foretoken_lab.studies.tradeoff.pareto import pareto_front
 from foretoken_lab.studies.tradeoff.points import DRAFT, EXACT, PLAIN, Point
 from foretoken_lab.studies.tradeoff.run import Trial

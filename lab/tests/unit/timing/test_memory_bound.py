@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretoken.core.metrics import memory_bound_speedup
+from foretoken_lab.timing.memory_bound import memory_bound_speedup
 
 _D, _V, _KV, _MLP, _TARGET = 3072, 128_256, 1024, 8192, 3_212_749_824
 _LAYER = 2 * _D * _D + 2 * _D * _KV + 3 * _D * _MLP

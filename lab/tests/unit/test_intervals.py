@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from foretoken.core.intervals import mean_interval, normal_quantile, wilson_interval
+from foretoken.certify.statistics import normal_quantile
+from foretoken_lab.intervals import mean_interval, wilson_interval
 
 
 @given(st.integers(0, 50), st.integers(1, 50), st.floats(0.5, 0.999))

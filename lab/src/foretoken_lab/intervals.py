@@ -1,16 +1,11 @@
-"""Confidence intervals of a rate and of a mean. Torch only, and below everything that reports a figure."""
+"""Confidence intervals of a rate and of a mean."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import torch
-
-
-def normal_quantile(p: float) -> float:
-    """The standard normal value that a share p of draws stays below."""
-    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
+from foretoken.certify.statistics import normal_quantile
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
