@@ -4,18 +4,18 @@
 * distortion and kl: how far a lossy rule's distribution was from the target's, per emitted token; see
   core/distortion.py. Under sparse verification they are not known (NaN, null in JSON): the target's own distribution
   was never computed.
-* memory-bound speed-up: what tokens per step would come to if time were the weights that are read; see below.
 * acceptance[i]: steps that accepted a node at draft depth i + 1 over steps that drafted one there, unconditional.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # it brings torch, and the command line shows its help without
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from foretoken.core.verdict import Verdict
 
@@ -150,12 +150,9 @@ class Metrics:
 
     def count_sources(self, sources: tuple[str, ...], accepted: Sequence[int]) -> None:
         """Count one draft by what proposed it: the source of every node, and the nodes that were accepted."""
-        for source in dict.fromkeys(sources):
-            self.steps_by_source[source] = self.steps_by_source.get(source, 0) + 1
-        for source in sources:
-            self.drafted_by_source[source] = self.drafted_by_source.get(source, 0) + 1
-        for node in accepted if sources else ():
-            self.accepted_by_source[sources[node]] = self.accepted_by_source.get(sources[node], 0) + 1
+        _count(self.steps_by_source, dict.fromkeys(sources))
+        _count(self.drafted_by_source, sources)
+        _count(self.accepted_by_source, (sources[node] for node in accepted if sources))
 
     @property
     def by_source(self) -> dict[str, dict[str, int]]:
@@ -171,52 +168,19 @@ class Metrics:
 
     def add(self, other: Metrics) -> None:
         """Add another request's counters to these."""
-        self.sparse = self.sparse or other.sparse
-        for name in (
-            "num_tokens",
-            "num_steps",
-            "num_draft_tokens",
-            "num_accepted_tokens",
-            "num_discarded_tokens",
-            "num_moved_bytes",
-            "draft_seconds",
-            "verify_seconds",
-            "other_seconds",
-            "seconds",
-            "distortion_sum",
-            "kl_sum",
-            "experts_sum",
-            "experts_steps",
-            "prefix_rows",
-            "prefix_rows_read",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for mine, theirs in (
-            (self.drafted_by_source, other.drafted_by_source),
-            (self.accepted_by_source, other.accepted_by_source),
-            (self.steps_by_source, other.steps_by_source),
-            (self.off_steps, other.off_steps),
-        ):
-            for source, count in theirs.items():
-                mine[source] = mine.get(source, 0) + count
-        while len(self.drafted_at) < len(other.drafted_at):
-            self.drafted_at.append(0)
-            self.accepted_at.append(0)
-        for i, (drafted, accepted) in enumerate(zip(other.drafted_at, other.accepted_at, strict=True)):
-            self.drafted_at[i] += drafted
-            self.accepted_at[i] += accepted
+        for each in fields(self):
+            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, bool):
+                setattr(self, each.name, mine or theirs)
+            elif isinstance(mine, (int, float)):
+                setattr(self, each.name, mine + theirs)
+            elif isinstance(mine, dict):
+                for source, count in theirs.items():
+                    mine[source] = mine.get(source, 0) + count
+        self.drafted_at = [sum(both) for both in zip_longest(self.drafted_at, other.drafted_at, fillvalue=0)]
+        self.accepted_at = [sum(both) for both in zip_longest(self.accepted_at, other.accepted_at, fillvalue=0)]
 
 
-def memory_bound_speedup(tokens_per_step: float, cost: float, passes: float) -> float:
-    """MBSU, tokens per step / (cost * passes + 1): a model of time, not a measurement.
-
-    Paper:   VocabTrim, arXiv:2506.22694, with the block efficiency and cost of arXiv:2403.00858. Keys, values and calls
-             cost nothing in it, and one more row of the verification neither.
-    Differs: the papers count all of a drafter's parameters; fewer are read for a token (embeddings are look-ups).
-
-    Args:
-        tokens_per_step: accepted ones and the extra one.
-        cost: weights that the drafter reads in a pass over those that the target reads.
-        passes: of the drafter in a step, one after the other.
-    """
-    return tokens_per_step / (cost * passes + 1.0)
+def _count(counts: dict[str, int], names: Iterable[str]) -> None:
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
