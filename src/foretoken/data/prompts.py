@@ -17,14 +17,13 @@ descriptive fields are ignored, but fields that would change the request are ref
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ConfigError, InputError, nearest
-from foretoken.data.readers import open_bytes
+from foretoken.data.readers import json_type, read_placed_records
 from foretoken.options.sampling import SamplingParams
 
 BUNDLED_SUITE = Path(__file__).resolve().parent / "prompts.jsonl"
@@ -79,7 +78,7 @@ def check_text(text: object, place: str) -> str:
         InputError: not a string, empty, or not valid Unicode.
     """
     if not isinstance(text, str):
-        raise InputError(f"{place} must be a string, not {_json_type(text)}")
+        raise InputError(f"{place} must be a string, not {json_type(text)}")
     if not text.strip():
         raise InputError(f"{place} is empty: write something for the model to continue")
     try:
@@ -101,17 +100,11 @@ def read_prompts(path: str | Path, *, requests: bool = False) -> list[Prompt]:
     path = Path(path)
     prompts: list[Prompt] = []
     places: dict[str, str] = {}  # id -> its place
-    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
-        place = f"{path}:{number}"
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise InputError(f"{place}: not UTF-8 text (byte {error.start + 1} of the line)") from None
-        if text:
-            prompts.append(_parse_record(text, place, len(prompts), requests))
-            first = places.setdefault(prompts[-1].id, place)
-            if first != place:
-                raise InputError(f"{place}: has the id '{prompts[-1].id}' of {first}: ids must be unique")
+    for place, record in read_placed_records(path, strict=True):
+        prompts.append(_parse_record(record, place, len(prompts), requests))
+        first = places.setdefault(prompts[-1].id, place)
+        if first != place:
+            raise InputError(f"{place}: has the id '{prompts[-1].id}' of {first}: ids must be unique")
     if not prompts:
         raise InputError(f"{path}: no prompts in this file: write one JSON object per line, with 'prompt' or 'turns'")
     return prompts
@@ -139,22 +132,7 @@ def filled_up(prompts: Iterable[Prompt], size: int) -> list[Prompt]:
     return found
 
 
-def _read_bytes(path: Path) -> bytes:
-    with open_bytes(path) as file:
-        return file.read()
-
-
-def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
-    try:
-        record = json.loads(line, object_pairs_hook=_once)
-    except _Twice as twice:
-        raise InputError(f"{place}: has '{twice}' twice: keep one") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
-    except (RecursionError, ValueError):  # nesting or an integer beyond the parser's limits
-        raise InputError(f"{place}: not valid JSON (nested too deeply, or a number too long)") from None
-    if not isinstance(record, dict):
-        raise InputError(f"{place}: expected a JSON object, found {_json_type(record)}")
+def _parse_record(record: dict[str, Any], place: str, index: int, requests: bool) -> Prompt:
     said = [key for key in _SAID if key in record]
     if not requests and len(said) > 1 and "messages" in said:
         said.remove("messages")  # a dialogue's record may have all of its messages in addition to the turns
@@ -181,25 +159,12 @@ def _parse_record(line: str, place: str, index: int, requests: bool) -> Prompt:
     if category is None:
         category = NO_CATEGORY
     if not isinstance(category, str):
-        raise InputError(f"{place}: field 'category' must be a string, not {_json_type(category)}")
+        raise InputError(f"{place}: field 'category' must be a string, not {json_type(category)}")
     identity = record.get("id", record.get("question_id", index))
     return Prompt(str(identity), text, category or NO_CATEGORY, place, messages, asked)
 
 
 _FOR_ALL = {name: f"it is common to all prompts: use --{name}" for name in ("model", "method", "system", "dtype")}
-
-
-class _Twice(Exception):
-    """A repeated key of an object."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; the library would silently keep the last of several values."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise _Twice(next(key for key in keys if keys.count(key) > 1))
-    return found
 
 
 def _asked(record: dict[str, Any], place: str, requests: bool) -> dict[str, Any]:
@@ -233,8 +198,3 @@ def _conversation(messages: Any, place: str) -> tuple[dict[str, Any], ...]:
             raise InputError(f"{where} must be an object with 'role' and 'content'")
         check_text(message.get("content"), f"{where}: 'content'")
     return tuple(messages)
-
-
-def _json_type(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -11,7 +11,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -50,20 +50,15 @@ def is_json_lines(path: Path) -> bool:
     return name.endswith((".jsonl", ".json"))
 
 
-def read_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file, in order.
+def read_placed_records(path: Path, *, strict: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a JSON Lines file in order, each with its place ``FILE:LINE`` for messages.
 
     Args:
         path: ``.jsonl``, ``.jsonl.gz`` or ``.jsonl.xz``.
-        fields: names that every record must have.
+        strict: refuse a record that has a key twice; it takes longer to read.
     Raises:
-        InputError: the file or one of its lines is invalid; the message has the line, and the missing field.
+        InputError: the file or one of its lines is invalid; the message has the line.
     """
-    return (record for _, record in read_placed_records(path, fields))
-
-
-def read_placed_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects, each with its place ``FILE:LINE`` for messages."""
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}:{number}"
@@ -72,7 +67,7 @@ def read_placed_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[tu
             except UnicodeDecodeError as error:
                 raise InputError(f"{place}: not UTF-8 text (byte {error.start + 1} of the line)") from None
             if text:
-                yield place, _parse(text, place, fields)
+                yield place, _parse(text, place, _once if strict else None)
 
 
 def read_paragraphs(path: Path) -> Iterator[str]:
@@ -89,17 +84,34 @@ def read_paragraphs(path: Path) -> Iterator[str]:
             raise InputError(f"{path}: not UTF-8 text ({error.reason}); save it as UTF-8") from None
 
 
-def _parse(line: str, place: str, fields: tuple[str, ...]) -> dict[str, Any]:
+def json_type(value: object) -> str:
+    """Return JSON's word for the type of a parsed value, with its article."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+class _Twice(Exception):
+    """A repeated key of an object."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; the library would silently keep the last of several values."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Twice(next(key for key in keys if keys.count(key) > 1))
+    return found
+
+
+def _parse(line: str, place: str, hook: Callable[..., Any] | None) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=hook)
+    except _Twice as twice:
+        raise InputError(f"{place}: has '{twice}' twice: keep one") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
     except (RecursionError, ValueError):  # nesting or an integer beyond the parser's limits
         raise InputError(f"{place}: not valid JSON (nested too deeply, or a number too long)") from None
     if not isinstance(record, dict):
-        raise InputError(f"{place}: expected a JSON object, found {type(record).__name__}")
-    for name in fields:
-        if name not in record:
-            found = ", ".join(f"'{key}'" for key in list(record)[:6]) or "no fields"
-            raise InputError(f"{place}: needs the field '{name}' (found {found})")
+        raise InputError(f"{place}: expected a JSON object, found {json_type(record)}")
     return record

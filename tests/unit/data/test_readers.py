@@ -10,7 +10,8 @@ import pytest
 
 from foretoken.core.errors import InputError
 from foretoken.data import readers
-from foretoken.data.readers import is_json_lines, read_paragraphs, read_records
+from foretoken.data.readers import is_json_lines, read_paragraphs
+from foretoken_lab.records import read_records
 
 RECORDS = [{"id": 1, "text": "Zürich"}, {"id": 2, "text": "東京 🙂"}]
 LINES = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode()
@@ -62,7 +63,7 @@ def test_empty_lines_and_a_byte_order_mark_are_skipped(tmp_path):
     ("line", "message"),
     [
         (b"{", r"x\.jsonl:3: not valid JSON"),
-        (b"[1]", r"x\.jsonl:3: expected a JSON object, found list"),
+        (b"[1]", r"x\.jsonl:3: expected a JSON object, found a list"),
         (b'{"id": "\xff"}', r"x\.jsonl:3: not UTF-8 text \(byte 9 of the line\)"),
         (b"[" * 200_000, r"x\.jsonl:3: not valid JSON"),
         (b'{"id": ' + b"9" * 5000 + b"}", r"x\.jsonl:3: not valid JSON"),
