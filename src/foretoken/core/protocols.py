@@ -1,4 +1,4 @@
-"""The seams: drafter, verifier, plan, cache and executor, each a protocol with defaults for its optional members.
+"""The seams: drafter, verifier and plan, each a protocol with defaults for its optional members.
 
 Whoever inherits from a protocol gets the defaults and writes only what its method is about; whoever does not must have
 every member. A method declares its needs and offers in core/needs.py.
@@ -189,7 +189,7 @@ class Drafter(Protocol):
         return None
 
     def attach(self, cache: Any) -> None:
-        """Take the engine's cache of the target (a :class:`Cache`); called once. For drafters that run a part of it."""
+        """Take the engine's cache of the target (forward/cache.py); called once. For drafters that run a part of it."""
         return
 
     def first_confidence(self, context: Context) -> float:
@@ -441,73 +441,3 @@ class PlanMaker(Protocol):
         None as the number leaves the recipe's own, adaptive or not.
         """
         return drafter, None
-
-
-class Cache(Protocol):
-    """What a model remembers of each request: a committed prefix, and a speculative tail after it.
-
-    Attributes:
-        lengths: committed rows of each slot.
-        max_slots, max_length: bounds on both.
-        free_slots: slots that can still be acquired.
-        can_branch: whether a tail may be a tree; if not, drafts must be chains.
-        can_roll_back: whether a committed prefix can be shortened to any length; if not, see :meth:`reachable`.
-        keeps_keys: whether it keeps every committed row's keys and values, so that a drafter may read them.
-        reads_as_written: whether a row of an answer leaves the same state as a row of a prompt.
-    """
-
-    lengths: list[int]
-    max_slots: int
-    max_length: int
-    can_branch: bool
-    can_roll_back: bool
-    keeps_keys: bool
-    reads_as_written: bool
-
-    @property
-    def free_slots(self) -> int: ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes held at present."""
-        ...
-
-    def acquire(self) -> int:
-        """Take an empty slot; a RuntimeError if there is none."""
-        ...
-
-    def release(self, slot: int) -> None:
-        """Give a slot back; its rows are forgotten."""
-        ...
-
-    def reserve(self, slot: int, num_rows: int) -> None:
-        """Reserve rows after the committed prefix; a ValueError beyond ``max_length``."""
-        ...
-
-    def committed(self, layer: int, slot: int) -> tuple[Tensor, Tensor]:
-        """Keys [G, L, D] and values [G, L, Dv] of a layer's committed rows, in place; only where it keeps them."""
-        ...
-
-    def commit(self, slot: int, rows: Sequence[int]) -> None:
-        """Keep these rows of the tail, increasing and a path of its tree, and drop the others."""
-        ...
-
-    def rollback(self, slot: int, length: int) -> None:
-        """Shorten the committed prefix to ``length`` rows; the tail is dropped with it."""
-        ...
-
-    def reachable(self, slot: int, length: int) -> int:
-        """The longest length up to ``length`` that the slot can be rolled back to; 0 always can be reached."""
-        ...
-
-    def mark(self, slot: int, max_bytes: int) -> None:
-        """See to it that the slot, and forks of it, can be rolled back to where it is now.
-
-        Args:
-            max_bytes: that all marks may take; those that were used least recently are forgotten first.
-        """
-        ...
-
-    def fork(self, slot: int) -> int:
-        """A new slot with a copy of this slot's committed prefix."""
-        ...

@@ -55,6 +55,12 @@ class KVCache:
         max_length: rows per slot, at most.
         coded: a row is a scale and a code of 8 bits for each element, uint8 [D + 4]; only the native decoder writes and
             reads such rows (native/int8_kv.h).
+    Attributes:
+        lengths: committed rows of each slot.
+        can_branch: whether a tail may be a tree; if not, drafts must be chains.
+        can_roll_back: whether a committed prefix can be shortened to any length; if not, see :meth:`reachable`.
+        keeps_keys: whether it keeps every committed row's keys and values, so that a drafter may read them.
+        reads_as_written: whether a row of an answer leaves the same state as a row of a prompt.
     """
 
     def __init__(self, num_layers: int, max_slots: int, max_length: int, *, coded: bool = False) -> None:
