@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -332,6 +332,22 @@ class Verifier(Protocol):
         return None
 
 
+class Scoring(NamedTuple):
+    """A layer's options for attention scores.
+
+    Attributes:
+        scaling: factor of the scores.
+        window: sliding window in positions, None for full attention.
+        softcap: scores become ``softcap * tanh(scores / softcap)``.
+        sinks_H: one extra logit per head in the softmax that attends to nothing.
+    """
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+
+
 class Plan(Protocol):
     """How the target computes the rows of one step; called by every attention layer. See forward/dense.py.
 
@@ -352,21 +368,19 @@ class Plan(Protocol):
     def num_experts(self) -> float | None:
         return None
 
-    @abstractmethod
-    def attend(
-        self,
-        layer: int,
-        q_HTD: Tensor,
-        k_GTD: Tensor,
-        v_GTD: Tensor,
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        """Write the rows' keys and values, attend, and return [T, H, Dv]."""
-        ...
+    def attend(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, **scoring: Any) -> Tensor:
+        """Write the rows' keys and values, attend, and return [T, H, Dv].
+
+        Args:
+            layer: index of the calling layer.
+            q_HTD, k_GTD, v_GTD: heads first, rotary already applied; any strides.
+            scoring: the fields of :class:`Scoring`.
+        """
+        return self.compute_attention(layer, q_HTD, k_GTD, v_GTD, Scoring(**scoring))
+
+    def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
+        """:meth:`attend` with its options as one record; a plan has one of the two."""
+        raise UnsupportedArchitecture(f"{type(self).__name__} computes no attention")
 
     def mix(self, mixer: Any, projected: Any) -> Tensor:
         """What a state-space layer's recurrence gives of the rows, float32 or wider [T, H, P]; their inputs are kept.

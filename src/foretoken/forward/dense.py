@@ -17,13 +17,11 @@ n = H / G query heads per group, D key width, Dv value width.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foretoken.core.protocols import Plan, PlanMaker
+from foretoken.core.protocols import Plan, PlanMaker, Scoring
 from foretoken.forward.batch import PackedBatch, Segment
 from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import NativePlan
@@ -31,15 +29,6 @@ from foretoken.forward.ssm.layout import Mixer, Projected
 from foretoken.forward.ssm.state import Mixing
 
 _FOLD_ROWS = 64  # up to so many rows, the query heads of a group are folded into rows: keys are read once per group
-
-
-class Scoring(NamedTuple):
-    """A layer's options for attention scores; see :meth:`DensePlan.attend`."""
-
-    scaling: float
-    window: int | None = None
-    softcap: float | None = None
-    sinks_H: Tensor | None = None
 
 
 class DensePlan(Plan):
@@ -60,30 +49,9 @@ class DensePlan(Plan):
         self._batch = batch
         self._mixing: Mixing | None = None
 
-    def attend(
-        self,
-        layer: int,
-        q_HTD: Tensor,
-        k_GTD: Tensor,
-        v_GTD: Tensor,
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        """Write the rows' keys and values into the cache, attend, and return [T, H, Dv].
-
-        Args:
-            layer: index of the calling layer.
-            q_HTD, k_GTD, v_GTD: heads first, rotary already applied; any strides.
-            scaling: factor of the scores.
-            window: sliding window in positions, None for full attention.
-            softcap: scores become ``softcap * tanh(scores / softcap)``.
-            sinks_H: one extra logit per head in the softmax that attends to nothing.
-        """
+    def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
+        """Write the rows' keys and values into the cache, attend, and return [T, H, Dv]."""
         keys_SGCD, values_SGCD = self.cache.buffers(layer, k_GTD, v_GTD)
-        scoring = Scoring(scaling, window, softcap, sinks_H)
         outputs = []
         for index, segment in enumerate(self.segments):
             rows = slice(segment.start, segment.start + segment.num_rows)

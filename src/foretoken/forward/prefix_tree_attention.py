@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from foretoken.core.protocols import Scoring
 from foretoken.forward.batch import PackedBatch, Segment
 from foretoken.forward.cache import KVCache
-from foretoken.forward.dense import DensePlan, DensePlans, Scoring
+from foretoken.forward.dense import DensePlan, DensePlans
 from foretoken.forward.kernels import loading
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.core.errors import UnsupportedArchitecture
-from foretoken.core.protocols import Plan
+from foretoken.core.protocols import Plan, Scoring
 from foretoken.drafting.feature_heads.column_attention import columns_attend
 from foretoken.drafting.feature_heads.pair_network import PairNetwork
 
@@ -98,20 +98,9 @@ class ColumnPlan(Plan):
         """Other wanted columns from now on, after step 0."""
         self._wanted = [each.nonzero()[:, 0] for each in wanted_BC]
 
-    def attend(
-        self,
-        layer: int,
-        q_HTD: Tensor,
-        k_GTD: Tensor,
-        v_GTD: Tensor,
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
+    def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
         """[R, H, Dv]."""
-        if window is not None or softcap is not None or sinks_H is not None:
+        if any(each is not None for each in scoring[1:]):
             raise UnsupportedArchitecture("draft networks with windows, capped scores or sinks cannot be trained")
         columns = self._wanted
         if self.step:
@@ -130,6 +119,6 @@ class ColumnPlan(Plan):
             rows = slice(begin, begin + len(column_n))
             begin += len(column_n)
             later = [torch.stack([step[side][:, rows] for step in own], 2) for side in (0, 1)] if own else []
-            found.append(columns_attend(q_HTD[:, rows], k_GCd, v_GCd, column_n, scaling, *later))
+            found.append(columns_attend(q_HTD[:, rows], k_GCd, v_GCd, column_n, scoring.scaling, *later))
         none = q_HTD.new_zeros(len(q_HTD), 0, v_GTD.shape[-1])
         return (torch.cat(found, dim=1) if found else none).transpose(0, 1)

@@ -32,9 +32,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from foretoken.core.protocols import Scoring
 from foretoken.forward.batch import PackedBatch, Segment
 from foretoken.forward.cache import KVCache
-from foretoken.forward.dense import DensePlan, Scoring
+from foretoken.forward.dense import DensePlan
 from foretoken.forward.kernels import loading
 from foretoken.forward.native_plan import Blocks, NativePlan
 from foretoken.forward.prefix_tree_attention import PrefixTreePlan

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import UnsupportedArchitecture
-from foretoken.core.protocols import Plan
+from foretoken.core.protocols import Plan, Scoring
 from foretoken.core.tree import TokenTree
 from foretoken.forward.batch import PackedBatch, Segment
 from foretoken.forward.cache import KVCache
@@ -242,19 +242,9 @@ class PlainAttention(Plan):
         y_THP = self._mixing(mixer, projected)
         return y_THP.to(projected.raw_TC.dtype).to(y_THP.dtype) if self._rounded else y_THP
 
-    def attend(
-        self,
-        layer: int,
-        q_HTD: Tensor,
-        k_GTD: Tensor,
-        v_GTD: Tensor,
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
+    def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
         """See forward/dense.py; the families that are tried have no sinks."""
+        scaling, window, softcap, sinks_H = scoring
         if sinks_H is not None:
             raise UnsupportedArchitecture(f"layer {layer} has a sink, which is not known here")
         self._windows[layer] = window

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AttentionMaskInterface
 
 from foretoken.core.errors import UnsupportedArchitecture
-from foretoken.core.protocols import Plan
+from foretoken.core.protocols import Plan, Scoring
 from foretoken.forward import attention
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.ssm.layout import Mixer, Projected
@@ -54,25 +54,14 @@ class RollCall(Plan):
         self.window: int | None = None  # the smallest that was announced
         self.masks: dict[int, tuple[Tensor, _MaskFunction]] = {}  # by identity; the tensor is kept alive with it
 
-    def attend(
-        self,
-        layer: int,
-        q_HTD: Tensor,
-        k_GTD: Tensor,
-        v_GTD: Tensor,
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
+    def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
         if not 0 <= layer < self.num_layers:
             raise UnsupportedArchitecture(f"a layer calls itself number {layer} of {self.num_layers}")
         if layer in self.layers:
             raise UnsupportedArchitecture(f"layer {layer} attends more than once in a step")
         self.layers.add(layer)
-        if window is not None:
-            self.window = min(window, self.window or window)
+        if scoring.window is not None:
+            self.window = min(scoring.window, self.window or scoring.window)
         self._check_twins(layer, [each.transpose(0, 1) for each in (q_HTD, k_GTD, v_GTD)])
         return q_HTD.new_zeros((q_HTD.shape[1], q_HTD.shape[0], v_GTD.shape[-1]))
 

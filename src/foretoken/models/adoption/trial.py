@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from foretoken.core.errors import UnsupportedArchitecture
-from foretoken.core.protocols import Plan
+from foretoken.core.protocols import Plan, Scoring
 from foretoken.forward import attention
 from foretoken.forward.batch import PackedBatch, Segment
 from foretoken.forward.cache import KVCache
@@ -45,18 +45,8 @@ class TrialPlan(Plan):
         self.segments = batch.segments
         self.native = None if cache is None else NativePlan(cache)
 
-    def attend(
-        self,
-        layer: int,
-        q_HTD: Tensor,
-        k_GTD: Tensor,
-        v_GTD: Tensor,
-        *,
-        scaling: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
+    def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
+        scaling, window, softcap, sinks_H = scoring
         group = q_HTD.shape[0] // k_GTD.shape[0]
         k_HTD, v_HTD = k_GTD.repeat_interleave(group, 0), v_GTD.repeat_interleave(group, 0)
         outputs = []
