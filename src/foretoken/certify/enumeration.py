@@ -319,13 +319,9 @@ def step_law(
     size = pair.vocab_size
     mass: dict[tuple[int, ...], float] = defaultdict(float)  # of what the step emits
     accepted = 0.0
-    for weight, tokens, parents in drafts(pair, shape, kind, stop):
-        contexts = [_context(tokens, parents, node) for node in range(ROOT, len(tokens))]
-        logits = torch.stack([pair.p(context) for context in contexts]).log()
-        target = Laws(logits, greedy=pair.greedy, positions=[len(context) for context in contexts])
-        draft = Draft(TokenTree(tokens, parents), _law(pair, tokens, parents, declared or kind))
+    for weight, draft, target in cases(pair, shape, kind, declared=declared, stop=stop):
         for chance, verdict in verdicts(verifier, draft, target):
-            emitted = (*(tokens[node] for node in verdict.path), verdict.extra)[:length]
+            emitted = (*(draft.tree.tokens[node] for node in verdict.path), verdict.extra)[:length]
             accepted += weight * chance * len(verdict.path)
             mass[emitted] += weight * chance
     joint = torch.zeros((size,) * length, dtype=torch.float64)
@@ -334,11 +330,34 @@ def step_law(
     return StepLaw(joint, accepted)
 
 
-def _law(pair: TablePair, tokens: Sequence[int], parents: Sequence[int], declared: Kind) -> Law:
+def cases(
+    pair: TablePair,
+    shape: Shape,
+    kind: Kind,
+    *,
+    declared: Kind | None = None,
+    stop: Stop = "never",
+    dtype: torch.dtype = torch.float64,
+) -> Iterator[tuple[float, Draft, Laws]]:
+    """Yield every draft as a verifier gets it, after its probability and before the target's distributions.
+
+    Args:
+        pair, shape, kind, stop: see :func:`drafts`.
+        declared: the distribution that the draft declares to the verifier; None: the true one.
+        dtype: of both distributions.
+    """
+    for weight, tokens, parents in drafts(pair, shape, kind, stop):
+        contexts = [_context(tokens, parents, node) for node in range(ROOT, len(tokens))]
+        logits = torch.stack([pair.p(context) for context in contexts]).log().to(dtype)
+        target = Laws(logits, greedy=pair.greedy, positions=[len(context) for context in contexts])
+        yield weight, Draft(TokenTree(tokens, parents), _law(pair, tokens, parents, declared or kind, dtype)), target
+
+
+def _law(pair: TablePair, tokens: Sequence[int], parents: Sequence[int], declared: Kind, dtype: torch.dtype) -> Law:
     if declared == "point" or not tokens:
         return PointMass()
     expanded = list(dict.fromkeys(parents))
-    q_KV = torch.stack([pair.q(_context(tokens, parents, parent)) for parent in expanded])
+    q_KV = torch.stack([pair.q(_context(tokens, parents, parent)) for parent in expanded]).to(dtype)
     rows = tuple(expanded.index(parent) for parent in parents)
     if pair.columns is not None:
         q_KV = q_KV[:, pair.columns.ids_C]

@@ -10,17 +10,15 @@ This module also has biased variants of the recipe's own rules: each check must 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from foretoken.certify.enumeration import CHAINS, LAW_OF, TREES, Kind, TablePair, drafts
-from foretoken.core.draft import Draft, Law, PointMass, Tabulated
+from foretoken.certify.enumeration import CHAINS, LAW_OF, TREES, TablePair, cases
+from foretoken.core.draft import Draft
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, exponential
-from foretoken.core.tree import ROOT, TokenTree
+from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 
 _SIZE = 4  # vocabulary size of the tables
@@ -33,46 +31,20 @@ def batch_differences(rule: Verifier, num_seeds: int = 6) -> int:
     """Count requests with different verdicts in a batch and alone, for the same seeds; 0 without batching."""
     if not rule.offers.batches:
         return 0
-    cases: list[tuple[Draft, Laws]] = []
+    found: list[tuple[Draft, Laws]] = []
     for kind, law in LAW_OF.items():
         if law in rule.laws:
             for shape in (*CHAINS[1:], *(TREES[:2] if rule.trees else ())):
-                cases += _cases(TablePair(_SIZE, len(cases), "peaked"), shape, kind)
+                pair = TablePair(_SIZE, len(found), "peaked")
+                found += [each[1:] for each in cases(pair, shape, kind, dtype=torch.float32)]
     differences = 0
-    for kind_of_law in {type(draft.law) for draft, _ in cases}:
-        group = [case for case in cases if isinstance(case[0].law, kind_of_law)] * num_seeds
+    for kind_of_law in {type(draft.law) for draft, _ in found}:
+        group = [case for case in found if isinstance(case[0].law, kind_of_law)] * num_seeds
         seeds = range(len(group))
         alone = [rule.verify(draft, target, Streams(s)) for s, (draft, target) in zip(seeds, group, strict=True)]
         abreast = rule.verify_batch([d for d, _ in group], [t for _, t in group], [Streams(s) for s in seeds])
         differences += sum(one != other for one, other in zip(alone, abreast, strict=True))
     return differences
-
-
-def _cases(pair: TablePair, shape: tuple[int, ...], kind: Kind) -> list[tuple[Draft, Laws]]:
-    """Return drafts of one shape and kind, with the target's distributions at their nodes."""
-    found = []
-    for _, tokens, parents in drafts(pair, shape, kind):
-        contexts = [_path(tokens, parents, node) for node in range(ROOT, len(tokens))]
-        target = Laws(
-            torch.stack([pair.p(each) for each in contexts]).log().float(),
-            greedy=False,
-            positions=[_POSITION + len(each) for each in contexts],
-        )
-        law: Law = PointMass()
-        if kind != "point":
-            q_KV = torch.stack([pair.q(_path(tokens, parents, parent)) for parent in dict.fromkeys(parents)]).float()
-            tabulated: type[Tabulated] = LAW_OF[kind]  # type: ignore[assignment]
-            law = tabulated(q_KV, tuple(list(dict.fromkeys(parents)).index(parent) for parent in parents))
-        found.append((Draft(TokenTree(tokens, parents), law), target))
-    return found
-
-
-def _path(tokens: Sequence[int], parents: Sequence[int], node: int) -> tuple[int, ...]:
-    path: list[int] = []
-    while node != ROOT:
-        path.insert(0, tokens[node])
-        node = parents[node]
-    return tuple(path)
 
 
 def sampler_differences(rule: Verifier, num_seeds: int = NUM_SEEDS) -> int:

@@ -7,6 +7,7 @@ the children of the root.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -36,16 +37,12 @@ class PlainRatio(Verifier):
         """Accept with probability min(1, p/q) token by token; at the first rejection draw from (p - q)+."""
         for node, token in enumerate(draft.tree.tokens):
             assert isinstance(draft.law, Tabulated)
-            p_V, q_V = self.target_law(target.p_MV[self.row(node)]), self.draft_law(draft.law.q_at(node))
+            p_V, q_V = target.p_MV[self.row(node)], self.draft_law(draft.law.q_at(node))
             if not rng.bernoulli("accept", (self.chance(p_V, q_V, token),))[0]:
                 return Verdict(tuple(range(node)), rng.categorical("residual", self.residual(p_V, q_V)))
         num = len(draft)
-        bonus_V = self.bonus(self.target_law(target.p_MV[self.bonus_row(num)]))
+        bonus_V = self.bonus(target.p_MV[self.bonus_row(num)])
         return Verdict(tuple(range(num)), rng.categorical("bonus", bonus_V))
-
-    def target_law(self, p_V: Tensor) -> Tensor:
-        """Return p for the rule."""
-        return p_V
 
     def draft_law(self, q_V: Tensor) -> Tensor:
         """Return q for the rule."""
@@ -72,21 +69,33 @@ class PlainRatio(Verifier):
         return p_V
 
 
-class PlainRecursive(Verifier):
-    """Recursive rejection of the root's children; see verifiers/recursive.py for the real one."""
+class _OneLevel(Verifier):
+    """A rule for the root's children."""
 
-    name = "plain recursive"
     promise = "same distribution"
-    laws: tuple[type[Law], ...] = (Sampled, WithoutReplacement)
     trees = True
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Accept child after child with probability min(1, p/q); p becomes (p - q)+ after each rejection."""
-        p_V, tokens = target.p_MV[0], draft.tree.tokens
-        if not tokens:
-            return Verdict((), rng.categorical("bonus", p_V))
+        """Return the rule's verdict; without children, draw from p."""
+        if not len(draft):
+            return Verdict((), rng.categorical("bonus", target.p_MV[0]))
         assert isinstance(draft.law, Tabulated)
-        q_V = draft.law.q_at(0)
+        return self.decide(draft, target.p_MV[0], draft.law.q_at(0), target, rng)
+
+    @abstractmethod
+    def decide(self, draft: Draft, p_V: Tensor, q_V: Tensor, target: Laws, rng: Streams) -> Verdict:
+        """Decide one child at least; p and q are those of the root."""
+
+
+class PlainRecursive(_OneLevel):
+    """Recursive rejection of the root's children; see verifiers/recursive.py for the real one."""
+
+    name = "plain recursive"
+    laws: tuple[type[Law], ...] = (Sampled, WithoutReplacement)
+
+    def decide(self, draft: Draft, p_V: Tensor, q_V: Tensor, target: Laws, rng: Streams) -> Verdict:
+        """Accept child after child with probability min(1, p/q); p becomes (p - q)+ after each rejection."""
+        tokens = draft.tree.tokens
         for node in self.order(tokens, q_V):
             token = tokens[node]
             if float(q_V[token]) <= 0.0:  # rounding reduced q to zero
@@ -109,23 +118,17 @@ class PlainRecursive(Verifier):
         return left_V / left_V.sum()
 
 
-class PlainKSeq(Verifier):
+class PlainKSeq(_OneLevel):
     """K-SEQ on the root's children with rho by bisection; see verifiers/kseq.py for the real one."""
 
     name = "plain kseq"
-    promise = "same distribution"
     laws: tuple[type[Law], ...] = (Sampled,)
-    trees = True
 
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+    def decide(self, draft: Draft, p_V: Tensor, q_V: Tensor, target: Laws, rng: Streams) -> Verdict:
         """Accept the first child that passes with probability min(1, p / (rho q))."""
-        p_V, tokens = target.p_MV[0], draft.tree.tokens
-        if not tokens:
-            return Verdict((), rng.categorical("bonus", p_V))
-        assert isinstance(draft.law, Tabulated)
-        q_V, count = draft.law.q_at(0), len(tokens)
+        count = len(draft)
         rho = self.rho(p_V, q_V, count)
-        for node, token in enumerate(tokens):
+        for node, token in enumerate(draft.tree.tokens):
             if rng.bernoulli("accept", (float(p_V[token] / (rho * q_V[token])),))[0]:
                 return Verdict((node,), rng.categorical("bonus", target.p_MV[node + 1]))
         passed_V = q_V.minimum(p_V / rho)
@@ -143,21 +146,15 @@ class PlainKSeq(Verifier):
         return high
 
 
-class PlainHub(Verifier):
+class PlainHub(_OneLevel):
     """SpecHub on one pair; see verifiers/spechub.py for the real one."""
 
     name = "plain hub"
-    promise = "same distribution"
     laws: tuple[type[Law], ...] = (HubPair,)
-    trees = True
 
-    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+    def decide(self, draft: Draft, p_V: Tensor, q_V: Tensor, target: Laws, rng: Streams) -> Verdict:
         """Test the token other than the hub, then the hub with the remaining mass."""
-        p_V, tokens = target.p_MV[0], draft.tree.tokens
-        if not tokens:
-            return Verdict((), rng.categorical("bonus", p_V))
-        assert isinstance(draft.law, Tabulated)
-        q_V = draft.law.q_at(0)
+        tokens = draft.tree.tokens
         if len(tokens) == 1:
             return PlainRatio().verify(draft, target, rng)
         hub = int(q_V.argmax())

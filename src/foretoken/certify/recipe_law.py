@@ -36,7 +36,7 @@ from foretoken.core.draft import (
 )
 from foretoken.core.laws import Laws
 from foretoken.core.needs import Needs
-from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome, Verifier
+from foretoken.core.protocols import Budget, Context, Drafter, Verifier
 from foretoken.core.randomness import Streams, mix64
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
@@ -149,7 +149,7 @@ def text_law(
     length: int,
     num_nodes: int,
     stops: int | None = None,
-    wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter,
+    wrap: Callable[[Drafter], Any] = lambda drafter: drafter,
     filters: Mapping[str, Any] | None = None,
     rare: bool = False,
 ) -> TextLaw:
@@ -178,9 +178,10 @@ def text_law(
         seed=0,
         **({"allowed_token_ids": list(tokens), **filters} if filters else {}),
     )
+    watched = _Watched(wrap(llm.recipe.drafter))
     recipe = replace(
         llm.recipe,
-        drafter=_Watched(wrap(llm.recipe.drafter)),
+        drafter=cast(Drafter, watched),
         verifier=EveryDecision(llm.recipe, params),
         num_nodes=min(num_nodes, llm.recipe.num_nodes),
         adaptive=stops is not None and llm.recipe.drafter.offers.length is None,
@@ -209,35 +210,17 @@ def text_law(
             scripts += streams.untried
             num_branches += 1
             num_drafted += request.metrics.num_draft_tokens
-    return TextLaw(chances, num_branches, num_drafted, frozenset(cast(_Watched, recipe.drafter).lengths))
+    return TextLaw(chances, num_branches, num_drafted, frozenset(watched.lengths))
 
 
-class _Through(Drafter):
-    """A wrapper between a drafter and the engine."""
+class _Through:
+    """Stands between a drafter and the engine, with the drafter's members; what changes is written by a subclass."""
 
     def __init__(self, inner: Drafter) -> None:
-        self.name, self.laws, self.branches, self.offers = inner.name, inner.laws, inner.branches, inner.offers
         self._inner = inner
 
-    @property
-    def needs(self) -> Needs:  # type: ignore[override]
-        """The drafter's value, which may change from step to step."""
-        return self._inner.needs
-
-    def attach(self, cache: object) -> None:
-        self._inner.attach(cache)
-
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        return self._inner.propose(contexts, budgets)
-
-    def on_forward(self, features: Sequence[Features]) -> None:
-        self._inner.on_forward(features)
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        self._inner.observe(outcomes)
-
-    def release(self, request_id: int) -> None:
-        self._inner.release(request_id)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 class _Watched(_Through):
@@ -248,7 +231,7 @@ class _Watched(_Through):
         self.lengths: set[int] = set()
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        drafts = super().propose(contexts, budgets)
+        drafts = self._inner.propose(contexts, budgets)
         self.lengths.update(map(len, drafts))
         return drafts
 
@@ -260,7 +243,7 @@ class Choosy(_Through):
     """
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        return [_without_unwanted(draft) for draft in super().propose(contexts, budgets)]
+        return [_without_unwanted(draft) for draft in self._inner.propose(contexts, budgets)]
 
 
 def _without_unwanted(draft: Draft) -> Draft:

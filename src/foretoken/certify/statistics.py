@@ -37,18 +37,15 @@ def chi_square_tail(statistic: float, df: int) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def goodness_of_fit(
-    counts: Sequence[float], probabilities: Sequence[float], min_expected: float = _MIN_EXPECTED
-) -> ChiSquare:
+def goodness_of_fit(counts: Sequence[float], probabilities: Sequence[float]) -> ChiSquare:
     """Run Pearson's test of observed counts against a known distribution.
 
-    Cells expected fewer than ``min_expected`` times are pooled, the rarest first; cells of probability 0 are not
+    Cells expected fewer than five times are pooled, the rarest first; cells of probability 0 are not
     pooled: one observation there refutes the distribution (statistic inf, p-value 0).
 
     Args:
         counts: observations per cell.
         probabilities: the distribution, same length, sum 1 (within 1e-6).
-        min_expected: the floor for the expected count of a cell.
     Raises:
         ValueError: lengths differ or the distribution does not sum to 1.
     """
@@ -59,22 +56,19 @@ def goodness_of_fit(
     total = math.fsum(counts)
     if any(count > 0 and p <= 0.0 for count, p in zip(counts, probabilities, strict=True)):
         return ChiSquare(math.inf, len(counts) - 1, 0.0)
-    cells = _pool(
-        [(total * p, (count,)) for count, p in zip(counts, probabilities, strict=True) if p > 0.0], min_expected
-    )
+    cells = _pool([(total * p, (count,)) for count, p in zip(counts, probabilities, strict=True) if p > 0.0])
     statistic = math.fsum((count - expected) ** 2 / expected for expected, (count,) in cells)
     return ChiSquare(statistic, len(cells) - 1, chi_square_tail(statistic, len(cells) - 1))
 
 
-def homogeneity(
-    first: Iterable[Hashable], second: Iterable[Hashable], min_expected: float = _MIN_EXPECTED
-) -> ChiSquare:
+def homogeneity(first: Iterable[Hashable], second: Iterable[Hashable]) -> ChiSquare:
     """Test whether two samples have the same distribution: Pearson's test on the two-row table of their values.
+
+    Values are pooled, the rarest first, until each row expects each of them five times.
 
     Args:
         first: observations, any hashable values.
         second: observations of the other sample; sizes may differ.
-        min_expected: values are pooled, the rarest first, until each row expects this many.
     """
     rows = (Counter(first), Counter(second))
     sizes = tuple(sum(row.values()) for row in rows)
@@ -86,7 +80,7 @@ def homogeneity(
     values = sorted(rows[0] | rows[1], key=repr)
     table = [(min(shares) * (rows[0][v] + rows[1][v]), (rows[0][v], rows[1][v])) for v in values]
     statistic = 0.0
-    cells = _pool(table, min_expected)
+    cells = _pool(table)
     for _, observed in cells:
         both = sum(observed)
         statistic += sum(
@@ -95,18 +89,13 @@ def homogeneity(
     return ChiSquare(statistic, len(cells) - 1, chi_square_tail(statistic, len(cells) - 1))
 
 
-def _pool(cells: list[tuple[float, tuple[Any, ...]]], floor: float) -> list[tuple[float, tuple[Any, ...]]]:
+def _pool(cells: list[tuple[float, tuple[Any, ...]]]) -> list[tuple[float, tuple[Any, ...]]]:
     """Merge the cells of smallest expectation until every cell reaches the floor (or one is left)."""
-    ordered = sorted(cells, key=lambda cell: cell[0])
-    pooled: tuple[float, tuple[Any, ...]] | None = None
-    while ordered and (ordered[0][0] < floor or (pooled is not None and pooled[0] < floor)):
-        cell = ordered.pop(0)
-        pooled = cell if pooled is None else _add(pooled, cell)
-    return ordered if pooled is None else [pooled, *ordered]
-
-
-def _add(a: tuple[float, tuple[Any, ...]], b: tuple[float, tuple[Any, ...]]) -> tuple[float, tuple[Any, ...]]:
-    return a[0] + b[0], tuple(x + y for x, y in zip(a[1], b[1], strict=True))
+    first, *ordered = sorted(cells, key=lambda cell: cell[0])
+    while ordered and min(first[0], ordered[0][0]) < _MIN_EXPECTED:
+        expected, observed = ordered.pop(0)
+        first = first[0] + expected, tuple(x + y for x, y in zip(first[1], observed, strict=True))
+    return [first, *ordered]
 
 
 def detectable_distance(num_each: int, df: int, alpha: float = 1e-3) -> float:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from torch import Tensor
 
 from foretoken.certify.enumeration import CHAINS, Kind, Shape, Stop, worst_error
+from foretoken.certify.own_checks import ColderTarget
 from foretoken.certify.plain_rules import PlainHub, PlainKSeq, PlainRatio, PlainRecursive
 from foretoken.core.draft import Draft, Tabulated
 from foretoken.core.laws import Laws
@@ -111,11 +112,6 @@ class _ColderDraft(PlainRatio):
 
     def draft_law(self, q_V: Tensor) -> Tensor:
         return q_V**2 / (q_V**2).sum()
-
-
-class _ColderTarget(PlainRatio):
-    def target_law(self, p_V: Tensor) -> Tensor:
-        return p_V**2 / (p_V**2).sum()
 
 
 # ---------------------------------------------------------------------- blocks and siblings
@@ -240,7 +236,7 @@ TEETH: tuple[Tooth, ...] = (
     Tooth("target read one position late", _LateTarget()),
     Tooth("q rounded to bfloat16", _RoundedDraft()),
     Tooth("temperature applied twice to q", _ColderDraft()),
-    Tooth("temperature applied twice to p", _ColderTarget()),
+    Tooth("temperature applied twice to p", ColderTarget(PlainRatio())),
     Tooth("block acceptance with token-wise residual", _ProductOnly()),
     Tooth("drawn tokens dropped for their own value", RatioVerifier(), stop="drop"),
     Tooth("repeated siblings skipped", _RepeatsSkipped(), shapes=_BUSHES),
