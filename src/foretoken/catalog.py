@@ -29,8 +29,8 @@ class Entry:
         import_path: "module:Class", imported on first use.
         summary: one line.
         paper: a citation with arXiv ids or addresses.
-        promise: "lossless" for drafters and plans (any of them, under a lossless verifier); for the others the written
-            promise.
+        promise: "lossless" for drafters and plans (any of them, under a lossless verifier); a verifier, or a plan that
+            changes the distribution, states its own.
         own_rule: a drafter's own approximate verifier, its default: the drafter is lossless only with another verifier.
             None: it has no such rule.
         guarantee: the promise's meaning for this entry; empty: the general meaning (scripts/tables.py).
@@ -45,12 +45,16 @@ class Entry:
     import_path: str
     summary: str
     paper: str
-    promise: str
+    promise: str = "lossless"
     own_rule: str | None = None
     guarantee: str = ""
     needs: str = "nothing"
     weights: str = "none"
     training: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == "verifier" and self.promise == "lossless":
+            raise ConfigError(f"verifier '{self.name}' lacks a promise: same text, same distribution, or approximate")
 
     @property
     def cited(self) -> str:
@@ -82,7 +86,6 @@ _TABLE = (
         import_path="foretoken.drafters.none:NoDrafter",
         summary="plain decoding: the empty draft",
         paper="-",
-        promise="lossless",
         guarantee="nothing is drafted",
     ),
     Entry(
@@ -91,7 +94,6 @@ _TABLE = (
         import_path="foretoken.methods.auto.drafter:AutoDrafter",
         summary="the default: copies, or the draft model or head at hand, whichever is faster now, or nothing",
         paper="ours; what HedgeSpec, arXiv:2510.20064, calls full information decides among drafters",
-        promise="lossless",
         guarantee="that of the draft's default verifier; a request with a seed keeps the tokens of plain decoding",
         weights="a draft model or a head, if there is one",
     ),
@@ -103,7 +105,6 @@ _TABLE = (
         paper="Leviathan et al. 2023, arXiv:2211.17192, section 2; trees of the most probable continuations as "
         "EAGLE-2, arXiv:2406.16858, section 4; sampled trees as SpecInfer, arXiv:2305.09781; other vocabularies: "
         "arXiv:2502.05202",
-        promise="lossless",
         needs="a checkpoint to draft with (key 'model')",
         weights="any causal LM",
     ),
@@ -113,7 +114,6 @@ _TABLE = (
         import_path="foretoken.drafters.pard:PardDrafter",
         summary="a draft model trained on mask tokens fills a whole chain in one forward",
         paper="PARD, arXiv:2504.18583",
-        promise="lossless",
         needs="a PARD checkpoint with the target's vocabulary (key 'model')",
         weights="a PARD checkpoint",
     ),
@@ -123,7 +123,6 @@ _TABLE = (
         import_path="foretoken.drafters.ngram:NgramDrafter",
         summary="prompt lookup: copy what followed the last n tokens before",
         paper="Saxena 2023, prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding",
-        promise="lossless",
     ),
     Entry(
         name="suffix",
@@ -131,7 +130,6 @@ _TABLE = (
         import_path="foretoken.drafters.suffix:SuffixDrafter",
         summary="a suffix automaton over prompt and output proposes frequency-scored trees",
         paper="Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975",
-        promise="lossless",
     ),
     Entry(
         name="suffix_first",
@@ -139,7 +137,6 @@ _TABLE = (
         import_path="foretoken.methods.suffix_first.drafter:SuffixFirstDrafter",
         summary="copies where the text repeats itself, another drafter where it does not",
         paper="Oliaro et al. 2024, SuffixDecoding, arXiv:2411.04975, its hybrid with a model's drafts",
-        promise="lossless",
         needs="a checkpoint with the target's vocabulary (key 'model'), or another drafter (key 'drafter')",
         weights="any causal LM",
     ),
@@ -149,7 +146,6 @@ _TABLE = (
         import_path="foretoken.methods.rest.drafter:RestDrafter",
         summary="continuations of the text's end in a datastore form frequency-scored trees",
         paper="He et al. 2024, REST, arXiv:2311.08252",
-        promise="lossless",
         needs="a datastore of the target's tokens (key 'datastore'; foretoken datastore build)",
     ),
     Entry(
@@ -158,7 +154,6 @@ _TABLE = (
         import_path="foretoken.methods.rasd.drafter:RasdDrafter",
         summary="a drafter's tree fused with trees from prompt and datastore, pruned by draft probabilities",
         paper="Quan et al. 2025, RASD, arXiv:2503.03434",
-        promise="lossless",
         guarantee="deterministic or coupled drafts, under a lossless verifier",
         needs="a checkpoint with the target's vocabulary (key 'model'), or another drafter (key 'drafter')",
         weights="any causal LM",
@@ -169,7 +164,6 @@ _TABLE = (
         import_path="foretoken.methods.easyspec.drafter:EasySpecDrafter",
         summary="a draft model with layers that run in fuzzy groups, several attentions at a time",
         paper='Wu et al. 2025, "EasySpec", arXiv:2502.02493, Algorithm 2 and section 3.1.1',
-        promise="lossless",
         needs="a checkpoint with the target's vocabulary (key 'model'), of four layers or more",
         weights="any causal LM",
     ),
@@ -180,7 +174,6 @@ _TABLE = (
         summary="the target's first layers and a trained adapter propose a chain or a tree",
         paper="Liu et al. 2024, arXiv:2404.18911, sections 3.1 (adapter, training) and 3.2 (double early exit); trees "
         "as its NeurIPS 2024 version describes them",
-        promise="lossless",
         needs="a target that is a plain stack of layers",
         weights="an adapter for the target (foretoken train kangaroo); bundled for zoo:base",
         training="foretoken.methods.kangaroo.command:COMMAND",
@@ -192,7 +185,6 @@ _TABLE = (
         summary="the target's first layers propose a chain; exit layer and length adapt to all exits",
         paper="Zarch et al. 2025, arXiv:2504.05598, section 3; on the self-speculation of LayerSkip, "
         "arXiv:2404.16710, section 4",
-        promise="lossless",
         needs="a target that is a plain stack of layers, best one trained for early exits (zoo:base-ee)",
     ),
     Entry(
@@ -202,7 +194,6 @@ _TABLE = (
         summary="a decoder layer over the target's own hidden states proposes a chain or a dynamic tree",
         paper="EAGLE-3, arXiv:2503.01840, section 3 (head, training-time test); EAGLE-2, arXiv:2406.16858, sections "
         "4.1 and 4.2 (tree)",
-        promise="lossless",
         needs="a target that is a plain stack of layers",
         weights="a head for the target (foretoken train eagle, or a published EAGLE-3 folder); bundled for zoo:base",
         training="foretoken.methods.eagle.command:COMMAND",
@@ -213,7 +204,6 @@ _TABLE = (
         import_path="foretoken.methods.dflash.drafter:DFlashDrafter",
         summary="a published block network fills a chain in one pass over the target's states",
         paper="DFlash, arXiv:2602.06036; with a Markov head DSpark, arXiv:2607.05147",
-        promise="lossless",
         needs="a target that is a plain stack of layers",
         weights="a published DFlash or DSpark folder",
     ),
@@ -223,7 +213,6 @@ _TABLE = (
         import_path="foretoken.methods.mtp.drafter:MtpDrafter",
         summary="the next-token-prediction layer of a checkpoint proposes a chain or a tree",
         paper="DeepSeek-V3, arXiv:2412.19437, sections 2.2 and 5.4.3; GLM-4.5, arXiv:2508.06471",
-        promise="lossless",
         needs="a DeepSeek-V3, GLM-4-MoE, Qwen3-Next or Qwen3.5 checkpoint with its next-token-prediction layer",
         weights="the checkpoint's own, or one that foretoken train mtp makes",
         training="foretoken.methods.mtp.command:COMMAND",
@@ -235,7 +224,6 @@ _TABLE = (
         summary="decoder layers over the target's last state propose a tree, its size by the number of requests",
         paper="Scaling Laws for Speculative Decoding, arXiv:2505.07858; the tree: EAGLE-2, arXiv:2406.16858, sections "
         "4.1 and 4.2",
-        promise="lossless",
         needs="a target that is a plain stack of layers",
         weights="a head for the target (foretoken train scylla)",
         training="foretoken.methods.scylla.command:COMMAND",
@@ -246,7 +234,6 @@ _TABLE = (
         import_path="foretoken.methods.dovetail.drafter:DovetailDrafter",
         summary="decoder blocks after a gate, on a separate device, propose a tree sized by the cost of verification",
         paper="Dovetail, arXiv:2412.18934; the tree: EAGLE-2, arXiv:2406.16858, section 4",
-        promise="lossless",
         needs="a target that is a plain stack of layers",
         weights="a head for the target (foretoken train dovetail)",
         training="foretoken.methods.dovetail.command:COMMAND",
@@ -257,7 +244,6 @@ _TABLE = (
         import_path="foretoken.methods.diffuspec.drafter:DiffuSpecDrafter",
         summary="one pass fills a lattice of the next tokens; the draft is a path through it, searched or sampled",
         paper="DiffuSpec, arXiv:2510.02358, section 4; DFlash, arXiv:2602.06036",
-        promise="lossless",
         needs="a target that is a plain stack of layers, or a masked diffusion checkpoint (key 'model')",
         weights="a block network (foretoken train diffuspec); zoo:base has one. Or a masked diffusion checkpoint; "
         "zoo:diffusion for other zoo models",
@@ -269,7 +255,6 @@ _TABLE = (
         import_path="foretoken.methods.longspec.drafter:LongSpecDrafter",
         summary="one block over the target's own last keys drafts a chain or a tree with constant memory",
         paper="LongSpec, arXiv:2502.17421, sections 3.1 (network), 3.2 (training), 3.3 (beam)",
-        promise="lossless",
         needs="a target with rotary positions and a layer of full attention",
         weights="a head for the target (foretoken train longspec); one is bundled with zoo:long",
         training="foretoken.methods.longspec.command:COMMAND",
@@ -281,7 +266,6 @@ _TABLE = (
         summary="a draft model and a trained judge of its tokens propose a chain as long as the judge approves",
         paper='Zhong, Teku and Tandon 2025, "SPRINTER", arXiv:2502.04557; details of head, training and loop from '
         "the released code, MeiyuZhong/SPRINTER",
-        promise="lossless",
         own_rule="sprinter",
         needs="a checkpoint with the target's vocabulary (key 'model') and a head for the pair (key 'head')",
         weights="a draft model and a head (foretoken train sprinter)",
@@ -293,7 +277,6 @@ _TABLE = (
         import_path="foretoken.methods.entropy_adaptive.drafter:EntropyAdaptiveDrafter",
         summary="a small model writes while its mean entropy is low, else the target; by default by a lossy rule",
         paper='Simonds 2025, "Entropy Adaptive Decoding", arXiv:2502.06833; no code was published',
-        promise="lossless",
         own_rule="entropy_adaptive",
         needs="a checkpoint with the target's vocabulary (key 'model')",
         weights="any causal LM",
@@ -483,7 +466,6 @@ _TABLE = (
         import_path="foretoken.forward.prefix_tree_attention:PrefixTreePlans",
         summary="a draft is verified with no mask over the prefix: two attentions, merged by log-sum-exp",
         paper="LongSpec, 2025, arXiv:2502.17421, section 3.3: Hybrid Tree Attention",
-        promise="lossless",
         guarantee="the dense plan's distribution, up to rounding; the verifier's promise holds",
         needs="--set plan=prefix_tree, with any method",
     ),
@@ -504,7 +486,6 @@ _TABLE = (
         import_path="foretoken.methods.stree.plan:TreeScanPlans",
         summary="state-space and hybrid targets verify trees: states stay after the prefix, rows run along the tree",
         paper='Wu et al. 2025, "STree: Speculative Tree Decoding for Hybrid State-Space Models", arXiv:2505.14969',
-        promise="lossless",
         guarantee="the verifier's promise holds",
         needs="a target with Mamba-2 or gated-delta-net layers, for which it is chosen by itself",
     ),
