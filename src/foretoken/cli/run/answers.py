@@ -60,12 +60,16 @@ def answer_all(
     writer = _InOrder(records, json=json)
     interrupted = False
     started = time.perf_counter()
-    with _Bar(len(records)) as bar:
+    bar = _bar(len(records))
+    with bar or contextlib.nullcontext():
 
         def progress(output: Any) -> None:
-            with bar.paused() if output.place == writer.turn else contextlib.nullcontext():
-                writer.add(output.place, output)
-            bar.advance()
+            if bar is not None and output.place == writer.turn:
+                bar.stop()  # it is hidden while answers are written
+            writer.add(output.place, output)
+            if bar is not None:
+                bar.start()
+                bar.advance(bar.task_ids[0])
 
         try:
             llm.generate([{"prompt_token_ids": ids} for ids in inputs], params, progress=progress)
@@ -146,54 +150,16 @@ class _InOrder:
         emit("")
 
 
-class _Bar:
-    """A progress bar on stderr, if stderr is a terminal. It is hidden while answers are written."""
+def _bar(total: int) -> Any:
+    """Return a progress bar on stderr; None for a single prompt, or if stderr is no terminal."""
+    if total == 1 or not sys.stderr.isatty():
+        return None
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __init__(self, total: int) -> None:
-        self._progress: Any = None
-        if sys.stderr.isatty() and total > 1:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._progress = Progress(
-                TextColumn("prompts"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=stderr_console(),
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._task = self._progress.add_task("", total=total)
-
-    def __enter__(self) -> _Bar:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def advance(self) -> None:
-        if self._progress is not None:
-            self._progress.advance(self._task)
-
-    def paused(self) -> _Pause:
-        return _Pause(self._progress)
-
-
-class _Pause:
-    def __init__(self, progress: Any) -> None:
-        self._progress = progress
-
-    def __enter__(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def __exit__(self, *exc: object) -> None:
-        if self._progress is not None:
-            self._progress.start()
+    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=stderr_console(), transient=True, redirect_stdout=False, redirect_stderr=False)
+    bar.add_task("", total=total)
+    return bar
 
 
 def answer_fields(record: Prompt, output: Any) -> dict[str, Any]:
