@@ -148,7 +148,7 @@ def measure(engines: Mapping[str, Engine], plan: Plan, *, progress: Callable[[st
                 turn = (repeat + number) % len(labels)
                 this_round: list[Sample] = []
                 for label in labels[turn:] + labels[:turn]:
-                    this_round += _measure_group(engines[label], label, group, params, repeat, plan)
+                    this_round += _run_group(engines[label], label, group, params, repeat, plan)
                     if progress is not None:
                         progress(label)
                 records.samples += this_round
@@ -163,17 +163,7 @@ def measure(engines: Mapping[str, Engine], plan: Plan, *, progress: Callable[[st
 def _warm_up(engine: Engine, plan: Plan) -> None:
     params = replace(plan.params, max_tokens=min(plan.params.max_tokens, _WARM_UP_TOKENS), min_tokens=0)
     group = list(plan.prompts[:_WARM_UP_PROMPTS])
-    _run_group(engine, "", group, [params] * len(group), 0, plan.chat)
-
-
-def _measure_group(
-    engine: Engine, label: str, group: Sequence[Prompt], params: list[SamplingParams], repeat: int, plan: Plan
-) -> list[Sample]:
-    """Make the timed call, and read the counters."""
-    before = {name: read() for name, read in plan.counters.items()}
-    samples = _run_group(engine, label, group, params, repeat, plan.chat)
-    counts = {name: (read() - before[name]) / len(group) for name, read in plan.counters.items()}
-    return [replace(sample, counts=counts) for sample in samples]
+    _run_group(engine, "", group, [params] * len(group), 0, plan)
 
 
 def _seeded(params: SamplingParams, offset: int) -> SamplingParams:
@@ -181,31 +171,36 @@ def _seeded(params: SamplingParams, offset: int) -> SamplingParams:
 
 
 def _run_group(
-    engine: Engine, label: str, group: Sequence[Prompt], params: list[SamplingParams], repeat: int, chat: bool
+    engine: Engine, label: str, group: Sequence[Prompt], params: list[SamplingParams], repeat: int, plan: Plan
 ) -> list[Sample]:
+    """Make the timed call, and read the counters before and after it."""
+    before = {name: read() for name, read in plan.counters.items()}
     started = time.perf_counter()
     try:
-        if chat:
+        if plan.chat:
             outputs = engine.chat([prompt.conversation for prompt in group], params)
         else:
             outputs = engine.generate([prompt.text for prompt in group], params)
     except Exception as error:  # a failure of one method must not lose the others' measurements
         message = f"{type(error).__name__}: {error}"
         return [Sample(label, prompt, repeat, 0.0, (), Metrics(), message) for prompt in group]
+    share = 1 / len(group)
     seconds = (time.perf_counter() - started) / len(group)
+    counts = {name: (read() - before[name]) / len(group) for name, read in plan.counters.items()}
     came = [output.metrics.emitted for output in outputs if output.metrics.emitted]
-    read = max((steps[0].seconds for steps in came), default=None)
+    read_after = max((steps[0].seconds for steps in came), default=None)
     ended = max((steps[-1].seconds for steps in came), default=0.0)
     samples = []
     for prompt, output in zip(group, outputs, strict=True):
         failed = output.error or (None if output.finish_reason in _DONE else f"finished as {output.finish_reason}")
         tokens = () if failed else tuple(output.token_ids)
-        sample = Sample(label, prompt, repeat, seconds, tokens, output.metrics, failed)
-        if read is not None and not failed:
-            behind = sum(step.tokens for step in output.metrics.emitted if step.seconds > read)
-            share = 1 / len(group)
+        sample = Sample(label, prompt, repeat, seconds, tokens, output.metrics, failed, counts=counts)
+        if read_after is not None and not failed:
             sample = replace(
-                sample, first_token_seconds=read * share, decode_seconds=(ended - read) * share, decode_tokens=behind
+                sample,
+                first_token_seconds=read_after * share,
+                decode_seconds=(ended - read_after) * share,
+                decode_tokens=sum(step.tokens for step in output.metrics.emitted if step.seconds > read_after),
             )
         samples.append(sample)
     return samples
