@@ -21,8 +21,8 @@ from typing import Any
 
 from foretoken import zoo
 from foretoken.core.provenance import bundled_weights
-from foretoken.options.tables import markdown
 from foretoken.zoo.pretrained import PRETRAINED
+from foretoken_lab.option_tables import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "lab" / "results"

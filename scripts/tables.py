@@ -18,7 +18,7 @@ from foretoken.drafting.published.layouts import LAYOUTS
 from foretoken.options.model import EngineOptions, ModelOptions
 from foretoken.options.recipe import RecipeOptions
 from foretoken.options.sampling import SamplingParams
-from foretoken.options.tables import knobs, markdown, parameters
+from foretoken_lab.option_tables import knobs, markdown, parameters
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->\n)", flags=re.DOTALL)

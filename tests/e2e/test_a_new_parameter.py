@@ -35,7 +35,7 @@ import contextlib, io, json, pathlib
 from foretoken import LLM, SamplingParams
 from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError
-from foretoken.options.tables import parameters
+from foretoken_lab.option_tables import parameters
 from helpers.serving import served
 
 PROMPT = "Once upon a time"

@@ -16,7 +16,8 @@ from foretoken.core.errors import ConfigError
 from foretoken.engine.llm import LLM
 from foretoken.options.model import EngineOptions, ModelOptions
 from foretoken.options.option import Checked, Option, declared, documented, named
-from foretoken.options.tables import knobs, parameters, rows_of
+from foretoken.options.tables import rows_of
+from foretoken_lab.option_tables import knobs, parameters
 
 NAN, INF = float("nan"), float("inf")
 
