@@ -20,7 +20,6 @@ from foretoken.cli.shared.options import (
     Model,
     Verbose,
     check_model_name,
-    check_vocabulary,
     json_option,
     limit_option,
     load_model,
@@ -140,7 +139,9 @@ def acceptance(
     check_model_name(small_name)
     _check_outputs(out, pictures)
     prompts = limit_per_category(read_suite(suite), limit)
-    check_vocabulary(model, small_name, **loading.origin)
+    from foretoken.engine import before_weights
+
+    before_weights.check_vocabulary(model, small_name, **loading.origin)
     llm = load_model(model, {"method": "none"}, verbose=verbose, loading=loading)
     from foretoken_lab.studies.acceptance.observe import load_draft, observe
     from foretoken_lab.studies.acceptance.study import study

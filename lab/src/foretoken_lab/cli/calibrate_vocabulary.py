@@ -10,7 +10,7 @@ import typer
 
 from foretoken.cli.shared.console import emit_json, note, quiet_transformers
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.options import Model, Verbose, check_model_name, check_vocabulary, json_option, out_option
+from foretoken.cli.shared.options import Model, Verbose, check_model_name, json_option, out_option
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_folder
 from foretoken.options.model import ModelOptions
@@ -88,6 +88,7 @@ def vocabulary(
     from foretoken.core.provenance import provenance
     from foretoken.data.documents import documents
     from foretoken.drafting.draft_vocabulary import DraftVocabulary, check_place
+    from foretoken.engine import before_weights
     from foretoken.engine.llm import LLM
     from foretoken.models.fingerprint import vocabulary_fingerprint
     from foretoken.models.language_model import check_same_vocabulary
@@ -98,7 +99,7 @@ def vocabulary(
     check_place(out)
     check_documents(corpus)
     if draft is not None:
-        check_vocabulary(model, draft, **loading.origin)
+        before_weights.check_vocabulary(model, draft, **loading.origin)
     quiet_transformers(verbose)
     if loading.threads is not None:
         torch.set_num_threads(loading.threads)

@@ -73,40 +73,27 @@ def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parameter_of(each: Declared, flags: Flags | None = None) -> inspect.Parameter:
-    """Return the parameter from which typer creates a flag."""
-    flags = flags or Flags()
-    kind = _repeated(each) or each.type
-    default = flags.defaults.get(each.name, each.default)
-    if kind is not each.type:
-        default = None
-    shown = flag_of(each, flags.panel, flags.helps.get(each.name))
+    """Return the parameter from which typer creates a flag. The declaration checks the value and writes the error."""
+    flags, option, repeated = flags or Flags(), each.option, _repeated(each)
+    flag = option.flag(each.name)
+
+    def checked(value: Any) -> Any:
+        return value if repeated else each.check(value, f"{flag} {value}")
+
+    shown = typer.Option(
+        *(flag, option.short) if option.short else (flag,),
+        help=f"{flags.helps.get(each.name, option.help)}{' Repeatable.' if repeated else ''}",
+        metavar=option.metavar or None,
+        show_default=option.says_default,
+        rich_help_panel=flags.panel,
+        callback=None if each.default is MISSING else checked,
+    )
+    default = None if repeated else flags.defaults.get(each.name, each.default)
     return inspect.Parameter(
         each.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is MISSING else default,
-        annotation=Annotated[kind, shown],
-    )
-
-
-def flag_of(each: Declared, panel: str | None = None, words: str | None = None) -> Any:
-    """Return typer's description of a flag. The declaration checks the value and writes the error.
-
-    Args:
-        words: replaces the declaration's help text.
-    """
-    option = each.option
-    flag = option.flag(each.name)
-
-    def checked(value: Any) -> Any:
-        return value if _repeated(each) else each.check(value, f"{flag} {value}")
-
-    return typer.Option(
-        *(flag, option.short) if option.short else (flag,),
-        help=f"{words or option.help}{' Repeatable.' if _repeated(each) else ''}",
-        metavar=option.metavar or None,
-        show_default=option.says_default,
-        rich_help_panel=panel,
-        callback=None if each.default is MISSING else checked,
+        annotation=Annotated[repeated or each.type, shown],
     )
 
 

@@ -169,13 +169,6 @@ def load_model(
     return llm
 
 
-def check_vocabulary(model: str, draft: str, **placement: Any) -> None:
-    """Refuse a draft model with another vocabulary before reading the weights of either model."""
-    from foretoken.engine import before_weights
-
-    before_weights.check_vocabulary(model, draft, **placement)
-
-
 def check_methods(model: str, configs: Iterable[Mapping[str, Any]], **placement: Any) -> None:
     """Refuse missing parts of several recipes before reading their target's weights."""
     from foretoken.engine import before_weights
