@@ -10,8 +10,8 @@ from foretoken.core.errors import InputError
 from foretoken.data.readers import read_placed_records
 
 
-def read_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file, in order.
+def placed_records(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the objects of a JSON Lines file in order, each with its place ``FILE:LINE`` for messages.
 
     Args:
         path: ``.jsonl``, ``.jsonl.gz`` or ``.jsonl.xz``.
@@ -24,4 +24,9 @@ def read_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[dict[str,
             if name not in record:
                 found = ", ".join(f"'{key}'" for key in list(record)[:6]) or "no fields"
                 raise InputError(f"{place}: needs the field '{name}' (found {found})")
-        yield record
+        yield place, record
+
+
+def read_records(path: Path, fields: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+    """Yield the objects of :func:`placed_records` without their places."""
+    return (record for _, record in placed_records(path, fields))

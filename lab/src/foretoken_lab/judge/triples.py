@@ -20,10 +20,10 @@ from typing import Any
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.tree import TokenTree
-from foretoken.data.readers import read_placed_records
 from foretoken.engine.llm import LLM
 from foretoken.train.rendering import question_ids
 from foretoken_lab.judge.labels import Marked
+from foretoken_lab.records import placed_records
 
 TAILS = ("mask", "negative")
 _FIELDS = ("question", "correct", "wrong", "error")
@@ -53,7 +53,7 @@ def read_triples(path: Path, llm: LLM, tail: str = "mask") -> list[Marked]:
     if not getattr(llm.tokenizer, "is_fast", False):
         raise ConfigError(f"--triples: the tokenizer of '{llm.target.name}' does not return token offsets")
     source = path.name.split(".")[0]
-    records = read_placed_records(path, _FIELDS)
+    records = placed_records(path, _FIELDS)
     found = [marked for place, record in records for marked in _both(source, place, record, llm, tail)]
     if not found:
         raise InputError(f"{path}: holds no triples")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretoken.core.errors import InputError
-from foretoken.data.readers import read_placed_records
+from foretoken_lab.records import placed_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def read_passages(path: Path) -> list[Passage]:
         InputError: the file is not usable, or has no passage.
     """
     found: dict[str, Passage] = {}
-    for number, (place, record) in enumerate(read_placed_records(path, ("text",))):
+    for number, (place, record) in enumerate(placed_records(path, ("text",))):
         text, title = record["text"], record.get("title")
         if not isinstance(text, str) or not text.strip():
             raise InputError(f"{place}: field 'text' must be a non-empty string")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from foretoken.core import extensions
 from foretoken.core.errors import ConfigError, InputError, nearest
-from foretoken.data.readers import read_placed_records
+from foretoken_lab.records import placed_records
 from foretoken_lab.tasks.answers import final_number, holds, normalise
 
 ANSWER_TOKENS = 256  # maximum tokens of an answer to a question of a file
@@ -79,7 +79,7 @@ def read_questions(path: Path) -> QuestionSet:
     Raises:
         InputError: there are none, or one is invalid; the message names its line.
     """
-    found = [_question(place, record) for place, record in read_placed_records(path, ("question", "answer"))]
+    found = [_question(place, record) for place, record in placed_records(path, ("question", "answer"))]
     if not found:
         raise InputError(f"{path}: holds no questions")
 

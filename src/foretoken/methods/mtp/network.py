@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, ModelError
-from foretoken.core.protocols import Plan
+from foretoken.core.protocols import Plan, Scoring
 from foretoken.drafting.feature_heads.description import Concatenated, Layers, LmHead, NetworkDescription, Recycle, Taps
 from foretoken.drafting.feature_heads.pair_network import PairNetwork
 from foretoken.forward import anatomy, attention
@@ -43,12 +43,10 @@ def describe(*, norm_output: bool) -> NetworkDescription:
 class _Causal(Plan):
     """Causal attention over one text."""
 
-    def attend(
-        self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, *, scaling: float, **others: Any
-    ) -> Tensor:
+    def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
         shared = q_HTD.shape[0] != k_GTD.shape[0]
         found = F.scaled_dot_product_attention(
-            q_HTD[None], k_GTD[None], v_GTD[None], is_causal=True, scale=scaling, enable_gqa=shared
+            q_HTD[None], k_GTD[None], v_GTD[None], is_causal=True, scale=scoring.scaling, enable_gqa=shared
         )
         return found[0].transpose(0, 1)
 
