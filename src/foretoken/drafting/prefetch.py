@@ -9,35 +9,37 @@ A pass is used only if it read the very token that the draft has reached; a wron
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import NamedTuple
 
+from torch import Tensor
+
+from foretoken.core.columns import Columns
 from foretoken.core.stop_rule import NO_LIMIT
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_builder import DraftBuilder
-from foretoken.drafting.feature_heads.native.chains import Prefetch
+from foretoken.drafting.feature_heads.native.chains import Pass, Prefetch
 from foretoken.models.language_model import Output
 
 
-class PrefetchedPass(Protocol):
-    """One pass."""
+class DraftPass(NamedTuple):
+    """One pass of a draft network.
 
-    @property
-    def output(self) -> Output:
-        """Of its wanted rows."""
-        ...
+    Attributes:
+        output: of its wanted rows.
+        drafts: the draft of each row, numbered in the order in which their first rows were read.
+        tokens: the token that each row read; of a first pass none.
+        following_MW: the features recycled from these rows; None: tokens enter by themselves.
+    """
 
-    @property
-    def drafts(self) -> Sequence[int]:
-        """The draft of each row, numbered in the order in which their first rows were read."""
-        ...
+    output: Output
+    drafts: Sequence[int] = ()
+    tokens: Sequence[int] = ()
+    following_MW: Tensor | None = None
 
-    @property
-    def tokens(self) -> Sequence[int]:
-        """The token that each row read; of a first pass none."""
-        ...
-
-
-Made = TypeVar("Made", bound=PrefetchedPass)
+    @classmethod
+    def of(cls, found: Pass, columns: Columns | None) -> DraftPass:
+        """Return a native pass over these columns of the vocabulary."""
+        return cls(Output.ranked(found.ranked, columns), found.drafts, found.tokens, found.following_MW)
 
 
 def prefetch_plan(drafts: Sequence[DraftBuilder], scored: int) -> list[Prefetch]:
@@ -61,19 +63,19 @@ def prefetch_plan(drafts: Sequence[DraftBuilder], scored: int) -> list[Prefetch]
     return found
 
 
-class Prefetched(Generic[Made]):
+class Prefetched:
     """The prefetched passes of some chains."""
 
     def __init__(self) -> None:
-        self._passes: list[Made] = []
+        self._passes: list[DraftPass] = []
         self._numbers: dict[int, int] = {}
 
-    def keep(self, passes: list[Made], drafts: Sequence[DraftBuilder]) -> None:
+    def keep(self, passes: list[DraftPass], drafts: Sequence[DraftBuilder]) -> None:
         """Keep these passes, and the drafts that they belong to, instead of those before."""
         self._passes = passes
         self._numbers = {draft.context.request_id: number for number, draft in enumerate(drafts)}
 
-    def next(self, drafts: Sequence[DraftBuilder]) -> tuple[Made, list[int]] | None:
+    def next(self, drafts: Sequence[DraftBuilder]) -> tuple[DraftPass, list[int]] | None:
         """The pass that read the last node of each of these drafts, and its row of each.
 
         Returns:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -29,15 +29,14 @@ from foretoken.drafting import draft_vocabulary, learned_part
 from foretoken.drafting.draft_builder import no_numbers
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.feature_heads.description import Taps
-from foretoken.drafting.feature_heads.native.chains import Prefetch
-from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree
+from foretoken.drafting.feature_heads.native.pairs import Extent
 from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
+from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.level_tree import extend_chain, grow_levels
 from foretoken.drafting.prefetch import Prefetched, prefetch_plan
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
-from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.quantised.rounding import SCHEMES
 from foretoken.options.option import Checked, Option
@@ -68,106 +67,6 @@ class _Builder(RerankedBuilder):
             return self.following_MW
         place = {node: row for row, node in enumerate(self.expanded)}
         return self.following_MW[[place[self.parents[node]] for node in self.frontier]]
-
-
-class DraftPass(NamedTuple):
-    """One pass of a draft network.
-
-    Attributes:
-        output: of its wanted rows.
-        following_MW: the features recycled from these rows.
-        drafts, tokens: see :class:`foretoken.drafting.prefetch.PrefetchedPass`.
-    """
-
-    output: Output
-    following_MW: Tensor
-    drafts: Sequence[int] = ()
-    tokens: Sequence[int] = ()
-
-
-class SeveralPasses(Protocol):
-    """Makes several passes of a chain, or all levels of a tree, in one call."""
-
-    def passes(
-        self,
-        batch: PackedBatch,
-        cache: KVCache,
-        g_TW: Tensor,
-        *,
-        top: int,
-        rows: HeadRows | None = None,
-        prefetch: Sequence[Prefetch],
-    ) -> list[DraftPass]:
-        """As :meth:`NetworkRunner.forward`, and the further passes of each draft that are likely to be needed.
-
-        Args:
-            prefetch: one for each segment; only its last row is wanted; see native/pairs.py.
-        """
-        ...
-
-    def trees(
-        self,
-        batch: PackedBatch,
-        cache: KVCache,
-        g_TW: Tensor,
-        *,
-        extents: Sequence[Extent],
-        width: int,
-        top: int,
-        rows: HeadRows | None = None,
-    ) -> list[GrownTree]:
-        """As :meth:`NetworkRunner.forward`, and all levels of the trees that grow from its rows.
-
-        Args:
-            extents: one for each segment; only its last row is wanted; see native/pairs.py.
-            width: nodes of a level that are expanded.
-            top: children that a node gets.
-        """
-        ...
-
-
-class NetworkRunner(Protocol):
-    """Runs a draft network over packed rows; runner.py has one.
-
-    Attributes:
-        num_layers: of its cache.
-        num_scored: tokens that it scores.
-        own_rows: if the target's whole LM head does not score them, the words for the head that does, as in "it has
-            ..."; else None.
-        several: makes several passes in one call; None: this network cannot.
-    """
-
-    @property
-    def several(self) -> SeveralPasses | None: ...
-
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def num_scored(self) -> int: ...
-
-    @property
-    def own_rows(self) -> str | None: ...
-
-    def features(self, states_TF: Tensor) -> Tensor:
-        """[T, W] of the target's states, the taps side by side; a row's bits depend on that row only."""
-        ...
-
-    def forward(
-        self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, *, top: int, rows: HeadRows | None = None
-    ) -> tuple[Output, Tensor]:
-        """Run pairs; keys and values go into the cache.
-
-        Args:
-            batch: a row for each pair, with its token.
-            g_TW: their features.
-            top: how many tokens of each wanted row to rank.
-            rows: of the target's LM head, scored in place of all; only without ``own_rows``.
-        Returns:
-            logits of the wanted rows over the target's vocabulary, or over the columns of ``rows``, with the ranked
-            tokens, and the features recycled from these rows, [M, W].
-        """
-        ...
 
 
 TREE = Option("Propose a tree of the most probable continuations instead of a chain.")
@@ -225,7 +124,7 @@ class FeatureDrafter(Drafter):
         self,
         options: GrowthOptions,
         target: LanguageModel,
-        runner: NetworkRunner,
+        runner: Runner,
         taps: Taps | None,
         masks: tuple[int, Tensor] | None = None,
     ) -> None:
@@ -247,7 +146,7 @@ class FeatureDrafter(Drafter):
         self._columns = DraftColumns(target, vocabulary, target.vocab_size)
         self._top = min(options.width, runner.num_scored, len(self._columns)) if options.tree else 1
         self._pending = PendingStates(target, self._cache, taps)
-        self._prefetched = Prefetched[DraftPass]()
+        self._prefetched = Prefetched()
         self._filled: Output  # of the last pass with mask rows
 
     def on_forward(self, features: Sequence[Features]) -> None:
@@ -266,7 +165,7 @@ class FeatureDrafter(Drafter):
                 growing.append(_Builder(context, replace(budget, max_depth=depth), state=state))
         with torch.inference_mode():
             active = [draft for draft in growing if draft.pays(1.0, 1.0)]
-            self._prefetched = Prefetched[DraftPass]()  # passes of other drafts do not fit these
+            self._prefetched = Prefetched()  # passes of other drafts do not fit these
             self._columns.begin([draft.context for draft in active])
             if not self._grow_at_once(active):
                 grow_levels(active, self._read, self._columns, self._extend, top=self._top)

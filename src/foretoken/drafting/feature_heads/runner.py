@@ -27,12 +27,12 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.threads import threads_for
 from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.description import Concatenated, Gated, Stacked
-from foretoken.drafting.feature_heads.drafter import DraftPass
 from foretoken.drafting.feature_heads.native.chains import Prefetch
 from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree, PairDecoder, Pairing
 from foretoken.drafting.feature_heads.native_layers import fits, native_block, rounded, rounded_block
 from foretoken.drafting.feature_heads.own_rows import OwnRows
 from foretoken.drafting.feature_heads.pair_network import LayeredNetwork, PairNetwork, gated
+from foretoken.drafting.prefetch import DraftPass
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
@@ -75,7 +75,9 @@ class Runner:
                 scores = (
                     target.native_decoder.head if self.own_rows is None else rounded(Projection(weight_KW), rounding)
                 )
-                self._native = _NativeNetwork(network, self._embedding_VW, scores, target, rounding)
+                self._native = _NativeNetwork(
+                    network, self._embedding_VW, scores, self.lm_head.columns, target, rounding
+                )
             elif rounding is not None:
                 raise ConfigError(
                     f"dtype={rounding!r}: a rounded head is computed by the native decoder, which this target or its "
@@ -94,7 +96,7 @@ class Runner:
 
     @property
     def own_rows(self) -> str | None:
-        """See :class:`foretoken.drafting.feature_heads.drafter.NetworkRunner`."""
+        """What scores the tokens if the target's whole LM head does not, as words after "it has"; else None."""
         if self.lm_head.columns is not None:
             return f"a vocabulary of its own, of {len(self.lm_head.columns)} tokens"
         return f"a head of its own ({self._net.description.lm_head.own_rows})" if self._net.has_own_rows else None
@@ -105,13 +107,13 @@ class Runner:
         return self._native is not None
 
     @property
-    def several(self) -> Runner | None:
-        """See :class:`foretoken.drafting.feature_heads.drafter.NetworkRunner`."""
-        return self if self._native is not None and self._native.pairs is not None else None
+    def several(self) -> _NativeNetwork | None:
+        """Makes several passes of a chain, or all levels of a tree, in one call; None: this network cannot."""
+        return self._native if self._native is not None and self._native.pairs is not None else None
 
     @torch.inference_mode()
     def features(self, states_TF: Tensor) -> Tensor:
-        """See :meth:`foretoken.drafting.feature_heads.drafter.NetworkRunner.features`."""
+        """Return [T, W] of the target's states, the taps side by side; a row's bits depend on that row only."""
         if self._native is not None:
             return self._native.fuse(states_TF)
         return self._net.fuse(states_TF.to(self._target.device, self._target.dtype))
@@ -120,10 +122,21 @@ class Runner:
     def forward(
         self, batch: PackedBatch, cache: KVCache, g_TW: Tensor, *, top: int, rows: HeadRows | None = None
     ) -> tuple[Output, Tensor]:
-        """See :meth:`foretoken.drafting.feature_heads.drafter.NetworkRunner.forward`."""
+        """Run pairs; keys and values go into the cache.
+
+        Args:
+            batch: a row for each pair, with its token.
+            g_TW: their features.
+            top: how many tokens of each wanted row to rank.
+            rows: of the target's LM head, scored in place of all; only without ``own_rows``.
+        Returns:
+            logits of the wanted rows over the target's vocabulary, or over the columns of ``rows``, with the ranked
+            tokens, and the features recycled from these rows, [M, W].
+        """
         if self._native is not None:
-            (made,) = self._native.passes(batch, cache, g_TW, self.lm_head.columns, top, rows)
-            return made.output, made.following_MW
+            ((output, _, _, following_MW),) = self._native.passes(batch, cache, g_TW, top=top, rows=rows)
+            assert following_MW is not None
+            return output, following_MW
         net, target = self._net, self._target
         e_TW = F.embedding(batch.ids_1T(target.device)[0], self._embedding_VW)
         positions_T = batch.positions_1T(target.device)[0]
@@ -134,37 +147,6 @@ class Runner:
         if rows is not None or (self.own_rows is None and not net.description.lm_head.copied):
             return target.score(scored_MW, top=top, final_norm=False, head=rows), following_MW
         return Output.of(self.lm_head.score(scored_MW), top=top, columns=self.lm_head.columns), following_MW
-
-    @torch.inference_mode()
-    def passes(
-        self,
-        batch: PackedBatch,
-        cache: KVCache,
-        g_TW: Tensor,
-        *,
-        top: int,
-        rows: HeadRows | None = None,
-        prefetch: Sequence[Prefetch],
-    ) -> list[DraftPass]:
-        """See :meth:`foretoken.drafting.feature_heads.drafter.SeveralPasses`."""
-        assert self._native is not None
-        return self._native.passes(batch, cache, g_TW, self.lm_head.columns, top, rows, prefetch)
-
-    @torch.inference_mode()
-    def trees(
-        self,
-        batch: PackedBatch,
-        cache: KVCache,
-        g_TW: Tensor,
-        *,
-        extents: Sequence[Extent],
-        width: int,
-        top: int,
-        rows: HeadRows | None = None,
-    ) -> list[GrownTree]:
-        """See :class:`foretoken.drafting.feature_heads.drafter.SeveralPasses`."""
-        assert self._native is not None
-        return self._native.trees(batch, cache, g_TW, self.lm_head.columns, extents, width, top, rows)
 
 
 class _NativeNetwork:
@@ -179,9 +161,11 @@ class _NativeNetwork:
         network: LayeredNetwork,
         embedding_VW: Tensor,
         scores: Projection | Head,
+        columns: Columns | None,
         target: LanguageModel,
         rounding: str | None,
     ) -> None:
+        self._columns = columns
         assert target.native_decoder is not None
         config, description, library = network.config, network.description, target.native_decoder.library
         self._net, self._dtype, self._library = deepcopy(network).float(), target.dtype, library
@@ -222,37 +206,47 @@ class _NativeNetwork:
         batch: PackedBatch,
         cache: KVCache,
         g_TW: Tensor,
-        columns: Columns | None,
+        *,
         top: int,
-        rows: HeadRows | None,
+        rows: HeadRows | None = None,
         prefetch: Sequence[Prefetch] = (),
     ) -> list[DraftPass]:
-        """See :class:`Runner`."""
-        packed, columns = (None, columns) if rows is None else (rows.packed, rows.columns)
+        """As :meth:`Runner.forward`, and the further passes of each draft that are likely to be needed.
+
+        Args:
+            prefetch: one for each segment; only its last row is wanted; see native/pairs.py.
+        """
+        packed, columns = (None, self._columns) if rows is None else (rows.packed, rows.columns)
         if self.pairs is None:
             x_TW, depth = self._gate.enter(batch, g_TW), self._net.num_layers
             has_norm = self._net.description.lm_head.norm is not None
             span = Span(0, depth, x_TW, taps=(depth,), tap_rows=batch.wanted, final_norm=has_norm)
             found = self._decoder.forward(batch, NativePlan(cache), span, top=top, head=packed)
-            return [DraftPass(Output.ranked(found, columns), self._net.recycled(found.hidden[depth]))]
+            return [DraftPass(Output.ranked(found, columns), following_MW=self._net.recycled(found.hidden[depth]))]
         ids_C = None if columns is None or not prefetch else columns.ids_C.int()
         made = self.pairs.passes(batch, cache, g_TW, top=top, head=packed, ids_C=ids_C, prefetch=prefetch)
-        return [DraftPass(Output.ranked(each.ranked, columns), *each[1:]) for each in made]
+        return [DraftPass.of(each, columns) for each in made]
 
     def trees(
         self,
         batch: PackedBatch,
         cache: KVCache,
         g_TW: Tensor,
-        columns: Columns | None,
+        *,
         extents: Sequence[Extent],
         width: int,
         top: int,
-        rows: HeadRows | None,
+        rows: HeadRows | None = None,
     ) -> list[GrownTree]:
-        """See :class:`Runner`."""
+        """As :meth:`Runner.forward`, and all levels of the trees that grow from its rows.
+
+        Args:
+            extents: one for each segment; only its last row is wanted; see native/pairs.py.
+            width: nodes of a level that are expanded.
+            top: children that a node gets.
+        """
         assert self.pairs is not None
-        packed, columns = (None, columns) if rows is None else (rows.packed, rows.columns)
+        packed, columns = (None, self._columns) if rows is None else (rows.packed, rows.columns)
         ids_C = None if columns is None else columns.ids_C.int()
         return self.pairs.trees(batch, cache, g_TW, extents=extents, width=width, top=top, head=packed, ids_C=ids_C)
 

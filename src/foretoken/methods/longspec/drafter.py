@@ -35,7 +35,7 @@ from foretoken.drafting.ring import Ring
 from foretoken.forward import target_kv
 from foretoken.forward.cache import KVCache
 from foretoken.methods.longspec.network import LongSpec
-from foretoken.methods.longspec.runner import Level, Read, Runner
+from foretoken.methods.longspec.runner import Level, Runner
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.options.option import Checked, Option
 
@@ -117,7 +117,7 @@ class LongSpecDrafter(Drafter):
         self._columns = DraftColumns(target, draft_vocabulary.find(config.draft_vocab, target), target.vocab_size)
         self._top = min(config.width, len(self._columns)) if config.tree else 1
         self._states: dict[int, int] = {}  # request -> slot of the ring
-        self._prefetched = Prefetched[Read]()
+        self._prefetched = Prefetched()
         self._target_cache: KVCache | None = None
 
     def attach(self, cache: Any) -> None:

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.drafting.feature_heads.native.chains import Prefetch
+from foretoken.drafting.prefetch import DraftPass
 from foretoken.drafting.ring import Ring
 from foretoken.forward import anatomy, target_kv
 from foretoken.forward.batch import PackedBatch
@@ -63,14 +64,6 @@ class Level:
     tokens: Sequence[int]
     tail: int = 0
     ancestors: Sequence[Sequence[int]] | None = None
-
-
-class Read(NamedTuple):
-    """One forward: the scores of its rows; see :class:`foretoken.drafting.prefetch.PrefetchedPass`."""
-
-    output: Output
-    drafts: Sequence[int] = ()
-    tokens: Sequence[int] = ()
 
 
 class Runner:
@@ -120,7 +113,7 @@ class Runner:
         top: int,
         rows: HeadRows | None = None,
         prefetch: Sequence[Prefetch] = (),
-    ) -> list[Read]:
+    ) -> list[DraftPass]:
         """Run one forward and score all its rows with the target's head.
 
         Args:
@@ -132,7 +125,7 @@ class Runner:
             one item per level: the first, and natively with ``prefetch`` the further ones.
         """
         if self._native is None:
-            return [Read(self._written_out(levels, cache, top, rows))]
+            return [DraftPass(self._written_out(levels, cache, top, rows))]
         batch, prefixes, positions = PackedBatch(), [], []
         for level in levels:
             place, count = self._ring.place(level.slot), len(level.tokens)
@@ -151,7 +144,7 @@ class Runner:
         made = self._native.passes(
             batch, self._ring.cache, prefixes, cache, top=top, head=packed, ids_C=ids_C, prefetch=prefetch
         )
-        return [Read(Output.ranked(each.ranked, columns), each.drafts, each.tokens) for each in made]
+        return [DraftPass.of(each, columns) for each in made]
 
     # ------------------------------------------------------------------ native
 

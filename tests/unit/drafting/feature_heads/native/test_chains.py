@@ -53,7 +53,7 @@ def test_a_chain_has_the_bits_of_its_passes(
     prefixes, rows, most = zip(*drafts, strict=True)
     one, many = (Read(run, prefixes, rows, seed) for _ in range(2))
     prefetch = [Prefetch(count, (1.0,) * 10, -1.0, -1.0, 0) for count in most]
-    made = run.passes(many.first, many.cache, many.g_TW, top=top, prefetch=prefetch)
+    made = run.several.passes(many.first, many.cache, many.g_TW, top=top, prefetch=prefetch)
     assert len(made) == max(most)
     batch, g_TW, active = one.first, one.g_TW, list(range(len(drafts)))
     for number, found in enumerate(made):
@@ -91,7 +91,7 @@ def test_a_draft_ends_where_its_rule_is_going_to_end_it(
     """Of every pass: a node that its rule refuses is the last thing that is read."""
     run = runners["eagle3", dtype, True]
     all_of = Read(run, [9], [2], 5)
-    whole = run.passes(
+    whole = run.several.passes(
         all_of.first, all_of.cache, all_of.g_TW, top=1, prefetch=[Prefetch(6, (1.0,) * 10, -1.0, -1.0, 0)]
     )
     shares = [each.output.top_shares[0] for each in whole]
@@ -106,7 +106,7 @@ def test_a_draft_ends_where_its_rule_is_going_to_end_it(
                 reach *= share
                 expected += 1
             read = Read(run, [9], [2], 5)
-            made = run.passes(
+            made = run.several.passes(
                 read.first, read.cache, read.g_TW, top=1, prefetch=[Prefetch(6, tenths, first, later, free)]
             )
             assert len(made) == expected
@@ -133,7 +133,7 @@ def test_tokens_are_foreseen_as_they_will_be_drawn(vocab_size: int, tmp_path: Pa
         assert torch.equal(streams.generator("draft").get_state(), before)
         read = Read(run, [7], [2], seed)
         prefetch = Prefetch(6, (1.0,) * 10, -1.0, -1.0, 0, temperature, uniforms)
-        made = run.passes(read.first, read.cache, read.g_TW, top=1, prefetch=[prefetch])
+        made = run.several.passes(read.first, read.cache, read.g_TW, top=1, prefetch=[prefetch])
         assert len(made) == 6
         for each, behind in pairwise(made):
             q_V = torch.softmax(each.output.logits_MV[0] / temperature, dim=-1)

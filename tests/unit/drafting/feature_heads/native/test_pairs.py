@@ -93,7 +93,7 @@ def test_a_tree_is_that_of_its_levels(
     run, top = runners[name, dtype, table], max(1, width - narrower)
     prefixes, rows, extents = zip(*drafts, strict=True)
     levels, whole = (Read(run, prefixes, rows, seed) for _ in range(2))
-    found = run.trees(whole.first, whole.cache, whole.g_TW, extents=extents, width=width, top=top)
+    found = run.several.trees(whole.first, whole.cache, whole.g_TW, extents=extents, width=width, top=top)
     for draft, (tree, extent) in enumerate(zip(found, extents, strict=True)):
         expected = recorded(levels, draft, extent, width, top)
         assert (list(tree.tokens), list(tree.parents)) == (expected.tokens, expected.parents)
@@ -124,7 +124,7 @@ def test_of_equal_paths_the_elder_stands(models: dict[str, LanguageModel]) -> No
     for most in range(1, 25):
         extent = Extent(most, 4, 0.0)
         levels, whole = (Read(run, [5], [2], most % 4) for _ in range(2))
-        (tree,) = run.trees(whole.first, whole.cache, whole.g_TW, extents=[extent], width=4, top=4)
+        (tree,) = run.several.trees(whole.first, whole.cache, whole.g_TW, extents=[extent], width=4, top=4)
         expected = recorded(levels, 0, extent, 4, 4)
         assert (list(tree.tokens), list(tree.parents)) == (expected.tokens, expected.parents)
         assert most == 1 or len(set(expected.reach)) < most
@@ -184,7 +184,7 @@ def test_logits_that_are_no_numbers_end_a_request(models: dict[str, LanguageMode
         head.norm.weight[3] = torch.nan
     run = Runner(model, head)
     read = Read(run, [3], [2], 1)
-    (tree,) = run.trees(read.first, read.cache, read.g_TW, extents=[Extent(5, 3, 0.0)], width=4, top=4)
+    (tree,) = run.several.trees(read.first, read.cache, read.g_TW, extents=[Extent(5, 3, 0.0)], width=4, top=4)
     assert (tree.damaged, list(tree.tokens)) == (True, [])
     drafter = EagleDrafter(EagleDrafter.Config(head=Eagle.untrained(model, tmp_path / "head"), tree=True), model)
     drafter._runner = run
