@@ -111,7 +111,6 @@ class LearnedPart(ABC):
         """A part with random weights that fits a target; subclasses name their options."""
 
     @classmethod
-    @abstractmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:
         """The command that trains one, for messages; empty where there is none.
 
@@ -119,6 +118,7 @@ class LearnedPart(ABC):
             target, draft: names of models.
             config: of the part that does not fit, if there is one.
         """
+        return f"foretoken train {cls.algorithm} --target {target} --out DIR"
 
     @abstractmethod
     def check_shape(self, model: LanguageModel) -> None:

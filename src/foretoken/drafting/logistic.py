@@ -96,6 +96,11 @@ class LogisticHead(LearnedPart):
             raise ValueError(f"width={config.width!r} with weights {list(weight_D.shape)} and {list(bias.shape)}")
         return cls(config, Logistic(weight_D, float(bias)))
 
+    @classmethod
+    def how(cls, target: str, draft: str, config: Any = None) -> str:
+        """Return the command that trains one, which needs a draft, too."""
+        return f"foretoken train {cls.algorithm} --target {target} --draft-model {draft} --out DIR"
+
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a model with states of another width.
 

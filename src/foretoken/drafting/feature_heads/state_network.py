@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
-from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm
+from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, fields_for
 from foretoken.drafting.feature_heads.description import Taps
+from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_ids
 from foretoken.drafting.learned_part import LearnedPart
 from foretoken.forward import anatomy
+from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
 _Network = TypeVar("_Network", bound="StateNetwork")
@@ -172,6 +174,75 @@ class StateNetwork(LearnedPart, TrainableNetwork):
             weight.copy_(1 + spread * noise if weight.dim() < 2 else noise * gain / weight.shape[-1] ** 0.5)
 
     # ------------------------------------------------------------------ files, and the target
+
+    def begin_near(self, model: Any) -> None:
+        """Begin where the network drafts best untrained; here nothing is changed."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights, bf16, and the ids of the tokens that it scores."""
+        found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
+        return found if self.ids_K is None else {**found, IDS: self.ids_K}
+
+    @classmethod
+    def of(cls: type[_Network], config: Any, tensors: Mapping[str, Tensor]) -> _Network:
+        """The network of a config and saved weights, float32.
+
+        Raises:
+            ValueError: they do not fit each other; the tensor is named.
+        """
+        found = dict(tensors)
+        network = cls(config, ids_K=checked_ids(config, found.pop(IDS, None)))
+        network.take(found)
+        return network.eval()
+
+    @classmethod
+    def random(
+        cls: type[_Network], target: LanguageModel, *, draft_vocab_size: int | None = None, seed: int = 0, **fields: Any
+    ) -> _Network:
+        """An untrained network, which hands the target's feature on where it can.
+
+        Args:
+            draft_vocab_size: how many tokens it scores, every so many-th one; at most, and without it, all.
+            fields: others of the config.
+        """
+        size = None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size)
+        made_for = target.config, target.name, fingerprint_of(target.source)
+        config = cls.config_for(*made_for, draft_vocab_size=size, **fields)
+        network = cls(config, ids_K=spread_ids(config))
+        network.draw(torch.Generator().manual_seed(seed), spread=0.2)
+        network.begin_near(target.model)
+        return network.eval()
+
+    @classmethod
+    def config_for(
+        cls,
+        config: Any,
+        target: str,
+        fingerprint: str,
+        *,
+        draft_vocab_size: int | None = None,
+        mlp_width: int | None = None,
+        **fields: Any,
+    ) -> Any:
+        """A config that fits a model of transformers; see ``fields_for``.
+
+        Args:
+            config: the target's configuration.
+            draft_vocab_size: None: all of the vocabulary.
+            fields: others of the config.
+        Raises:
+            UnsupportedArchitecture: the target does not say its sizes.
+        """
+        found = fields_for(
+            config, target, fingerprint, title=cls.title, draft_vocab_size=draft_vocab_size, mlp_width=mlp_width
+        )
+        shape = cls.shape_for(config.get_text_config(decoder=True).num_hidden_layers)
+        return cls.Config(**{**found, **shape, **fields})
+
+    @classmethod
+    def shape_for(cls, num_layers: int) -> dict[str, Any]:
+        """Fields of the config of an untrained network beside its sizes, for a target of so many layers."""
+        return {}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:
         """Take saved weights, as float32.

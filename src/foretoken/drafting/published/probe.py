@@ -26,7 +26,7 @@ from foretoken.core.errors import MismatchError
 from foretoken.drafting.feature_heads.pending_states import final_of, fused_states
 from foretoken.drafting.feature_heads.state_network import StateNetwork
 from foretoken.drafting.published.blocks import LayersConfig
-from foretoken.drafting.published.vocabulary_maps import network_of
+from foretoken.drafting.published.vocabulary_maps import maps_of, network_of
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
@@ -72,6 +72,11 @@ class PublishedHead(StateNetwork):
         found = copy(self)
         found.config = config
         return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights, bf16, and the maps between the vocabularies."""
+        found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
+        return found if self.ids_K is None else {**found, **maps_of(self.ids_K, self.config.vocab_size)}
 
     @classmethod
     def of(cls: type[AnyHead], config: Any, tensors: Mapping[str, Tensor]) -> AnyHead:

@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from foretoken.core.errors import MismatchError
-from foretoken.drafting.feature_heads.block import fields_for
-from foretoken.drafting.feature_heads.draft_ids import spread_ids
 from foretoken.drafting.published.blocks import WHERE, block_fields, block_settings
 from foretoken.drafting.published.layouts import MASK_KEYS, Layout, mask_token_of, recognise, stated, value_of
-from foretoken.drafting.published.vocabulary_maps import LM_HEAD, check_tables, maps_of
+from foretoken.drafting.published.vocabulary_maps import LM_HEAD, check_tables
 from foretoken.methods.dflash.network import DFlashConfig, DFlashNetwork
-from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
 _NESTED = "dflash_config"
@@ -31,30 +27,11 @@ class DFlash(DFlashNetwork):
     title = "DFlash drafter"
     Config = DFlashConfig
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all weights, bf16, and the maps between the vocabularies."""
-        found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
-        return found if self.ids_K is None else {**found, **maps_of(self.ids_K, self.config.vocab_size)}
-
     @classmethod
-    def random(
-        cls, target: LanguageModel, *, draft_vocab_size: int | None = None, seed: int = 0, **fields: Any
-    ) -> DFlash:
-        """Return an untrained network.
-
-        Args:
-            draft_vocab_size: number of scored tokens, evenly spread over the vocabulary; None or too many: all.
-            fields: further fields of the config.
-        """
-        size = None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size)
-        made_for = target.config, target.name, fingerprint_of(target.source)
-        found = fields_for(*made_for, title=cls.title, draft_vocab_size=size, mlp_width=None)
-        depths = tuple(sorted({1, max(1, target.num_layers // 2), max(1, target.num_layers - 1)}))
-        sizes = {"layers": 2, "rows": 5, "windows": (0, 6), "causal": (False, True)}
-        chosen = {**found, **sizes, "depths": depths, **fields}
-        network = cls(DFlashConfig(**chosen), ids_K=spread_ids(DFlashConfig(**chosen)))
-        network.draw(torch.Generator().manual_seed(seed), spread=0.2)
-        return network.eval()
+    def shape_for(cls, num_layers: int) -> dict[str, Any]:
+        """Two layers, which read the target after its first, its middle and its last layer but one."""
+        depths = tuple(sorted({1, max(1, num_layers // 2), max(1, num_layers - 1)}))
+        return {"layers": 2, "rows": 5, "windows": (0, 6), "causal": (False, True), "depths": depths}
 
     @classmethod
     def how(cls, target: str, draft: str, config: DFlashConfig | None = None) -> str:

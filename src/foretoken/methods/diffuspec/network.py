@@ -21,7 +21,6 @@ heads, G key/value heads, d head width, A anchors of a sequence, k slots, V voca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError
-from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, fields_for, rotate
+from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, rotate
 from foretoken.drafting.feature_heads.description import Taps
-from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_ids
 from foretoken.drafting.feature_heads.state_network import StateNetwork
 from foretoken.forward import anatomy
-from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
 LAYERS, SLOTS = 2, 8
@@ -196,68 +193,7 @@ class BlockNetwork(StateNetwork):
         if gain_D is not None and gain_D.shape == self.norm.weight.shape:
             self.norm.weight.copy_(gain_D)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all weights in bfloat16, and the ids of the scored tokens."""
-        found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
-        return found if self.ids_K is None else {**found, IDS: self.ids_K}
-
     @classmethod
-    def of(cls, config: BlockNetworkConfig, tensors: Mapping[str, Tensor]) -> BlockNetwork:
-        """Build the network from a config and saved weights, float32.
-
-        Raises:
-            ValueError: config and weights do not fit each other; the message names the tensor.
-        """
-        found = dict(tensors)
-        network = cls(config, ids_K=checked_ids(config, found.pop(IDS, None)))
-        network.take(found)
-        return network.eval()
-
-    @classmethod
-    def random(
-        cls, target: LanguageModel, *, draft_vocab_size: int | None = None, seed: int = 0, **fields: Any
-    ) -> BlockNetwork:
-        """Return an untrained network.
-
-        Args:
-            draft_vocab_size: number of scored tokens, evenly spread over the vocabulary; None or too many: all.
-            fields: further fields of the config.
-        """
-        size = None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size)
-        config = config_for(target.config, target.name, fingerprint_of(target.source), draft_vocab_size=size, **fields)
-        network = cls(config, ids_K=spread_ids(config))
-        network.draw(torch.Generator().manual_seed(seed), spread=0.2)
-        network.begin_near(target.model)
-        return network.eval()
-
-    @classmethod
-    def how(cls, target: str, draft: str, config: BlockNetworkConfig | None = None) -> str:
-        """Return the command that trains a network."""
-        return f"foretoken train diffuspec --target {target} --out DIR"
-
-
-def config_for(
-    config: Any,
-    target: str,
-    fingerprint: str,
-    *,
-    draft_vocab_size: int | None = None,
-    mlp_width: int | None = None,
-    **fields: Any,
-) -> BlockNetworkConfig:
-    """Return the config of a network that fits a model of transformers: layers by ``fields_for``; depths after a
-    quarter, half and three quarters of the target's layers.
-
-    Args:
-        config: the target's configuration.
-        draft_vocab_size: None: the whole vocabulary.
-        fields: further fields of :class:`BlockNetworkConfig`.
-    Raises:
-        UnsupportedArchitecture: the target's configuration lacks a size.
-    """
-    found = fields_for(
-        config, target, fingerprint, title=BlockNetwork.title, draft_vocab_size=draft_vocab_size, mlp_width=mlp_width
-    )
-    layers = config.get_text_config(decoder=True).num_hidden_layers
-    depths = tuple(sorted({max(1, round(layers * share)) for share in (0.25, 0.5, 0.75)}))
-    return BlockNetworkConfig(**{**found, "depths": depths, **fields})
+    def shape_for(cls, num_layers: int) -> dict[str, Any]:
+        """Read the target after a quarter, half and three quarters of its layers."""
+        return {"depths": tuple(sorted({max(1, round(num_layers * share)) for share in (0.25, 0.5, 0.75)}))}

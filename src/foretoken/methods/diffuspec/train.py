@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from foretoken.methods.diffuspec.command import Config
 from foretoken.methods.diffuspec.many_blocks import many_blocks, unrolled
-from foretoken.methods.diffuspec.network import BlockNetwork, BlockNetworkConfig, config_for
+from foretoken.methods.diffuspec.network import BlockNetwork, BlockNetworkConfig
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.train.feature_heads.batches import Batches
 from foretoken.train.feature_heads.objective import HeadObjective
@@ -87,9 +88,7 @@ def training(options: Config) -> HeadTraining:
     """
     target = options.target
 
-    def config(text: Any, name: str, fingerprint: str) -> BlockNetworkConfig:
-        shape = {"mlp_width": options.mlp_width, "layers": options.layers, "slots": options.slots}
-        return config_for(text, name, fingerprint, norm_heads=True, **shape)
+    sizes = {"mlp_width": options.mlp_width, "layers": options.layers, "slots": options.slots}
 
     def build(config: BlockNetworkConfig, target: FrozenTarget, ids_K: Tensor | None) -> BlockNetwork:
         network = BlockNetwork(config, ids_K=ids_K)
@@ -108,7 +107,7 @@ def training(options: Config) -> HeadTraining:
         stages=(Stage(own_words=options.share),),
         shape=options.shape,
         steps=options.slots,
-        config=config,
+        config=partial(BlockNetwork.config_for, norm_heads=True, **sizes),
         build=build,
         num_scored=num_scored(options),
         objective=BlockLoss,

@@ -9,10 +9,9 @@ own errors and needs no noise; by default the target generates half of the text 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from foretoken.methods.dovetail.command import Config
-from foretoken.methods.dovetail.network import Dovetail, DovetailConfig
+from foretoken.methods.dovetail.network import Dovetail
 from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scored, recipe_for, untrained
 
 
@@ -23,13 +22,6 @@ def training(options: Config) -> HeadTraining:
         ConfigError: the share of own words is out of range, or the target has fewer tokens than the draft vocabulary.
     """
     target, blocks, fusion = options.target, options.blocks, options.fusion
-
-    def config(text: Any, name: str, fingerprint: str) -> DovetailConfig:
-        found: DovetailConfig = Dovetail.config_for(
-            text, name, fingerprint, layers=blocks, fusion=fusion, mlp_width=options.mlp_width
-        )
-        return found
-
     description = f"Dovetail head of {blocks} blocks ({fusion}) of {target}"
     return HeadTraining(
         target=target,
@@ -38,7 +30,7 @@ def training(options: Config) -> HeadTraining:
         stages=(Stage(own_words=options.share),),
         shape=options.shape,
         steps=options.steps,
-        config=config,
+        config=partial(Dovetail.config_for, layers=blocks, fusion=fusion, mlp_width=options.mlp_width),
         build=partial(untrained, Dovetail),
         num_scored=num_scored(options),
     )

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from foretoken.core.errors import MismatchError
-from foretoken.drafting.feature_heads.block import fields_for
-from foretoken.drafting.feature_heads.draft_ids import spread_ids
-from foretoken.drafting.published.vocabulary_maps import check_tables, maps_of
+from foretoken.drafting.published.vocabulary_maps import check_tables
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, EagleConfig, from_settings, to_settings
 from foretoken.methods.eagle.makers import in_our_form
 from foretoken.methods.eagle.network import EagleNetwork
-from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
 _EAGLE2_NAMES = (("layers.0.", "transformer."), ("fc.", "fusion_fc."))
@@ -34,47 +30,23 @@ class Eagle(EagleNetwork):
     size_names = {"width": "target_hidden_size", "vocabulary": "transformer_layer_config.vocab_size"}  # noqa: RUF012
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all weights, bf16, and the two maps between the vocabularies."""
-        found = {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
-        if self.config.algorithm == EAGLE2:
-            return {_renamed(name, _EAGLE2_NAMES): value for name, value in found.items()}
-        if self.ids_K is not None:
-            found |= maps_of(self.ids_K, self.config.vocab_size)
+        """Return all weights in bfloat16 under the names of their layout, and the maps between the vocabularies."""
+        found, names = super().tensors(), _EAGLE2_NAMES if self.config.algorithm == EAGLE2 else ()
+        return {_renamed(name, names): value for name, value in found.items()}
+
+    @classmethod
+    def shape_for(cls, num_layers: int) -> dict[str, Any]:
+        """Read the target at depths that are (2, L/2, L-3) of 32 layers."""
+        shares = round(num_layers * 2 / 32), num_layers // 2, round(num_layers * 29 / 32)
+        return {"depths": tuple(max(1, depth) for depth in shares)}
+
+    @classmethod
+    def config_for(cls, config: Any, target: str, fingerprint: str, **fields: Any) -> EagleConfig:
+        """See :meth:`foretoken.drafting.feature_heads.state_network.StateNetwork.config_for`."""
+        if fields.get("algorithm") == EAGLE2:  # it reads the last state
+            fields = {"depths": (), **fields}
+        found: EagleConfig = super().config_for(config, target, fingerprint, **fields)
         return found
-
-    @classmethod
-    def random(
-        cls,
-        target: LanguageModel,
-        *,
-        algorithm: str = EAGLE3,
-        draft_vocab_size: int | None = None,
-        seed: int = 0,
-        **fields: Any,
-    ) -> Eagle:
-        """Return an untrained network, which passes its deepest state to the target's own LM head.
-
-        Args:
-            draft_vocab_size: number of scored tokens, evenly spread over the vocabulary; None or too many: all.
-            fields: further fields of the config.
-        """
-        config = config_for(
-            target.config,
-            target.name,
-            fingerprint_of(target.source),
-            algorithm=algorithm,
-            draft_vocab_size=None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size),
-            **fields,
-        )
-        network = cls(config, ids_K=spread_ids(config))
-        network.draw(torch.Generator().manual_seed(seed), spread=0.2)
-        network.begin_near(target.model)
-        return network.eval()
-
-    @classmethod
-    def how(cls, target: str, draft: str, config: EagleConfig | None = None) -> str:
-        """Return the command that trains a network."""
-        return f"foretoken train eagle --target {target} --out DIR"
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target of another width, vocabulary or depth.
@@ -102,35 +74,6 @@ class Eagle(EagleNetwork):
     @classmethod
     def _fields(cls, settings: Any) -> dict[str, Any]:
         return from_settings(settings)
-
-
-def config_for(
-    config: Any,
-    target: str,
-    fingerprint: str,
-    *,
-    algorithm: str = EAGLE3,
-    draft_vocab_size: int | None = None,
-    mlp_width: int | None = None,
-    **fields: Any,
-) -> EagleConfig:
-    """Return the config of a network that fits a model of transformers: sizes as of ``fields_for``, depths as
-    (2, L/2, L-3) of 32 layers.
-
-    Args:
-        config: the target's configuration.
-        draft_vocab_size: None: the whole vocabulary.
-        fields: further fields of :class:`EagleConfig`.
-    Raises:
-        UnsupportedArchitecture: the target's configuration lacks a size.
-    """
-    found = fields_for(
-        config, target, fingerprint, title=Eagle.title, draft_vocab_size=draft_vocab_size, mlp_width=mlp_width
-    )
-    layers = config.get_text_config(decoder=True).num_hidden_layers
-    depths = (max(1, round(layers * 2 / 32)), max(1, layers // 2), max(1, round(layers * 29 / 32)))
-    found |= {"algorithm": algorithm, "depths": depths if algorithm == EAGLE3 else ()}
-    return EagleConfig(**{**found, **fields})
 
 
 def _renamed(name: str, pairs: tuple[tuple[str, str], ...]) -> str:

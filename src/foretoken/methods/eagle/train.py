@@ -13,16 +13,13 @@ negligible until its weights have grown to that size (zoo_v3_epycturin2c_202611/
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-from torch import Tensor
-
-from foretoken.methods.eagle.checkpoint import Eagle, config_for
+from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.command import Config
-from foretoken.methods.eagle.config import EAGLE3, EagleConfig
+from foretoken.methods.eagle.config import EAGLE3
 from foretoken.train.feature_heads.objective import Thinned
 from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scored, recipe_for, untrained
-from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.optimiser import Rates
 
 # Muon learns more from the same tokens than AdamW, in a tenth more time (zoo_v3_epycgenoa2c_202611/eagle.md).
@@ -37,21 +34,12 @@ def training(options: Config) -> HeadTraining:
     """
     eagle3, target = options.algorithm == EAGLE3, options.target
 
-    def config(text: Any, name: str, fingerprint: str) -> EagleConfig:
-        return config_for(
-            text,
-            name,
-            fingerprint,
-            algorithm=options.algorithm,
-            mlp_width=options.mlp_width,
-            norm_before_residual=eagle3 and not options.plain_residual,
-        )
-
-    def build(config: EagleConfig, frozen: FrozenTarget, ids_K: Tensor | None) -> Eagle:
-        network = untrained(Eagle, config, frozen, ids_K, own_head=options.own_head)
-        assert isinstance(network, Eagle)
-        return network
-
+    config = partial(
+        Eagle.config_for,
+        algorithm=options.algorithm,
+        mlp_width=options.mlp_width,
+        norm_before_residual=eagle3 and not options.plain_residual,
+    )
     return HeadTraining(
         target=target,
         part=Eagle,
@@ -60,7 +48,7 @@ def training(options: Config) -> HeadTraining:
         shape=options.shape,
         steps=options.steps,
         config=config,
-        build=build,
+        build=partial(untrained, Eagle, own_head=options.own_head),
         num_scored=num_scored(options) if eagle3 else None,
         own_rows=options.own_head,
         objective=Thinned,

@@ -16,7 +16,6 @@ Letters: T tokens, D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,8 +78,3 @@ class JudgeHead(LogisticHead):
             target_fingerprint=fingerprint_of(target.source),
         )
         return cls(config, Logistic.random(config.width, bias=bias, spread=spread, seed=seed))
-
-    @classmethod
-    def how(cls, target: str, draft: str, config: Any = None) -> str:
-        """Return the command that trains a judge."""
-        return f"foretoken train judge --target {target} --draft-model {draft} --out DIR"

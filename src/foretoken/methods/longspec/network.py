@@ -294,11 +294,6 @@ class LongSpec(LearnedPart, nn.Module):
                 raise MismatchError(f"{name}: its {each} is {theirs}, but that of the head to train is {ours}")
         self.load_state_dict(head.state_dict())
 
-    @classmethod
-    def how(cls, target: str, draft: str, config: LongSpecConfig | None = None) -> str:
-        """Return the command that trains a head."""
-        return f"foretoken train longspec --target {target} --out DIR"
-
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target of another shape, or one without readable keys.
 

@@ -12,10 +12,9 @@ Muon trains the matrices; each stage has a warm-up and a linear decay to zero; r
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from foretoken.methods.scylla.command import Config
-from foretoken.methods.scylla.network import Scylla, ScyllaConfig
+from foretoken.methods.scylla.network import Scylla
 from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scored, recipe_for, untrained
 from foretoken.train.optimiser import Rates
 
@@ -38,11 +37,6 @@ def training(options: Config) -> HeadTraining:
         ConfigError: the share of own words is out of range, or the target has fewer tokens than the draft vocabulary.
     """
     target, layers = options.target, options.layers
-
-    def config(text: Any, name: str, fingerprint: str) -> ScyllaConfig:
-        found: ScyllaConfig = Scylla.config_for(text, name, fingerprint, layers=layers, mlp_width=options.mlp_width)
-        return found
-
     description = f"Scylla head of {layers} layers of {target}"
     return HeadTraining(
         target=target,
@@ -51,7 +45,7 @@ def training(options: Config) -> HeadTraining:
         stages=stages(options),
         shape=options.shape,
         steps=options.steps,
-        config=config,
+        config=partial(Scylla.config_for, layers=layers, mlp_width=options.mlp_width),
         build=partial(untrained, Scylla),
         num_scored=num_scored(options),
     )

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,8 +148,3 @@ class SprinterHead(LogisticHead):
             draft_fingerprint=fingerprint(Path(source_of(draft))),
         )
         return cls(config, Logistic.random(config.num_inputs, bias=bias, spread=spread, seed=seed))
-
-    @classmethod
-    def how(cls, target: str, draft: str, config: Any = None) -> str:
-        """Return the command that trains a head."""
-        return f"foretoken train sprinter --target {target} --draft-model {draft} --out DIR"

@@ -294,7 +294,7 @@ def test_the_loss_is_the_target_s_distribution_at_every_slot_by_hand(tmp_path: P
     sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
     loaded = load_as_is(str(save_model("llama", tmp_path, **sizes)), device="cpu")
     target = FrozenTarget(loaded.model, DEPTHS)
-    config = training.config_for(loaded.model.config, "it", "it", slots=3, depths=DEPTHS, draft_vocab_size=40)
+    config = BlockNetwork.config_for(loaded.model.config, "it", "it", slots=3, depths=DEPTHS, draft_vocab_size=40)
     network = BlockNetwork(config, ids_K=torch.arange(0, 80, 2))
     network.draw(torch.Generator().manual_seed(1))
     tokens_BT = torch.tensor([tokens_of(seed, 7, VOCAB_SIZE) for seed in range(2)])
