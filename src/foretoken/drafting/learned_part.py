@@ -17,8 +17,9 @@ Differs from the speculators format: a fingerprint (models/fingerprint.py) says 
 from __future__ import annotations
 
 import json
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -53,14 +54,22 @@ class LearnedConfig:
     draft: str | None = None
     draft_fingerprint: str | None = None
 
+    from_zero: ClassVar[tuple[str, ...]] = ()  # numbers that may be 0; all others are above it
+
     def __post_init__(self) -> None:
-        """Raise ValueError for a description that no part can have."""
-        for name in ("target", "target_fingerprint"):
-            if not isinstance(getattr(self, name), str):
-                raise ValueError(f"{name}={getattr(self, name)!r}")
-        for name in ("draft", "draft_fingerprint"):
-            if not isinstance(getattr(self, name), str | None):
-                raise ValueError(f"{name}={getattr(self, name)!r}")
+        for each in fields(self):
+            fits, value = _FITS.get(str(each.type)), getattr(self, each.name)
+            if fits is not None and not fits(value, 0 if each.name in self.from_zero else sys.float_info.min):
+                raise ValueError(f"{each.name}={value!r}")
+
+
+_FITS: Mapping[str, Callable[[Any, float], bool]] = {  # by annotation: a value, and the least number
+    "str": lambda value, least: isinstance(value, str),
+    "str | None": lambda value, least: isinstance(value, str | None),
+    "bool": lambda value, least: type(value) is bool,
+    "int": lambda value, least: type(value) is int and value >= least,
+    "float": lambda value, least: type(value) in (int, float) and least <= value <= sys.float_info.max,
+}
 
 
 FOLDER = Option("A folder of `foretoken train`; None: the one next to the target's weights.")
@@ -79,7 +88,6 @@ class LearnedPart(ABC):
         option: the option of its method that names its folder.
         Config: a frozen dataclass of the fields of its ``config.json``.
         shelf: a pattern of folder names, where a folder may hold several parts in folders of their own.
-        old_files: config and weights in the layout before the speculators one, which held the config's fields flat.
         config: of this part.
     """
 
@@ -89,7 +97,6 @@ class LearnedPart(ABC):
     option: ClassVar[str] = "head"
     Config: ClassVar[type[LearnedConfig]]
     shelf: ClassVar[str | None] = None
-    old_files: ClassVar[tuple[str, str] | None] = None
     config: Any
 
     @abstractmethod
@@ -159,7 +166,7 @@ class LearnedPart(ABC):
 
     @classmethod
     def load(cls: type[Part], folder: Path) -> Part:
-        """Read a saved part, in the present layout or in the one before it.
+        """Read a saved part.
 
         Raises:
             ModelError: there is none, it is of another kind, or it is damaged.
@@ -168,24 +175,20 @@ class LearnedPart(ABC):
 
         if folder.is_file():
             raise ModelError(f"{folder}: this is a file, not the folder of a trained part ({cls.title})")
-        config_file, weights_file = cls._files(folder)
         try:
-            settings = json.loads((folder / config_file).read_text(encoding="utf-8"))
-            tensors = tensors_of(folder, weights_file)
-            if config_file == CONFIG:
-                try:
-                    settings, tensors = cls._own_layout(settings, tensors)
-                except ModelError as error:
-                    raise ModelError(f"{folder}: {error}") from None
-                config = cls.Config(**cls._fields(settings))
-            else:
-                config = cls.Config(**cls._old_fields(settings))
+            settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            tensors = tensors_of(folder, WEIGHTS)
+            try:
+                settings, tensors = cls._own_layout(settings, tensors)
+            except ModelError as error:
+                raise ModelError(f"{folder}: {error}") from None
+            config = cls.Config(**cls._fields(settings))
             for name, values in tensors.items():
                 if values.is_floating_point() and not bool(values.isfinite().all()):
                     raise ValueError(f"'{name}' holds NaN or infinite values")
             return cls.of(config, tensors)
         except FileNotFoundError:
-            raise ModelError(f"{folder}: has no {cls.title} ({config_file} and {weights_file})") from None
+            raise ModelError(f"{folder}: has no {cls.title} ({CONFIG} and {WEIGHTS})") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
             raise ModelError(
@@ -205,7 +208,7 @@ class LearnedPart(ABC):
     @classmethod
     def lies_in(cls, folder: Path) -> bool:
         """Whether there is such a part, whole or damaged, or something in its place."""
-        return (folder / cls._files(folder)[0]).is_file()
+        return (folder / CONFIG).is_file()
 
     @classmethod
     def check_place(cls, folder: Path) -> None:
@@ -261,18 +264,6 @@ class LearnedPart(ABC):
             ValueError, ModelError: the layout is unknown, or config and tensors contradict each other.
         """
         return settings, tensors
-
-    @classmethod
-    def _old_fields(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """The config's fields from a file of the layout before: they lie flat in it."""
-        return {each.name: settings[each.name] for each in fields(cls.Config) if each.name in settings}
-
-    @classmethod
-    def _files(cls, folder: Path) -> tuple[str, str]:
-        """Names of config and weights: those of the old layout where only that is there."""
-        if cls.old_files and (folder / cls.old_files[0]).is_file() and not cls._is_ours(folder / CONFIG):
-            return cls.old_files
-        return CONFIG, WEIGHTS
 
     @classmethod
     def _is_ours(cls, path: Path) -> bool:

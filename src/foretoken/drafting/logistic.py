@@ -53,11 +53,6 @@ class LogisticConfig(LearnedConfig):
 
     width: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.width) is not int or self.width < 1:
-            raise ValueError(f"width={self.width!r}")
-
     @property
     def num_inputs(self) -> int:
         """Inputs of the unit: the elements of a state, and those that a subclass adds."""

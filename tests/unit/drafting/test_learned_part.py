@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,6 @@ from helpers.zoo_llms import target
 
 PARTS: list[type[LearnedPart]] = [Adapter, SprinterHead, JudgeHead]
 EVERY = sorted({entry.load().declared.learned_part for entry in catalog.entries()} - {None})
-FLAT = {  # fields of a config in the layout before the speculators one
-    Adapter: (
-        *("exit_layer", "width", "heads", "kv_heads", "head_dim", "rope_theta", "norm_eps"),
-        *("target", "target_fingerprint"),
-    ),
-    SprinterHead: ("feature", "width", "target", "target_fingerprint", "draft", "draft_fingerprint"),
-}
-
-
-def save_as_before(part: LearnedPart, folder: Path) -> None:
-    """The layout before the speculators one: the config's fields flat in a file of the method's own name."""
-    assert part.old_files is not None
-    folder.mkdir(parents=True, exist_ok=True)
-    flat = {name: value for name, value in asdict(part.config).items() if name in FLAT[type(part)]}  # type: ignore[index]
-    (folder / part.old_files[0]).write_text(json.dumps(flat, indent=1) + "\n")
-    save_file(part.tensors(), folder / part.old_files[1])
 
 
 def assert_same(one: LearnedPart, other: LearnedPart) -> None:
@@ -99,29 +82,6 @@ def test_several_files_of_which_one_is_missing_or_lies_elsewhere(tmp_path: Path)
         (tmp_path / INDEX).write_text(json.dumps({**index, "weight_map": placed}))
         with pytest.raises(ModelError, match=r"weight_map names something else than files next to it"):
             Adapter.load(tmp_path)
-
-
-@pytest.mark.parametrize("kind", [Adapter, SprinterHead])
-def test_a_folder_of_the_layout_before_is_loaded(kind: type[LearnedPart], tmp_path: Path) -> None:
-    part = kind.random(target())
-    save_as_before(part, tmp_path)
-    assert_same(kind.load(tmp_path), part)
-    draft = load("zoo:draft", device="cpu") if kind is SprinterHead else None
-    assert_same(find(kind, tmp_path, target(), draft), part)
-
-
-def test_an_old_adapter_in_the_folder_of_a_model_is_found_all_the_same(tmp_path: Path) -> None:
-    part = Adapter.random(target())
-    save_as_before(part, tmp_path)
-    (tmp_path / CONFIG).write_text('{"model_type": "llama"}')
-    assert_same(Adapter.load(tmp_path), part)
-
-
-def test_a_retrained_part_wins_over_an_old_one(tmp_path: Path) -> None:
-    save_as_before(Adapter.random(target(), seed=1), tmp_path)
-    again = Adapter.random(target(), seed=2)
-    again.save(tmp_path)
-    assert_same(Adapter.load(tmp_path), again)
 
 
 @pytest.mark.parametrize("kind", PARTS)
@@ -218,5 +178,3 @@ def test_bundled_parts_have_the_present_layout() -> None:
         for config in sorted(zoo.path(name).glob("**/config.json")):
             if config.parent != zoo.path(name):
                 assert json.loads(config.read_text())["speculators_config"]["verifier"]["fingerprint"]
-    assert not list(Path(str(zoo.__file__)).parent.glob("**/adapter.*"))
-    assert not list(Path(str(zoo.__file__)).parent.glob("**/sprinter.*"))

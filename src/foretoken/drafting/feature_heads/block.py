@@ -7,10 +7,9 @@ Letters: T rows, W width, H query heads, G key/value heads, d head width.
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,19 +34,6 @@ class BlockConfig(LearnedConfig):
         max_length: positions that it was trained for.
     """
 
-    flags: ClassVar[tuple[str, ...]] = ("norm_heads", "attention_bias", "norm_output")
-    sizes: ClassVar[tuple[str, ...]] = (
-        "width",
-        "target_width",
-        "heads",
-        "kv_heads",
-        "head_dim",
-        "mlp_width",
-        "vocab_size",
-        "draft_vocab_size",
-        "max_length",
-    )
-
     width: int
     target_width: int
     heads: int
@@ -65,17 +51,6 @@ class BlockConfig(LearnedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.sizes:
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r}")
-        for name in ("rope_theta", "norm_eps"):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-                raise ValueError(f"{name}={value!r}")
-        for name in self.flags:
-            if type(getattr(self, name)) is not bool:
-                raise ValueError(f"{name}={getattr(self, name)!r}")
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ValueError(f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}")
         if self.draft_vocab_size > self.vocab_size:

@@ -27,8 +27,6 @@ class StackConfig(BlockConfig):
         layers: D.
     """
 
-    sizes = (*BlockConfig.sizes, "layers")
-
     layers: int = LAYERS
 
     def __post_init__(self) -> None:

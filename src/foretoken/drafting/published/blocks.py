@@ -85,9 +85,6 @@ class LayersConfig(BlockConfig):
         silent: fields without a value in the maker's config, which probe.py may settle.
     """
 
-    flags = (*BlockConfig.flags, "final_norm")
-    sizes = (*BlockConfig.sizes, "layers")
-
     rope_scaling: RopeScaling | None = None
     layers: int = 1
     windows: tuple[int, ...] = ()

@@ -51,8 +51,7 @@ class DFlashConfig(LayersConfig):
         target_layers: layers of the target; 0: not known.
     """
 
-    flags = (*LayersConfig.flags, "anchor_predicts", "confidence")
-    sizes = (*LayersConfig.sizes, "rows")
+    from_zero = ("mask_token", "markov_rank", "logit_cap", "target_layers")
 
     depths: tuple[int, ...] = ()
     rows: int = 16

@@ -49,8 +49,6 @@ class BlockNetworkConfig(BlockConfig):
         depths: depths of the target's residual stream that are read, increasing.
     """
 
-    sizes = (*BlockConfig.sizes, "layers", "slots")
-
     layers: int = LAYERS
     slots: int = SLOTS
     depths: tuple[int, ...] = ()

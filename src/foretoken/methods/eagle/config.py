@@ -43,8 +43,6 @@ class EagleConfig(LayersConfig):
         mask_token: of P-EAGLE's further rows, which read ``mask_hidden`` in place of the target's states; None: EAGLE.
     """
 
-    flags = (*LayersConfig.flags, "fusion_bias", "norm_before_residual", "norm_before_fc", "fc_norm", "fused")
-
     algorithm: str = EAGLE3
     depths: tuple[int, ...] = ()
     fusion_bias: bool = False

@@ -35,15 +35,15 @@ class JudgeConfig(LogisticConfig):
         normed: the input is the state after the final norm, as for the LM head; False: before the norm.
     """
 
+    from_zero = ("threshold",)
+
     threshold: float
     normed: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.threshold) not in (int, float) or not 0 <= self.threshold <= 1:
+        if self.threshold > 1:
             raise ValueError(f"threshold={self.threshold!r} is no probability")
-        if type(self.normed) is not bool:
-            raise ValueError(f"normed={self.normed!r}")
 
 
 class JudgeHead(LogisticHead):

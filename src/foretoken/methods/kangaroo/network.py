@@ -14,7 +14,6 @@ Letters: B sequences, T rows, D width, H query heads, G key/value heads, d head 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +40,8 @@ class AdapterConfig(LearnedConfig):
         rope_theta, norm_eps: as in the target.
     """
 
+    from_zero = ("exit_layer",)
+
     exit_layer: int
     width: int
     heads: int
@@ -48,17 +49,6 @@ class AdapterConfig(LearnedConfig):
     head_dim: int
     rope_theta: float
     norm_eps: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("exit_layer", "width", "heads", "kv_heads", "head_dim"):
-            value = getattr(self, name)
-            if type(value) is not int or value < (name != "exit_layer"):
-                raise ValueError(f"{name}={value!r}")
-        for name in ("rope_theta", "norm_eps"):
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 < value < math.inf:
-                raise ValueError(f"{name}={value!r}")
 
     @classmethod
     def for_target(cls, config: Any, exit_layer: int, target: str, fingerprint: str) -> AdapterConfig:
@@ -108,7 +98,6 @@ class Adapter(LearnedPart, nn.Module):
     option = "adapter"
     Config = AdapterConfig
     shelf = "exit-*"  # one folder for each depth
-    old_files = ("adapter.json", "adapter.safetensors")
 
     def __init__(self, config: AdapterConfig) -> None:
         super().__init__()

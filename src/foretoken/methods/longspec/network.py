@@ -75,6 +75,8 @@ class LongSpecConfig(LearnedConfig):
         max_length: positions in training.
     """
 
+    from_zero = ("layer",)
+
     layer: int
     width: int
     vocab_size: int
@@ -94,13 +96,6 @@ class LongSpecConfig(LearnedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = ("width", "vocab_size", "heads", "kv_heads", "head_dim", "mlp_width", "window", "levels", "max_length")
-        for name in ("layer", *sizes):
-            value = getattr(self, name)
-            if type(value) is not int or value < (name != "layer"):
-                raise ValueError(f"{name}={value!r}")
-        if type(self.norm_eps) not in (int, float) or not 0 < self.norm_eps < math.inf:
-            raise ValueError(f"norm_eps={self.norm_eps!r}")
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ValueError(f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}")
 

@@ -84,7 +84,6 @@ class SprinterHead(LogisticHead):
     algorithm = "sprinter"
     title = "SPRINTER head"
     Config = HeadConfig
-    old_files = ("sprinter.json", "sprinter.safetensors")
 
     def forward(self, h_TD: Tensor, q_TV: Tensor, tokens_T: Tensor) -> Tensor:
         """Return v = sigmoid(w.x + b) of the tokens y = x_1 .. x_{T-1} of one text, float32 [T - 1].
