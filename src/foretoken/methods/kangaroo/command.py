@@ -7,24 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from foretoken.core.errors import ConfigError
 from foretoken.options.option import Option
 from foretoken.train.command import Command, Continued, Session
-from foretoken.train.drafting_part import PartOptions, summary, train_and_draft
+from foretoken.train.drafting_part import FeatureOptions, summary, train_and_draft
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(PartOptions, Continued):
+class Config(FeatureOptions, Continued):
     """Options of ``foretoken train kangaroo``."""
 
     exit_layer: Annotated[int, Option("Layers of the target below the adapter, 1 to L - 1.", metavar="E")]
-    features: Annotated[
-        Path | None, Option("Train from a store of foretoken train features instead.", metavar="DIR")
-    ] = None
-
-    def check_together(self) -> None:
-        if self.features is not None and (self.data is not None or self.corpus or self.own_words is not None):
-            raise ConfigError("--features holds its text already: leave out --data, --corpus and --own-words")
 
 
 def run(config: Config, session: Session) -> dict[str, Any]:

@@ -12,39 +12,19 @@ from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError
 from foretoken.options.option import Option
-from foretoken.train.command import WIDEST, Command, Continued, Judged, Loop, Session
-from foretoken.train.feature_heads.summary import summary
-
-TARGET = Option("The model to draft for: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")
+from foretoken.train.command import WIDEST, Command, Continued, Session
+from foretoken.train.drafting_part import FeatureOptions, summary
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadOptions(Loop, Judged):
-    """Options of every such command; a subclass adds the network's shape, and may change ``own_words``."""
-
-    target: Annotated[str, TARGET]
-    features: Annotated[
-        Path | None, Option("Train from what foretoken train features stored instead.", metavar="DIR")
-    ] = None
-    own_words: Annotated[float | None, Option("Share of the text that the target writes itself; default: 0.5.")] = None
-    own_words_else = 0.5
-
-    @property
-    def share(self) -> float:
-        """Of the text, or of its last stage, the part that the target writes; stored features are of given text."""
-        if self.features is not None:
-            return 0.0
-        return self.own_words_else if self.own_words is None else self.own_words
+class HeadOptions(FeatureOptions):
+    """Options of every such command; a subclass adds the network's shape."""
 
     @property
     def shape(self) -> dict[str, Any]:
         """The options that make it another network."""
         shared = {each.name for kind in (HeadOptions, Continued) for each in fields(kind)}
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in shared}
-
-    def check_together(self) -> None:
-        if self.features is not None and (self.data is not None or self.corpus or self.own_words is not None):
-            raise ConfigError("--features holds its text already: leave out --data, --corpus and --own-words")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +97,10 @@ def network_command(
         return add_to_record(options.out, {"acceptance": acceptance.measure(drafting, chain(options), prompts)})
 
     def say(record: dict[str, Any], out: Path) -> list[str]:
-        return [*summary(record, out, called(record)), *hint.format(target=record["target"], out=out).splitlines()]
+        first = (
+            f"{out}: {called(record)} of {record['parameters'] / 1e6:.2f} M parameters for {record['target']}, "
+            f"{record['draft_vocab_size']} tokens scored"
+        )
+        return [*summary(record, first), *hint.format(target=record["target"], out=out).splitlines()]
 
     return Command(name=name, help=help, example=example, config=config, run=run, say=say)
