@@ -258,6 +258,7 @@ class FeatureDrafter(Drafter):
         if found is None:
             return None
         made, rows = found
+        assert made.following_MW is not None
         for draft, row in zip(active, rows, strict=True):
             draft.following_MW = made.following_MW[row : row + 1]
             draft.rows[draft.frontier[0]] = len(draft.rows)
@@ -335,6 +336,7 @@ class FeatureDrafter(Drafter):
             return self._runner.forward(batch, self._cache, g_TW, top=self._top, rows=rows)
         first, *others = runner.passes(batch, self._cache, g_TW, top=self._top, rows=rows, prefetch=prefetch)
         self._prefetched.keep(others, active)
+        assert first.following_MW is not None
         return first.output, first.following_MW
 
     def _catch_up(self, longer: Sequence[tuple[Pending, Context]]) -> None:

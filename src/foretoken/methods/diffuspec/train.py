@@ -88,8 +88,6 @@ def training(options: Config) -> HeadTraining:
     """
     target = options.target
 
-    sizes = {"mlp_width": options.mlp_width, "layers": options.layers, "slots": options.slots}
-
     def build(config: BlockNetworkConfig, target: FrozenTarget, ids_K: Tensor | None) -> BlockNetwork:
         network = BlockNetwork(config, ids_K=ids_K)
         network.draw()
@@ -107,7 +105,13 @@ def training(options: Config) -> HeadTraining:
         stages=(Stage(own_words=options.share),),
         shape=options.shape,
         steps=options.slots,
-        config=partial(BlockNetwork.config_for, norm_heads=True, **sizes),
+        config=partial(
+            BlockNetwork.config_for,
+            norm_heads=True,
+            mlp_width=options.mlp_width,
+            layers=options.layers,
+            slots=options.slots,
+        ),
         build=build,
         num_scored=num_scored(options),
         objective=BlockLoss,
