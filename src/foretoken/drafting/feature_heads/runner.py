@@ -61,7 +61,7 @@ class Runner:
     """
 
     def __init__(self, target: LanguageModel, network: PairNetwork, rounding: str | None = None) -> None:
-        self._target, self._native = target, None  # type: LanguageModel, _NativeNetwork | None
+        self._target, self._native = target, None  # type: LanguageModel, NativeNetwork | None
         if all(each.dtype == target.dtype and each.device == target.device for each in network.parameters()):
             self._net = network
         else:
@@ -75,7 +75,7 @@ class Runner:
                 scores = (
                     target.native_decoder.head if self.own_rows is None else rounded(Projection(weight_KW), rounding)
                 )
-                self._native = _NativeNetwork(
+                self._native = NativeNetwork(
                     network, self._embedding_VW, scores, self.lm_head.columns, target, rounding
                 )
             elif rounding is not None:
@@ -107,7 +107,7 @@ class Runner:
         return self._native is not None
 
     @property
-    def several(self) -> _NativeNetwork | None:
+    def several(self) -> NativeNetwork | None:
         """Makes several passes of a chain, or all levels of a tree, in one call; None: this network cannot."""
         return self._native if self._native is not None and self._native.pairs is not None else None
 
@@ -149,7 +149,7 @@ class Runner:
         return Output.of(self.lm_head.score(scored_MW), top=top, columns=self.lm_head.columns), following_MW
 
 
-class _NativeNetwork:
+class NativeNetwork:
     """The network as native products: a row's bits depend on the rows before it only.
 
     Attributes:

@@ -17,7 +17,7 @@ from foretoken.core.errors import InputError
 from foretoken.core.protocols import Budget
 from foretoken.core.tree import ROOT
 from foretoken.drafting.feature_heads.native.pairs import Extent
-from foretoken.drafting.feature_heads.runner import Runner
+from foretoken.drafting.feature_heads.runner import NativeNetwork, Runner
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
 from foretoken.methods.eagle.checkpoint import Eagle
@@ -138,13 +138,13 @@ def test_drafts_are_those_of_one_level_after_the_other(
     model = models["bfloat16"]
     place = Eagle.untrained(model, tmp_path / "head", **({"draft_vocab_size": 60} if case == "few tokens" else {}))
     found: list[Any] = []
-    at_once, grow = list[int](), Runner.trees
+    at_once, grow = list[int](), NativeNetwork.trees
 
-    def counted(self: Runner, batch: PackedBatch, *arguments: Any, **named: Any) -> Any:
+    def counted(self: NativeNetwork, batch: PackedBatch, *arguments: Any, **named: Any) -> Any:
         at_once.append(len(batch.segments))
         return grow(self, batch, *arguments, **named)
 
-    monkeypatch.setattr(Runner, "trees", counted)
+    monkeypatch.setattr(NativeNetwork, "trees", counted)
     for prefetch in (True, False):
         if not prefetch:
             monkeypatch.setattr(Runner, "several", None)
