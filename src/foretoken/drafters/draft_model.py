@@ -35,7 +35,8 @@ from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
 from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DRAFT_DTYPE, DraftRunner, Rows, RunnerBuilder
-from foretoken.models.language_model import LanguageModel, Output
+from foretoken.drafting.level_tree import extend_chain
+from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Checked, Option
 
 _LAW_OF: dict[str, type[Law]] = {
@@ -194,7 +195,7 @@ class ModelDrafter(DraftRunner):
             elif draft.spells:
                 self._expand_spelled(draft, its)
             elif draft.context.params.greedy:
-                self._expand_greedy(draft, its)
+                extend_chain(draft, its.output, its.start, self.config.model)
             elif self._tree == "coupled":
                 self._expand_coupled(draft, its)
             else:
@@ -210,37 +211,21 @@ class ModelDrafter(DraftRunner):
 
     def _expand_spelled(self, draft: RunnerBuilder, rows: Rows) -> None:
         """One child, the draft's own best token, whatever the request allows the target to emit."""
-        output, row, parent = rows.output, rows.start, draft.frontier[0]
-        token, confidence = output.best[row], output.top_shares[row]
+        output, row = rows.output, rows.start
+        self._go_on(draft, rows, output.best[row], output.top_shares[row])
+
+    def _go_on(self, draft: RunnerBuilder, rows: Rows, token: int, confidence: float) -> None:
+        """Give the last node of a chain this child, if it is possible and pays."""
         if confidence != confidence:
             check_numbers(rows.logits_MV, self.config.model)
-        if not self._pays(draft, draft.reach_of(parent), confidence):
-            draft.frontier = []
-            return
-        node = draft.add(token, parent, confidence, 0)
-        draft.frontier = [node] if draft.has_room(node) else []
+        parent, draft.frontier = draft.frontier[0], []
+        if confidence == confidence and draft.pays(draft.reach_of(parent), confidence):
+            node = draft.add(token, parent, confidence, 0)
+            draft.frontier = [node] if draft.has_room(node) else []
 
     def _law(self, draft: RunnerBuilder, rows: Rows) -> Tensor:
         """Processed logits of the frontier."""
         return draft.process(rows.logits_MV, rows.output.columns)
-
-    def _expand_greedy(self, draft: RunnerBuilder, rows: Rows) -> None:
-        """One child: the argmax. Its probability under the draft says how sure the draft is."""
-        output, row = rows.output, rows.start
-        if not draft.context.laws.trivial:
-            output, row = Output.of(self._law(draft, rows), top=1, columns=output.columns), 0
-        confidence = output.top_shares[row]
-        possible = confidence == confidence
-        if not possible:
-            check_numbers(rows.logits_MV, self.config.model)
-        parent = draft.frontier[0]
-        reach = draft.reach_of(parent)
-        if not possible or not self._pays(draft, reach, confidence):
-            draft.frontier = []
-            return
-        draft.keep_greedy_law(output, row)
-        node = draft.add(output.best[row], parent, confidence, 0)
-        draft.frontier = [node] if draft.has_room(node) else []
 
     def _expand_coupled(self, draft: RunnerBuilder, rows: Rows) -> None:
         """One child, drawn by the noise of its position. `match` does not mind which tokens are proposed."""
@@ -252,15 +237,7 @@ class ModelDrafter(DraftRunner):
         noise_V = gumbel(context.streams.seed, (position,), self.vocab_size, logits_V.device, ids)[0]
         column = int((noise_V + logits_V).argmax())
         confidence = float(torch.softmax(logits_V, dim=-1)[column])
-        possible = confidence == confidence
-        if not possible:
-            check_numbers(rows.logits_MV, self.config.model)
-        reach = draft.reach_of(parent)
-        if not possible or not self._pays(draft, reach, confidence):
-            draft.frontier = []
-            return
-        node = draft.add(column if ids is None else int(ids[column]), parent, confidence, 0)
-        draft.frontier = [node] if draft.has_room(node) else []
+        self._go_on(draft, rows, column if ids is None else int(ids[column]), confidence)
 
     def _expand_sampled(self, draft: RunnerBuilder, rows: Rows) -> None:
         """Drawn children. Whether to draw them is decided from q alone, before the draw; then all of them stay."""
@@ -278,7 +255,7 @@ class ModelDrafter(DraftRunner):
             # sqrt: a drawn token stands with probability sum min(p, q), which is far above sum q^2 when p is near q
             confidence = agreement[row] ** 0.5
             possible = confidence == confidence  # else no token of this row may be emitted
-            if room <= 0 or not possible or not self._pays(draft, reach, confidence):
+            if room <= 0 or not possible or not draft.pays(reach, confidence):
                 continue
             q_V = q_MV[row]
             tokens = draw_siblings(kind, q_V, min(self._count, room), streams, rows.output.columns)
@@ -291,11 +268,7 @@ class ModelDrafter(DraftRunner):
 
     def _expand_topk(self, draft: RunnerBuilder, rows: Rows) -> None:
         """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
-
-        def pays(reach: float, q: float) -> bool:
-            return self._pays(draft, reach, q)
-
-        draft.extend_tree(rows.output, rows.start, width=self._count, name=self.config.model, pays=pays)
+        draft.extend_tree(rows.output, rows.start, width=self._count, name=self.config.model, pays=draft.pays)
 
     def _expand_reranked(self, draft: RunnerBuilder, rows: Rows) -> None:
         """Record a level; read its nodes that can have descendants among the best, while the cache has free rows."""
@@ -304,13 +277,9 @@ class ModelDrafter(DraftRunner):
         if len(context.tokens) + read > self.model.max_length:
             draft.frontier = []
 
-    def _pays(self, draft: RunnerBuilder, reach: float, confidence: float) -> bool:
-        stop_rule = draft.budget.stop_rule
-        return stop_rule is None or stop_rule.worthwhile(reach, confidence, len(draft.tokens))
-
     def _finish(self, draft: RunnerBuilder) -> Draft:
         if self._tree == "reranked":
-            draft.rerank_what_pays()
+            draft.rerank()
         if draft.spells:
             return self._spelled(draft).finish(PointMass)
         return draft.finish(_LAW_OF[self._tree])

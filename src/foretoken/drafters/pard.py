@@ -90,7 +90,7 @@ class PardDrafter(DraftRunner):
         """Draw the whole chain; nothing goes on."""
         for draft, its in zip(drafts, rows, strict=True):
             for row in range(its.start, its.stop):
-                node = draft.draw_if_it_pays(its.output, row, self.config.model)
+                node = draft.draw(its.output, row, self.config.model, if_it_pays=True)
                 if node is None or not draft.has_room(node):
                     break
                 draft.frontier = [node]

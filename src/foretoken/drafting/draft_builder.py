@@ -89,38 +89,6 @@ class DraftBuilder:
             return logits_MV
         return maker.process(logits_MV, TokenTree(self.tokens, self.parents), self.frontier, columns)
 
-    def draw(self, output: Output, row: int, name: str) -> int | None:
-        """Give the last node of a chain its child: the argmax at temperature 0, else drawn from q.
-
-        Args:
-            output: of a forward with ``top`` at least 1.
-            row: of the chain's last node in it.
-            name: of the drafting model, for messages.
-        Returns:
-            the child; None where none of the tokens that are scored may be emitted.
-        Raises:
-            RequestError: the logits are NaN.
-        """
-        parent = self.frontier[0]
-        raw_1V, columns = output.logits_MV[row : row + 1], output.columns
-        if self.context.params.greedy:
-            if not self.context.laws.trivial:
-                output, row = Output.of(self.process(raw_1V, columns), top=1, columns=columns), 0
-            share = output.top_shares[row * (len(output.top_shares) // len(output.best))]
-            if share != share:
-                check_numbers(raw_1V, name)
-                return None
-            self.keep_greedy_law(output, row)
-            return self.add(output.best[row], parent, share, 0)
-        q_V = torch.softmax(self.process(raw_1V, columns)[0].float(), dim=-1)
-        if bool(q_V[0].isnan()):
-            check_numbers(raw_1V, name)
-            return None
-        (token,) = draw_siblings(Sampled, q_V, 1, self.context.streams, columns)
-        return self.add(
-            token, parent, float(q_V[token if columns is None else columns.of(token)]), self.keep(q_V, columns)
-        )
-
     def pays(self, reach: float, confidence: float, count: int | None = None) -> bool:
         """Whether one more node is worth its time, as far as the controller has a say.
 
@@ -132,11 +100,18 @@ class DraftBuilder:
         stop_rule, num_nodes = self.budget.stop_rule, len(self.tokens) if count is None else count
         return stop_rule is None or stop_rule.worthwhile(reach, confidence, num_nodes)
 
-    def draw_if_it_pays(self, output: Output, row: int, name: str) -> int | None:
-        """:meth:`draw`, unless the controller ends the chain; that is decided from q alone, before the draw.
+    def draw(self, output: Output, row: int, name: str, *, if_it_pays: bool = False) -> int | None:
+        """Give the last node of a chain its child: the argmax at temperature 0, else drawn from q.
 
+        Args:
+            output: of a forward with ``top`` at least 1.
+            row: of the chain's last node in it.
+            name: of the drafting model, for messages.
+            if_it_pays: let the controller end the chain instead; it decides from q alone, before the draw.
         Returns:
-            the child; None where there is none.
+            the child; None where none of the tokens that are scored may be emitted, or where it does not pay.
+        Raises:
+            RequestError: the logits are NaN.
         """
         context, parent = self.context, self.frontier[0]
         raw_1V, columns, q_V = output.logits_MV[row : row + 1], output.columns, None
@@ -148,15 +123,17 @@ class DraftBuilder:
             if not context.laws.trivial:
                 output, row = Output.of(self.process(raw_1V, columns), top=1, columns=columns), 0
             confidence = output.top_shares[row * (len(output.top_shares) // len(output.best))]
-        if confidence != confidence:  # none of the tokens that are scored may be emitted
+        if confidence != confidence:
             check_numbers(raw_1V, name)
             return None
-        if not self.pays(self.reach_of(parent), confidence):
+        if if_it_pays and not self.pays(self.reach_of(parent), confidence):
             return None
         if q_V is None:
             self.keep_greedy_law(output, row)
             return self.add(output.best[row], parent, confidence, 0)
         (token,) = draw_siblings(Sampled, q_V, 1, context.streams, columns)
+        if not if_it_pays:
+            confidence = float(q_V[token if columns is None else columns.of(token)])
         return self.add(token, parent, confidence, self.keep(q_V, columns))
 
     def keep(self, q_V: Tensor, columns: Columns | None) -> int:

@@ -425,9 +425,8 @@ class DraftRunner(Drafter, ABC):
     # ------------------------------------------------------------------ growing
 
     def _wants_first(self, draft: RunnerBuilder) -> bool:
-        """Whether drafting pays at all, before anything is spent; the draft's confidence is not known yet."""
-        stop_rule = draft.budget.stop_rule
-        return stop_rule is None or stop_rule.worthwhile(1.0, 1.0, 0)
+        """Whether to draft at all. The stop rule refuses where even a certain token would not pay."""
+        return draft.pays(1.0, 1.0)
 
     @abstractmethod
     def _expand(self, drafts: Sequence[RunnerBuilder], rows: Sequence[Rows]) -> list[RunnerBuilder]:

@@ -52,5 +52,5 @@ def extend_chain(draft: DraftBuilder, output: Output, row: int, name: str) -> No
         output, row: the scores of the last node.
         name: of the drafting model, for messages.
     """
-    node = draft.draw_if_it_pays(output, row, name)
+    node = draft.draw(output, row, name, if_it_pays=True)
     draft.frontier = [node] if node is not None and draft.has_room(node) else []

@@ -11,7 +11,6 @@ node that can have no descendant among the best is not expanded, which does not 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import nlargest
 
@@ -71,17 +70,12 @@ class RerankedBuilder(DraftBuilder):
             node for node in fresh if self.depths[node] < self.budget.max_depth and self.reach[node] > least
         ]
 
-    def rerank(self, pays: Callable[[float, float], bool] = lambda reach, q: True) -> None:
-        """Keep the best nodes, at most as many as the budget allows.
-
-        Args:
-            pays: whether a node is worth its verification, given its parent's reach and its own probability; the first
-                one that is not ends the tree.
-        """
+    def rerank(self) -> None:
+        """Keep the best nodes, at most as many as the budget allows; the first one that does not pay ends the tree."""
         order = sorted(range(len(self.tokens)), key=lambda node: (-self.reach[node], node))
         kept: list[int] = []
         for node in order[: self.budget.max_nodes]:
-            if not pays(self.reach_of(self.parents[node]), self.confidence[node]):
+            if not self.pays(self.reach_of(self.parents[node]), self.confidence[node], len(kept)):
                 break
             kept.append(node)
         kept.sort()
@@ -91,17 +85,6 @@ class RerankedBuilder(DraftBuilder):
             values = getattr(self, name)
             setattr(self, name, [values[node] for node in kept])
         self.chain = all(parent == node - 1 for node, parent in enumerate(self.parents))
-
-    def rerank_what_pays(self) -> None:
-        """:meth:`rerank` as the controller says."""
-        count = 0
-
-        def pays(reach: float, q: float) -> bool:
-            nonlocal count
-            count += 1
-            return self.pays(reach, q, count - 1)
-
-        self.rerank(pays)
 
     def _least(self) -> float:
         """The probability that a path must exceed in order to be proposed."""

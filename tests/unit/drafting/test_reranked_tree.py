@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 from foretoken.core.protocols import Budget
+from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import ROOT
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.models.language_model import Output
@@ -18,6 +20,14 @@ VOCABULARY, WIDTH = 12, 3
 
 class Laws:
     trivial = True
+
+
+@dataclass(frozen=True)
+class AtMost(StopRule):
+    count: int
+
+    def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
+        return num_nodes < self.count
 
 
 class Context:
@@ -89,13 +99,9 @@ def test_smaller_budgets_are_parts_of_larger_ones(flat: bool) -> None:
 
 def test_a_tree_ends_at_the_first_node_that_does_not_pay() -> None:
     for count in (0, 1, 4):
-        draft, left = grown(16, 4, flat=False), [count]
-
-        def pays(reach: float, q: float, left: list[int] = left) -> bool:
-            left[0] -= 1
-            return left[0] >= 0
-
-        draft.rerank(pays)
+        draft = grown(16, 4, flat=False)
+        draft.budget = Budget(16, 4, AtMost(count))
+        draft.rerank()
         assert len(draft.tokens) == count
 
 

@@ -219,7 +219,7 @@ class FeatureDrafter(Drafter):
 
     def _finish(self, draft: _Builder) -> Draft:
         if self.options.tree:
-            draft.rerank_what_pays()
+            draft.rerank()
         return draft.finish(Sampled)
 
     # ------------------------------------------------------------------ the network

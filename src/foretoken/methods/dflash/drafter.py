@@ -179,7 +179,8 @@ class DFlashDrafter(Drafter):
                     return
             if sizes.logit_cap:
                 logits_K = sizes.logit_cap * (logits_K / sizes.logit_cap).tanh()
-            node = draft.draw_if_it_pays(Output.of(logits_K[None], top=1, columns=self._head.columns), 0, self.name)
+            output = Output.of(logits_K[None], top=1, columns=self._head.columns)
+            node = draft.draw(output, 0, self.name, if_it_pays=True)
             if node is None or not draft.has_room(node):
                 return
             draft.frontier, token = [node], draft.tokens[node]

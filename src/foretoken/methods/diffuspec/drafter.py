@@ -234,10 +234,11 @@ class DiffuSpecDrafter(Drafter):
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Run one pass of the network for all requests; then search or sample each draft."""
+        builders = [DraftBuilder(*each) for each in zip(contexts, budgets, strict=True)]
         active = [
             place
-            for place, budget in enumerate(budgets)
-            if budget.max_nodes > 0 and budget.max_depth > 0 and _pays(budget, 1.0, 1.0, 0)
+            for place, (draft, budget) in enumerate(zip(builders, budgets, strict=True))
+            if budget.max_nodes > 0 and budget.max_depth > 0 and draft.pays(1.0, 1.0)
         ]
         drafts = [NO_DRAFT] * len(contexts)
         # adl needs the best tokens of all slots
@@ -245,7 +246,7 @@ class DiffuSpecDrafter(Drafter):
         lattices = self._network.lattices([contexts[place] for place in active], slots)
         for place, lattice in zip(active, lattices, strict=True):
             if lattice is not None:
-                drafts[place] = self._draft(DraftBuilder(contexts[place], budgets[place]), lattice)
+                drafts[place] = self._draft(builders[place], lattice)
         return drafts
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -312,8 +313,8 @@ class DiffuSpecDrafter(Drafter):
         context, budget = draft.context, draft.budget
         found = self._finder.nodes(lattice, slots, _past(context), context.stop_ids, most=budget.max_nodes, tree=tree)
         for node in found:
-            chance, count = math.exp(node.log), len(draft.tokens)
-            if count >= budget.max_nodes or not _pays(budget, draft.reach_of(node.parent), chance, count):
+            chance = math.exp(node.log)
+            if len(draft.tokens) >= budget.max_nodes or not draft.pays(draft.reach_of(node.parent), chance):
                 return
             draft.add(node.token, node.parent, chance, 0)
 
@@ -342,8 +343,7 @@ class DiffuSpecDrafter(Drafter):
             if confidence != confidence:
                 check_numbers(lattice.logits_kC[slot : slot + 1], self._network.name)
                 return
-            count = len(draft.tokens)
-            if count >= draft.budget.max_nodes or not _pays(draft.budget, draft.reach_of(parent), confidence, count):
+            if len(draft.tokens) >= draft.budget.max_nodes or not draft.pays(draft.reach_of(parent), confidence):
                 return
             (token,) = draw_siblings(Sampled, q_C, 1, draft.context.streams, columns)
             parent = draft.add(token, parent, confidence, draft.keep(q_C, columns))
@@ -360,10 +360,6 @@ def _laws_of(draft: DraftBuilder, lattice: Lattice) -> SlotLaws:
         logits_1C = draft.process(lattice.logits_kC[slot : slot + 1].float(), columns)
         rows.append(torch.softmax(logits_1C[0].float(), dim=-1))
     return SlotLaws(Sampled(torch.stack(rows), tuple(range(len(rows))), columns))
-
-
-def _pays(budget: Budget, reach: float, confidence: float, count: int) -> bool:
-    return budget.stop_rule is None or budget.stop_rule.worthwhile(reach, confidence, count)
 
 
 def _past(context: Context) -> tuple[int, int]:

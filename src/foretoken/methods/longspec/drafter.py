@@ -195,7 +195,7 @@ class LongSpecDrafter(Drafter):
 
     def _finish(self, draft: _Builder) -> Draft:
         if self.config.tree:
-            draft.rerank_what_pays()
+            draft.rerank()
         return draft.finish(Sampled)
 
     # ------------------------------------------------------------------ the input of a forward
