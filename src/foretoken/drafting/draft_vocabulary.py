@@ -18,21 +18,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.files import home_expanded, write_whole
+from foretoken.drafting.feature_heads.draft_ids import MAPS, ids_of, maps_of
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Option
 
-if TYPE_CHECKING:
-    pass
-
-CONFIG, MAPS = "config.json", "model.safetensors"
+CONFIG, MAPS_FILE = "config.json", "model.safetensors"
 CONTEXT_ROWS = 256
 _KIND = "draft_vocabulary"
 _MOST_CONTEXT_ROWS = 4096
@@ -86,20 +84,18 @@ class DraftVocabulary:
 
         check_place(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        ids = torch.tensor(list(self.ids), dtype=torch.int64)
-        t2d = torch.zeros(self.vocab_size, dtype=torch.bool)
-        t2d[ids] = True
+        ids_K = torch.tensor(list(self.ids), dtype=torch.int64)
         settings = {
             "architectures": ["DraftVocabulary"],
             "speculators_model_type": _KIND,
             "speculators_config": {"algorithm": "vocabtrim", "verifier": {"name_or_path": self.target}},
             "vocab_size": self.vocab_size,
-            "draft_vocab_size": len(ids),
+            "draft_vocab_size": len(ids_K),
             "tokenizer": self.tokenizer,
             "context_rows": self.context_rows,
             "counted": dict(self.counted),
         }
-        write_whole(folder / MAPS, save({"d2t": ids - torch.arange(len(ids)), "t2d": t2d}))
+        write_whole(folder / MAPS_FILE, save(maps_of(ids_K, self.vocab_size)))
         write_whole(folder / CONFIG, json.dumps(settings, indent=1) + "\n")
 
     @classmethod
@@ -112,7 +108,7 @@ class DraftVocabulary:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        for name in (CONFIG, MAPS):
+        for name in (CONFIG, MAPS_FILE):
             if not (folder / name).is_file():
                 raise ModelError(
                     f"draft_vocab={folder}: has no {name}; make one with 'foretoken calibrate vocabulary --model M "
@@ -120,7 +116,7 @@ class DraftVocabulary:
                 )
         try:
             settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            tensors = load_file(folder / MAPS)
+            tensors = load_file(folder / MAPS_FILE)
             if not isinstance(settings, dict):
                 raise ValueError(f"{CONFIG} is no object")
             return cls._of(settings, tensors)
@@ -129,34 +125,23 @@ class DraftVocabulary:
 
     @classmethod
     def _of(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DraftVocabulary:
-        for name in ("d2t", "t2d"):
+        for name in MAPS:
             if name not in tensors:
-                raise ValueError(f"{MAPS} has no '{name}'")
-            if tensors[name].dim() != 1 or tensors[name].is_floating_point():
-                raise ValueError(f"{name} is {list(tensors[name].shape)} of {tensors[name].dtype}: one row of integers")
-        d2t, t2d = tensors["d2t"].to(torch.int64), tensors["t2d"].bool()
-        vocab_size, size = settings.get("vocab_size", len(t2d)), settings.get("draft_vocab_size", len(d2t))
-        if vocab_size != len(t2d):
-            raise ValueError(f"vocab_size={vocab_size!r}, but t2d has {len(t2d)} entries")
-        if size != len(d2t):
-            raise ValueError(f"draft_vocab_size={size!r}, but d2t has {len(d2t)} entries")
-        if size > vocab_size:
-            raise ValueError(f"draft_vocab_size={size} is above vocab_size={vocab_size}")
-        if int(t2d.sum()) != size:
-            raise ValueError(f"t2d keeps {int(t2d.sum())} tokens, but draft_vocab_size={size}")
+                raise ValueError(f"{MAPS_FILE} has no '{name}'")
+        d2t_K, t2d_V = (tensors[name] for name in MAPS)
+        size, vocab_size = settings.get("draft_vocab_size", len(d2t_K)), settings.get("vocab_size", len(t2d_V))
+        ids_K = ids_of(size, vocab_size, d2t_K, t2d_V)
+        assert ids_K is not None
         owner = settings.get("speculators_config")
         verifier = owner.get("verifier") if isinstance(owner, dict) else None
-        found = cls(
-            ids=(d2t + torch.arange(size)).tolist(),
+        return cls(
+            ids=ids_K.tolist(),
             vocab_size=vocab_size,
             tokenizer=str(settings.get("tokenizer", "")),
             target=str(verifier.get("name_or_path", "")) if isinstance(verifier, dict) else "",
             context_rows=settings.get("context_rows", CONTEXT_ROWS),
             counted=settings.get("counted", {}),
         )
-        if not bool(t2d[list(found.ids)].all()):
-            raise ValueError("t2d and d2t do not name the same tokens")
-        return found
 
     def check_model(self, model: LanguageModel) -> None:
         """Refuse a vocabulary with ids of another model.

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
-from foretoken.drafting.draft_vocabulary import CONFIG, MAPS, DraftVocabulary, find
+from foretoken.drafting.draft_vocabulary import CONFIG, MAPS_FILE, DraftVocabulary, find
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.load import load
 from helpers.adapters import shelf
@@ -31,7 +31,7 @@ def test_a_written_vocabulary_is_read_back(tmp_path: Path) -> None:
     before = kept(tokenizer="abc", target="zoo:base", context_rows=7, counted={"coverage": 0.5})
     before.save(tmp_path / "new" / "folder")
     assert DraftVocabulary.load(tmp_path / "new" / "folder") == before
-    maps = load_file(tmp_path / "new" / "folder" / MAPS)
+    maps = load_file(tmp_path / "new" / "folder" / MAPS_FILE)
     assert (torch.arange(4) + maps["d2t"]).tolist() == [2, 5, 6, 90]
     assert maps["t2d"].nonzero()[:, 0].tolist() == [2, 5, 6, 90]
 
@@ -40,8 +40,8 @@ def test_a_written_vocabulary_is_read_back(tmp_path: Path) -> None:
 def test_the_maps_of_an_eagle_3_head_are_a_vocabulary(owner: Any, tmp_path: Path) -> None:
     """Its folder says nothing of a tokenizer, its config nests the model's, and there are weights next to the maps."""
     kept().save(tmp_path)
-    tensors = {**load_file(tmp_path / MAPS), "fc.weight": torch.zeros(2, 2)}
-    save_file(tensors, tmp_path / MAPS)
+    tensors = {**load_file(tmp_path / MAPS_FILE), "fc.weight": torch.zeros(2, 2)}
+    save_file(tensors, tmp_path / MAPS_FILE)
     settings = {"speculators_model_type": "eagle3", "draft_vocab_size": 4, "speculators_config": owner}
     (tmp_path / CONFIG).write_text(json.dumps(settings))
     found = find(tmp_path, model())
@@ -59,8 +59,8 @@ def spoil_config(**changes: Any) -> Callable[[Path], None]:
 
 def spoil_maps(**changes: Any) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
-        tensors = {**load_file(folder / MAPS), **{name: torch.tensor(value) for name, value in changes.items()}}
-        save_file({name: value for name, value in tensors.items() if value.numel()}, folder / MAPS)
+        tensors = {**load_file(folder / MAPS_FILE), **{name: torch.tensor(value) for name, value in changes.items()}}
+        save_file({name: value for name, value in tensors.items() if value.numel()}, folder / MAPS_FILE)
 
     return spoil
 
@@ -69,19 +69,19 @@ def spoil_maps(**changes: Any) -> Callable[[Path], None]:
     ("spoil", "message"),
     [
         (lambda folder: (folder / CONFIG).unlink(), "has no config.json; make one with 'foretoken calibrate vocab"),
-        (lambda folder: (folder / MAPS).unlink(), "has no model.safetensors"),
+        (lambda folder: (folder / MAPS_FILE).unlink(), "has no model.safetensors"),
         (lambda folder: (folder / CONFIG).write_text("[1]"), "config.json is no object"),
         (lambda folder: (folder / CONFIG).write_text("{"), "draft_vocab="),
-        (lambda folder: (folder / MAPS).write_bytes(b"\0" * 20), "draft_vocab="),
+        (lambda folder: (folder / MAPS_FILE).write_bytes(b"\0" * 20), "draft_vocab="),
         (spoil_maps(d2t=[]), "has no 'd2t'"),
         (spoil_maps(t2d=[]), "has no 't2d'"),
         (spoil_maps(d2t=[0.5, 1.0]), r"d2t is \[2\] of torch.float32"),
-        (spoil_maps(t2d=[True] * VOCAB_SIZE), f"t2d keeps {VOCAB_SIZE} tokens, but draft_vocab_size=4"),
-        (spoil_maps(d2t=[5, 1, 3, 87]), "d2t: the tokens are not in increasing order"),
-        (spoil_maps(d2t=[2, 4, 4, 200]), f"d2t: tokens go from 2 to 203, but vocab_size={VOCAB_SIZE}"),
-        (spoil_maps(d2t=[2, 4, 5, 87]), "t2d and d2t do not name the same tokens"),
-        (spoil_config(draft_vocab_size=5), "draft_vocab_size=5, but d2t has 4 entries"),
-        (spoil_config(vocab_size=77), f"vocab_size=77, but t2d has {VOCAB_SIZE} entries"),
+        (spoil_maps(t2d=[True] * VOCAB_SIZE), "t2d marks other tokens than those that d2t leads to"),
+        (spoil_maps(d2t=[5, 1, 3, 87]), "d2t leads to tokens that do not increase"),
+        (spoil_maps(d2t=[2, 4, 4, 200]), f"d2t leads to tokens 2 to 203, of {VOCAB_SIZE}"),
+        (spoil_maps(d2t=[2, 4, 5, 87]), "t2d marks other tokens than those that d2t leads to"),
+        (spoil_config(draft_vocab_size=5), r"d2t is \[4\] of torch.int64: integers, \[5\]"),
+        (spoil_config(vocab_size=77), rf"t2d is \[{VOCAB_SIZE}\] of torch.bool: bool, \[77\]"),
         (spoil_config(context_rows=-1), "context_rows=-1 must be"),
     ],
 )
@@ -96,7 +96,7 @@ def test_more_tokens_than_there_are_is_refused_by_field(tmp_path: Path) -> None:
     kept().save(tmp_path)
     spoil_maps(d2t=[0] * 5, t2d=[True] * 4)(tmp_path)
     spoil_config(draft_vocab_size=5, vocab_size=4)(tmp_path)
-    with pytest.raises(ModelError, match="draft_vocab_size=5 is above vocab_size=4"):
+    with pytest.raises(ModelError, match="d2t leads to tokens 0 to 4, of 4"):
         DraftVocabulary.load(tmp_path)
 
 
@@ -115,4 +115,4 @@ def test_another_model_s_folder_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="another model lies there"):
         kept().save(tmp_path)
-    assert not (tmp_path / MAPS).exists()
+    assert not (tmp_path / MAPS_FILE).exists()

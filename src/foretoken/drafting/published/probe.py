@@ -23,10 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.core.errors import MismatchError
+from foretoken.drafting.feature_heads.draft_ids import maps_of
 from foretoken.drafting.feature_heads.pending_states import final_of, fused_states
 from foretoken.drafting.feature_heads.state_network import StateNetwork
 from foretoken.drafting.published.blocks import LayersConfig
-from foretoken.drafting.published.vocabulary_maps import maps_of, network_of
+from foretoken.drafting.published.vocabulary_maps import network_of
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
