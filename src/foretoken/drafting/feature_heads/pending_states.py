@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from foretoken.core.protocols import Context, Features, Outcome
 from foretoken.core.threads import threads_for
 from foretoken.drafting.feature_heads.description import Taps
 from foretoken.forward import anatomy
+from foretoken.forward.cache import KVCache
 from foretoken.models.language_model import LanguageModel
 
 
@@ -43,23 +43,6 @@ def fused_states(
     with torch.inference_mode():
         found = [norm(each.to(dtype)) if at == depth else each for each, at in zip(states, depths, strict=True)]
     return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
-
-
-class Slots(Protocol):
-    """The slots of requests, and the rows read of each: a cache, or a list if the cache is on another device.
-
-    Attributes:
-        lengths: rows of each slot.
-    """
-
-    lengths: list[int]
-
-    @property
-    def free_slots(self) -> int: ...
-
-    def acquire(self) -> int: ...
-
-    def release(self, slot: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -105,7 +88,7 @@ class PendingStates:
         taps: which states are read; None: states are added by the caller, never received.
     """
 
-    def __init__(self, target: LanguageModel, slots: Slots, taps: Taps | None) -> None:
+    def __init__(self, target: LanguageModel, slots: KVCache, taps: Taps | None) -> None:
         self._slots, self._dtype = slots, target.dtype
         self._depths = () if taps is None else taps.of(target.num_layers)
         self._final = final_of(taps, target)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretoken.core.stop_rule import StopRule
+from foretoken.drafting.exit_costs import on_line
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
@@ -64,11 +65,8 @@ class CostTable:
 
     def at(self, rows: int) -> float:
         """Return the seconds of a forward of this many rows."""
-        hull = self.hull
-        for left, right in itertools.pairwise(hull):
-            if rows <= right[0]:
-                return left[1] + (rows - left[0]) * _slope(left, right)
-        return hull[-1][1] + (rows - hull[-1][0]) * _slope(*hull[-2:])
+        points, seconds = zip(*self.hull, strict=True)
+        return on_line(points, seconds, rows)
 
     @functools.lru_cache(maxsize=256)  # noqa: B019  (one table for each engine)
     def prices(self, requests: int, nodes: int) -> tuple[float, ...]:

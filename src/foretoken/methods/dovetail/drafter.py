@@ -26,6 +26,7 @@ from foretoken.drafting.feature_heads.pending_states import Pending, PendingStat
 from foretoken.drafting.learned_part import find
 from foretoken.engine.draft_length.confidence import Confidence
 from foretoken.engine.executors.worker_thread import split
+from foretoken.forward.cache import KVCache
 from foretoken.methods.dovetail import costs
 from foretoken.methods.dovetail.costs import Affordable, Rate
 from foretoken.methods.dovetail.lanes import HERE, PLACES, PROCESS, THREAD, DraftLane, InPlace, InProcess, OnThread
@@ -40,27 +41,6 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _FIXED_NODES, _MOST_NODES = 15, 31  # with the root: 16, as in the paper, and 32, the most rows that are timed
 _SLOTS = 1024
 _UNTRAINED = {"layers": 2, "draft_vocab_size": 512}
-
-
-class _HandedOver:
-    """Numbers of rows per request that the drafting side has received: the lengths of a remote cache."""
-
-    def __init__(self) -> None:
-        self.lengths = [0] * _SLOTS
-        self.told = [0] * _SLOTS  # tokens
-        self._free = list(range(_SLOTS - 1, -1, -1))
-
-    @property
-    def free_slots(self) -> int:
-        return len(self._free)
-
-    def acquire(self) -> int:
-        slot = self._free.pop()
-        self.lengths[slot] = self.told[slot] = 0
-        return slot
-
-    def release(self, slot: int) -> None:
-        self._free.append(slot)
 
 
 class DovetailDrafter(Drafter):
@@ -149,7 +129,8 @@ class DovetailDrafter(Drafter):
                 f"tree=false with place={config.place!r} on {device.type}: a chain would have to transfer rows of q: "
                 "leave tree on, or draft here on the target's device"
             )
-        self._handed = _HandedOver()
+        self._handed = KVCache(0, _SLOTS, target.max_length)  # lengths only: rows that the drafting side has received
+        self._told: dict[int, int] = {}  # request -> tokens that the drafting side has received
         self._pending = PendingStates(target, self._handed, taps)
         self._unsettled: dict[int, int] = {}  # bytes of rows sent before a draft was requested
         self._dtype, self._width = dtype, head.config.target_width
@@ -241,7 +222,7 @@ class DovetailDrafter(Drafter):
                 continue
             asked.append(context)
             limits.append(self._affordable(budget, len(contexts)))
-            if self._handed.told[state.slot] < len(context.tokens):
+            if self._told.get(context.request_id, 0) < len(context.tokens):
                 parcels.append(self._parcel(state, context))
         if not asked:
             return [NO_DRAFT] * len(contexts)
@@ -263,6 +244,7 @@ class DovetailDrafter(Drafter):
 
     def release(self, request_id: int) -> None:
         self._unsettled.pop(request_id, None)
+        self._told.pop(request_id, None)
         if self._pending.get(request_id) is not None:
             self._pending.release(request_id)
             self.lane.forget(request_id)
@@ -276,9 +258,9 @@ class DovetailDrafter(Drafter):
         """Return all pending rows, possibly none, and all new tokens; the drafting side owns them from now on."""
         slot, begin = state.slot, self._handed.lengths[state.slot]
         states_TW = state.take(state.num_rows) if state.num_rows else torch.empty(0, self._width)
-        told = self._handed.told[slot]
+        told = self._told.get(context.request_id, 0)
         self._handed.lengths[slot] += len(states_TW)
-        self._handed.told[slot] = len(context.tokens)
+        self._told[context.request_id] = len(context.tokens)
         return Parcel(context.request_id, begin, states_TW.to(self._dtype), told, tuple(context.tokens[told:]))
 
     def _affordable(self, budget: Budget, requests: int) -> Budget:
@@ -310,5 +292,6 @@ class DovetailDrafter(Drafter):
 
     def _forget_all(self) -> None:
         """Stop drafting for requests with rows on the lost drafting side."""
+        self._told.clear()
         for request_id in self._pending.requests:
             self._pending.release(request_id)
