@@ -5,7 +5,7 @@ Shared by the drafters that run a model: they differ in which model computes the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -19,6 +19,7 @@ from foretoken.core.protocols import Budget, Context
 from foretoken.core.siblings import draw_siblings
 from foretoken.core.threads import threads_for
 from foretoken.core.tree import ROOT, TokenTree
+from foretoken.forward.batch import PackedBatch
 from foretoken.models.language_model import Output
 
 
@@ -77,6 +78,26 @@ class DraftBuilder:
             found.append(node)
             node = self.parents[node]
         return found
+
+    def add_frontier(
+        self, batch: PackedBatch, slot: int, prefix: int, tokens: Sequence[int], row_of: Mapping[int, int] | range
+    ) -> None:
+        """Add the frontier's rows to a batch, which see their ancestors among the draft's earlier rows.
+
+        Args:
+            prefix: committed rows of the slot.
+            tokens: of the rows.
+            row_of: nodes that were read, in the order of their rows -> their rows after the prefix.
+        """
+        batch.add_level(
+            slot,
+            prefix,
+            tokens,
+            depths=[self.depths[node] - 1 for node in self.frontier],
+            tail=len(row_of),
+            tail_depths=[self.depths[node] - 1 for node in row_of],
+            ancestors=[[row_of[each] for each in self.ancestors(node)] for node in self.frontier],
+        )
 
     def process(self, logits_MV: Tensor, columns: Columns | None) -> Tensor:
         """Processed logits of the frontier, under the history that each node stands for.

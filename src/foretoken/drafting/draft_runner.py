@@ -367,15 +367,7 @@ class DraftRunner(Drafter, ABC):
             if draft.chain and len(tokens) == 1:
                 batch.add_chunk(slot, self.cache.lengths[slot], tokens, wanted=1, tail=len(read))
             else:
-                batch.add_level(
-                    slot,
-                    self.cache.lengths[slot],
-                    tokens,
-                    depths=[draft.depths[node] - 1 for node in draft.frontier],
-                    tail=len(read),
-                    tail_depths=[draft.depths[node] - 1 for node in read],
-                    ancestors=[self._seen(draft, node) for node in draft.frontier],
-                )
+                draft.add_frontier(batch, slot, self.cache.lengths[slot], tokens, read)
             for node in draft.frontier:
                 draft.state.read(node, self._own_token(draft, node), draft.parents[node])
         output = self._forward_drafted(batch)
@@ -397,10 +389,6 @@ class DraftRunner(Drafter, ABC):
         """A node's token in the draft's vocabulary."""
         token = draft.tokens[node]
         return token if self.other is None or draft.spells else self.other.draft_token(token)
-
-    def _seen(self, draft: RunnerBuilder, node: int) -> list[int]:
-        """Tail rows that a node about to be read may attend to: its ancestors'."""
-        return [draft.state.row_of[each] for each in draft.ancestors(node)]
 
     def _forward_drafted(self, batch: PackedBatch) -> Output:
         """The forward of a level of drafts; the tokens before them are read by :meth:`_forward`."""

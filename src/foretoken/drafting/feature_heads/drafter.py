@@ -280,15 +280,7 @@ class FeatureDrafter(Drafter):
             if draft.chain:  # a chain's tail is read like a prefix
                 batch.add_chunk(state.slot, prefix + tail, tokens, wanted=1)
             else:
-                batch.add_level(
-                    state.slot,
-                    prefix,
-                    tokens,
-                    depths=[draft.depths[node] - 1 for node in draft.frontier],
-                    tail=tail,
-                    tail_depths=[draft.depths[node] - 1 for node in draft.rows],
-                    ancestors=[[draft.rows[each] for each in draft.ancestors(node)] for node in draft.frontier],
-                )
+                draft.add_frontier(batch, state.slot, prefix, tokens, draft.rows)
             for node in draft.frontier:
                 draft.rows[node] = len(draft.rows)
         g_TW = features[0] if len(features) == 1 else torch.cat(features)

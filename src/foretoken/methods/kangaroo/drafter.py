@@ -11,12 +11,11 @@ Letters: T packed rows, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError
@@ -26,6 +25,7 @@ from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
+from foretoken.drafting.feature_heads.pending_states import Pending
 from foretoken.drafting.learned_part import find_all
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
@@ -40,18 +40,11 @@ _CHUNK_ROWS = 512  # rows of an adapter forward without the head
 
 
 @dataclass(slots=True)
-class _State:
+class _State(Pending):
     """One request: its slot in the adapter's cache, and committed rows that the adapter has not read yet."""
 
-    slot: int
-    waiting: list[Tensor] = field(default_factory=list)
-    num_waiting: int = 0
     drafted: EarlyExitBuilder | None = None  # the draft without a verdict
     num_adapted: int = 0  # number of its nodes that the adapter has read
-
-    def wait(self, rows_TD: Tensor) -> None:
-        self.waiting.append(rows_TD)
-        self.num_waiting += len(rows_TD)
 
 
 class KangarooDrafter(Drafter):
@@ -150,8 +143,8 @@ class KangarooDrafter(Drafter):
                 if each.begin or not self._cache.free_slots:  # no drafts for a request without its first rows
                     continue
                 state = self._states[each.context.request_id] = _State(self._cache.acquire())
-            known = self._cache.lengths[state.slot] + state.num_waiting
-            state.wait(each.hidden[self.exit_layer][max(0, known - each.begin) :])
+            known = self._cache.lengths[state.slot] + state.num_rows
+            state.add(each.hidden[self.exit_layer][max(0, known - each.begin) :])
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Grow one draft per request; a level is one forward of the first layers and one of the adapter."""
@@ -187,7 +180,7 @@ class KangarooDrafter(Drafter):
             self._cache.commit(state.slot, [node for node in path if node < state.num_adapted])
             late = [1 + node for node in path if node >= state.num_adapted]
             if late:
-                state.wait(state.drafted.hidden(self.exit_layer)[late])
+                state.add(state.drafted.hidden(self.exit_layer)[late])
             state.drafted = None
 
     def release(self, request_id: int) -> None:
@@ -243,8 +236,8 @@ class KangarooDrafter(Drafter):
             starts.append(len(batch.wanted))
             prefix = self._cache.lengths[state.slot]
             if draft.frontier == [ROOT]:
-                rows += [*state.waiting, fresh_TD]
-                count = state.num_waiting + 1
+                rows += [*state.states, fresh_TD]
+                count = state.num_rows + 1
                 self._cache.reserve(state.slot, count + draft.budget.max_nodes)
                 batch.add_chunk(state.slot, prefix, [0] * count, wanted=1)
                 continue
@@ -253,39 +246,26 @@ class KangarooDrafter(Drafter):
             if draft.chain:
                 batch.add_chunk(state.slot, prefix + tail, [0] * len(fresh_TD), wanted=len(fresh_TD))
             else:
-                batch.add_level(
-                    state.slot,
-                    prefix,
-                    [0] * len(fresh_TD),
-                    depths=[draft.depths[node] - 1 for node in draft.frontier],
-                    tail=tail,
-                    tail_depths=[depth - 1 for depth in draft.depths[:tail]],
-                    ancestors=[draft.ancestors(node) for node in draft.frontier],
-                )
+                draft.add_frontier(batch, state.slot, prefix, [0] * len(fresh_TD), range(tail))
         hidden_TD = rows[0] if len(rows) == 1 else torch.cat(rows)
         output = self._head.forward(batch, self._cache, hidden_TD, top=self._top, head=self._columns.rows)
         for draft, state in active:
             if draft.frontier == [ROOT]:
-                self._cache.commit(state.slot, range(state.num_waiting + 1))
-                state.waiting, state.num_waiting = [], 0
+                self._cache.commit(state.slot, range(state.num_rows + 1))
+                state.states, state.num_rows = [], 0
             else:
                 state.num_adapted += len(draft.frontier)
         return output, starts
 
     def _catch_up(self, state: _State) -> None:
         """Read queued rows in whole chunks, without the head; the remainder is read together with the root."""
-        if state.num_waiting < _CHUNK_ROWS:
-            return
-        waiting_TD = torch.cat(state.waiting)
-        whole = state.num_waiting // _CHUNK_ROWS * _CHUNK_ROWS
         with torch.inference_mode():
-            for chunk_TD in waiting_TD[:whole].split(_CHUNK_ROWS):
+            while state.num_rows >= _CHUNK_ROWS:
                 batch = PackedBatch()
                 self._cache.reserve(state.slot, _CHUNK_ROWS)
                 batch.add_chunk(state.slot, self._cache.lengths[state.slot], [0] * _CHUNK_ROWS, wanted=0)
-                self._head.forward(batch, self._cache, chunk_TD, top=0)
+                self._head.forward(batch, self._cache, state.take(_CHUNK_ROWS), top=0)
                 self._cache.commit(state.slot, range(_CHUNK_ROWS))
-        state.waiting, state.num_waiting = [waiting_TD[whole:]], len(waiting_TD) - whole
 
     def _rewind(self, state: _State, context: Context) -> None:
         """Drop a draft without a verdict, and the adapter's row of its root, which is read again."""
