@@ -155,3 +155,17 @@ def own_cache_folder() -> Path | None:
     except OSError:
         pass
     return None
+
+
+def check_format(found: object, known: int) -> None:
+    """Refuse the content of a file that another version of this program has written, in another form.
+
+    Args:
+        found: the format number in the file; files from before the numbers have format 1.
+        known: the number that this version writes.
+    Raises:
+        ValueError: they differ; the message has the remedy.
+    """
+    if found != known:
+        remedy = "update foretoken" if isinstance(found, int) and found > known else "make it again"
+        raise ValueError(f"it has format {found!r:.20}, and this version reads format {known}: {remedy}")

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
-from foretoken.core.files import home_expanded, write_whole
+from foretoken.core.files import check_format, home_expanded, write_whole
 from foretoken.drafting.feature_heads.draft_ids import MAPS, ids_of, maps_of
+from foretoken.drafting.learned_part import FORMAT, FORMAT_KEY
 from foretoken.models.fingerprint import vocabulary_fingerprint
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Option
@@ -94,6 +95,7 @@ class DraftVocabulary:
             "tokenizer": self.tokenizer,
             "context_rows": self.context_rows,
             "counted": dict(self.counted),
+            FORMAT_KEY: FORMAT,
         }
         write_whole(folder / MAPS_FILE, save(maps_of(ids_K, self.vocab_size)))
         write_whole(folder / CONFIG, json.dumps(settings, indent=1) + "\n")
@@ -119,6 +121,7 @@ class DraftVocabulary:
             tensors = load_file(folder / MAPS_FILE)
             if not isinstance(settings, dict):
                 raise ValueError(f"{CONFIG} is no object")
+            check_format(settings.get(FORMAT_KEY, 1), FORMAT)
             return cls._of(settings, tensors)
         except (OSError, ValueError, TypeError, SafetensorError) as error:
             raise ModelError(f"draft_vocab={folder}: {error}") from None

@@ -7,7 +7,7 @@ algorithm. It has the layout of the speculators format:
                         "speculators_config": {"algorithm": "judge",
                                                "verifier": {"name_or_path": "zoo:base", "fingerprint": "4792..."},
                                                "draft": {"name_or_path": ..., "fingerprint": ...}},
-                        "width": 384, "normed": true, "threshold": 0.9}
+                        "width": 384, "normed": true, "threshold": 0.9, "foretoken_format": 1}
     model.safetensors  the weights; of a large part that was made elsewhere perhaps several files and an index
 
 ``draft`` is there if the part was trained for a pair of models; after it come the fields of the part's own config.
@@ -27,7 +27,7 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
-from foretoken.core.files import home_expanded, write_whole
+from foretoken.core.files import check_format, home_expanded, write_whole
 from foretoken.drafting.published.folder import tensors_of
 from foretoken.models.fingerprint import fingerprint, fingerprint_of
 from foretoken.models.language_model import LanguageModel
@@ -35,6 +35,7 @@ from foretoken.models.made import Origin, origin_of
 from foretoken.options.option import Option
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FORMAT, FORMAT_KEY = 1, "foretoken_format"
 
 Part = TypeVar("Part", bound="LearnedPart")
 
@@ -162,7 +163,7 @@ class LearnedPart(ABC):
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.tensors().items()}
         write_whole(folder / WEIGHTS, save(weights))
-        write_whole(folder / CONFIG, json.dumps(self._settings(), indent=1) + "\n")
+        write_whole(folder / CONFIG, json.dumps(self._settings() | {FORMAT_KEY: FORMAT}, indent=1) + "\n")
 
     @classmethod
     def load(cls: type[Part], folder: Path) -> Part:
@@ -177,6 +178,7 @@ class LearnedPart(ABC):
             raise ModelError(f"{folder}: this is a file, not the folder of a trained part ({cls.title})")
         try:
             settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            check_format(settings.get(FORMAT_KEY, 1), FORMAT)
             tensors = tensors_of(folder, WEIGHTS)
             try:
                 settings, tensors = cls._own_layout(settings, tensors)

@@ -23,6 +23,7 @@ from foretoken.verifiers.match import MatchVerifier
 
 _LEAST_TOKENS = 16  # of an answer that is cut because the time is over
 TRACE_FILE = "trace.jsonl"
+FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Trace:
     def save(self, folder: Path) -> None:
         """Write one JSON object a line: the parameters, then the answers."""
         folder.mkdir(parents=True, exist_ok=True)
-        first = {"temperature": self.params.temperature, "max_tokens": self.params.max_tokens}
+        first = {"format": FORMAT, "temperature": self.params.temperature, "max_tokens": self.params.max_tokens}
         lines = [json.dumps(first), *(json.dumps(asdict(each)) for each in self.answers)]
         write_whole(folder / TRACE_FILE, "\n".join(lines) + "\n")
 

@@ -22,6 +22,7 @@ from foretoken.core.files import write_whole
 from foretoken.train import checkpoint
 
 RECORD = "training.json"
+FORMAT = 1  # of a run's folder
 
 
 def write_record(out: Path, record: dict[str, Any]) -> None:
@@ -56,7 +57,8 @@ def disk_trouble(out: Path) -> Iterator[None]:
 def refuse_another(work: Path, claim: dict[str, Any]) -> None:
     """Refuse to go on in the folder of another run; one that has saved no step yet gives way."""
     path = work / "claim.json"
-    if not path.exists() or (found := json.loads(path.read_text(encoding="utf-8"))) == claim:
+    claim = {"format": FORMAT, **claim}
+    if not path.exists() or (found := {"format": 1, **json.loads(path.read_text(encoding="utf-8"))}) == claim:
         return
     if not any(checkpoint.latest(place) for place in work.rglob("checkpoints")):  # of some stage
         shutil.rmtree(work)
@@ -68,4 +70,4 @@ def refuse_another(work: Path, claim: dict[str, Any]) -> None:
 def write_claim(work: Path, claim: dict[str, Any]) -> None:
     """Write which run the folder belongs to."""
     work.mkdir(parents=True, exist_ok=True)
-    write_whole(work / "claim.json", json.dumps(claim))
+    write_whole(work / "claim.json", json.dumps({"format": FORMAT, **claim}))

@@ -75,7 +75,7 @@ def scylla(
     check_model_name(model)
     sizes = _increasing(batches, "--batch-size", _MOST_BATCH)
     widths = _increasing(nodes, "--nodes", _MOST_NODES)
-    from foretoken.methods.scylla.width import FILE, KIND
+    from foretoken.methods.scylla.width import FILE, FORMAT, KIND
 
     head = _found(model) if head is None else head
     if out is None and not head.is_dir():
@@ -107,6 +107,7 @@ def scylla(
     finally:
         llm.close()
     record = {
+        "format": FORMAT,
         "algorithm": KIND,
         "unit": "verified nodes per sequence",
         "target": llm.target.name,

@@ -38,7 +38,7 @@ def vectors_of(
         ConfigError: it is a file.
         ForetokenError: it is not writable.
     """
-    facts = {"passages": digest(passages), "count": len(passages), "encoder": encoder.name}
+    facts = {"format": 1, "passages": digest(passages), "count": len(passages), "encoder": encoder.name}
     if folder is not None and folder.exists() and not folder.is_dir():
         raise ConfigError(f"--index {folder}: this is a file; name a new folder")
     if folder is not None and (folder / _MANIFEST).is_file():
@@ -61,7 +61,7 @@ def _read(folder: Path, facts: dict[str, object]) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"--index {folder}: damaged ({str(error).splitlines()[0][:120]}); remove it") from None
     for name, value in facts.items():
-        if not isinstance(found, dict) or found.get(name) != value:
+        if not isinstance(found, dict) or {"format": 1, **found}.get(name) != value:
             raise MismatchError(f"--index {folder}: made for other passages or another encoder ({name} differs)")
     if len(shape) != 2 or shape[0] != facts["count"] or kind != np.float32:
         raise InputError(f"--index {folder}: holds {shape} numbers for {facts['count']} passages; remove it")

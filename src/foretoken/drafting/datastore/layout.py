@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import InputError
-from foretoken.core.files import write_whole
+from foretoken.core.files import check_format, write_whole
 
 MANIFEST = "datastore.json"
 FORMAT, VERSION = "foretoken datastore", 1
@@ -102,8 +102,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{folder}: not a datastore (it has no {MANIFEST}); make one with: foretoken datastore build")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if (content.pop("format"), content.pop("version")) != (FORMAT, VERSION):
-            raise InputError(f"{path}: of another format or version than '{FORMAT}' {VERSION}: build it again")
+        if content["format"] != FORMAT:
+            raise ValueError(f"of another format than '{FORMAT}'")
+        check_format(content["version"], VERSION)
         segments = tuple(
             Segment(str(each["name"]), int(each["tokens"]), int(each["documents"]), tuple(each["sha256"]))
             for each in content["segments"]
@@ -113,7 +114,9 @@ def read_manifest(folder: Path) -> Manifest:
             tuple(content["history"]),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: damaged ({type(error).__name__}: {error}); build the datastore again") from None
+        raise InputError(
+            f"{path}: cannot be read ({type(error).__name__}: {error}); if it is damaged, build the datastore again"
+        ) from None
     for segment in segments:
         sizes = segment.tokens * manifest.token_bytes, segment.tokens * SUFFIX_BYTES
         for file, size in zip(segment.paths(folder), sizes, strict=True):

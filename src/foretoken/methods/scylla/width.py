@@ -1,7 +1,7 @@
 """The number of nodes per request by the number of requests: ``k_opt(b)``, a measured table of one machine.
 
-    widths.json   {"algorithm": "scylla_widths", "unit": "verified nodes per sequence", "target_fingerprint": "...",
-                   "widths": [[1, 16], [2, 16], [4, 8], [8, 2]], and the measurements (calibrate.py)}
+    widths.json   {"format": 1, "algorithm": "scylla_widths", "unit": "verified nodes per sequence",
+                   "target_fingerprint": "...", "widths": [[1, 16], [4, 8], [8, 2]], and the measurements}
 
 Widths between measured batches are interpolated; larger batches have the last width. 0: no drafts.
 """
@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretoken.core.errors import ModelError
+from foretoken.core.files import check_format
 
 FILE = "widths.json"
 KIND = "scylla_widths"
+FORMAT = 1
 _REMEDY = "make one with 'foretoken calibrate scylla --model M --head DIR'"
 
 
@@ -74,6 +76,7 @@ class Widths:
             found = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(found, dict) or found.get("algorithm") != KIND:
                 raise ValueError(f"it has no algorithm '{KIND}'")
+            check_format(found.get("format", 1), FORMAT)
             table = found.get("widths")
             if not isinstance(table, list) or not all(isinstance(pair, list) for pair in table):
                 raise ValueError(f"widths={table!r}: pairs of requests and nodes are wanted")

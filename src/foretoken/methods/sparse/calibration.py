@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
-from foretoken.core.files import home_expanded, write_whole
+from foretoken.core.files import check_format, home_expanded, write_whole
 from foretoken.drafting.learned_part import check_fingerprint, folder_of
 from foretoken.models.language_model import LanguageModel
 
@@ -116,8 +116,7 @@ class Calibration:
         """
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            if found["format"] != FORMAT:
-                raise ValueError(f"format {found['format']!r}")
+            check_format(found["format"], FORMAT)
             return cls(
                 model=str(found["model"]),
                 fingerprint=str(found["fingerprint"]),
@@ -130,7 +129,10 @@ class Calibration:
         except FileNotFoundError:
             raise ModelError(f"{path}: there is no such calibration file") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{path}: the calibration cannot be read ({type(error).__name__}: {error})") from None
+            raise ModelError(
+                f"{path}: the calibration cannot be read ({type(error).__name__}: {error}); "
+                "measure it with 'foretoken calibrate sparse'"
+            ) from None
 
     def thresholds(self, layers: Sequence[int], num_chosen: int) -> Mapping[int, Sequence[float]]:
         """The experts' ratio maps, known to fit.
