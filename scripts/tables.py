@@ -4,13 +4,13 @@
 
 A page holds ``<!-- table: NAME -->`` and, after the table, ``<!-- end of table -->``. On the card of a method NAME is
 ``method`` (the catalogue's entry) or ``knobs`` (its Config); on other pages a set of options, as in ``SamplingParams``,
-or ``layouts`` (of published drafters).
+``layouts`` (of published drafters), or a table of the reference (foretoken_lab/reference.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from foretoken import catalog
@@ -19,6 +19,7 @@ from foretoken.options.model import EngineOptions, ModelOptions
 from foretoken.options.recipe import RecipeOptions
 from foretoken.options.sampling import SamplingParams
 from foretoken_lab.option_tables import knobs, markdown, parameters
+from foretoken_lab.reference import command_rows, exit_codes, http_fields, metrics
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->\n)", flags=re.DOTALL)
@@ -72,6 +73,17 @@ def layouts() -> list[str]:
     return markdown(("layout", "method", "why it is not run"), sorted(rows, key=lambda row: (row[1] == "-", row)))
 
 
+def reference(name: str) -> list[str]:
+    """A table of commands, exit codes, metrics or HTTP fields."""
+    tables: dict[str, tuple[tuple[str, ...], Callable[[], Iterable[Sequence[str]]]]] = {
+        "commands": (("command", "what it does"), command_rows),
+        "exit_codes": (("code", "when"), exit_codes),
+        "metrics": (("metric", "kind", "labels", "meaning"), metrics),
+    }
+    head, rows = tables.get(name, (("field", "type", "meaning"), lambda: http_fields(name)))
+    return markdown(head, rows())
+
+
 def rewritten(page: str, table: Callable[[str], list[str]]) -> str:
     """A page with its tables as they are declared now."""
     return PLACE.sub(lambda place: place[1] + "\n".join(["", *table(place[2]), ""]) + "\n" + place[3], page)
@@ -90,6 +102,8 @@ def pages() -> dict[Path, str]:
         def table(name: str, entry: catalog.Entry | None = entry) -> list[str]:
             if name == "layouts":
                 return layouts()
+            if entry is None and name not in SETS:
+                return reference(name)
             if entry is None:
                 return parameters(SETS[name], over_http=SETS[name] is SamplingParams)
             return method(entry) if name == "method" else knobs(entry.load().Config)
