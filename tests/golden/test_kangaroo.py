@@ -125,6 +125,25 @@ def test_an_adapter_that_knows_everything_is_always_right(watch: Start) -> None:
     assert feeds == [len(prompt_ids(PROMPTS[0])) + 1, 1, 1, 1, *([2, 1, 1, 1] * 7)]
 
 
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_two_calls_for_one_root_propose_the_same(tree: bool, watch: Start) -> None:
+    """As after a fault: the second call drops the first one's draft, and the root's row of the adapter with it."""
+    llm = fresh(tree, threshold=0.0, width=2, max_depth=3)
+    drafter: Any = teach(llm)
+    propose = drafter.propose
+
+    def twice(contexts: Any, budgets: Any) -> Any:
+        first, second = propose(contexts, budgets), propose(contexts, budgets)
+        assert [each.tree for each in first] == [each.tree for each in second]
+        return second
+
+    drafter.propose = twice
+    watch(llm)
+    (output,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=9, ignore_eos=True))
+    assert output.token_ids == greedy(PROMPTS[0])[:9]
+    assert output.metrics.num_accepted_tokens == 6
+
+
 def test_long_prompts_are_read_by_the_adapter_in_pieces(watch: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks by the target, next to requests that draft; the adapter's share waits, but never for long."""
     from foretoken.methods.kangaroo import drafter as kangaroo

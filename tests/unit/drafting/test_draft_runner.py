@@ -34,41 +34,52 @@ def proposed(runner: ModelDrafter, asked: Request) -> tuple[tuple[int, ...], tup
     return draft.tree.tokens, draft.confidence
 
 
-def check_rows(runner: ModelDrafter, asked: Request) -> None:
-    """Proposals equal those of a drafter without a past, to the last bit of a confidence."""
-    assert proposed(runner, asked) == proposed(drafter(), request(asked.tokens))
+def check_rows(runner: ModelDrafter, asked: Request, kept: int) -> None:
+    """Proposals equal those of a drafter without a past, to the last bit of a confidence; only the text after its first
+    ``kept`` tokens is read, and each token has the row of its position.
+    """
+    before = runner.model.layer_rows
+    found = proposed(runner, asked)
+    drafted = len(found[0]) - 1  # the last node is not read
+    assert runner.model.layer_rows - before == (len(asked.tokens) - kept + drafted) * runner.model.num_layers
+    state = runner._states[asked.request_id]
+    assert state.tokens == asked.tokens
+    assert runner.cache.lengths[state.slot] == len(asked.tokens)
+    assert found == proposed(drafter(), request(asked.tokens))
 
 
-@pytest.mark.parametrize("place", [2, 6, 10])
+@pytest.mark.parametrize("place", [0, 2, 6, 10, 11])
 def test_a_changed_token_is_read_again(place: int) -> None:
     """The lengths are equal, so only the tokens differ."""
     runner, asked = drafter(), request(TEXT)
     proposed(runner, asked)
     asked.tokens[place] = 200
-    check_rows(runner, asked)
+    check_rows(runner, asked, place)
 
 
-@pytest.mark.parametrize("kept", [1, 5, 11])
-def test_a_text_that_became_shorter_is_read_from_there(kept: int) -> None:
+@pytest.mark.parametrize("length", [1, 5, 11, 12])
+def test_a_text_that_became_shorter_is_read_from_its_last_token(length: int) -> None:
+    """That of the whole length is a repeated call: the root's row gives the first distribution."""
     runner, asked = drafter(), request(TEXT)
     proposed(runner, asked)
-    del asked.tokens[kept:]
-    check_rows(runner, asked)
+    del asked.tokens[length:]
+    check_rows(runner, asked, length - 1)
 
 
-def test_accepted_draft_tokens_are_not_read_again() -> None:
-    """Also without a report of the draft's outcome; and rejected rows are not used."""
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_accepted_draft_tokens_are_not_read_again(count: int) -> None:
+    """Also without a report of the draft's outcome. The last one is the next root, which is read in any case."""
     runner, asked = drafter(), request(TEXT)
     drafted, _ = proposed(runner, asked)
-    before = runner.model.layer_rows
-    asked.tokens += drafted
-    (again,) = runner.propose([asked], [Budget(1, 1)])
-    assert runner.model.layer_rows - before == runner.model.num_layers  # the root alone: the last node was never read
-    assert again.tree.tokens == drafter().propose([request(asked.tokens)], [Budget(1, 1)])[0].tree.tokens
-    refused = request(TEXT)
-    (other,) = runner.propose([refused], [BUDGET])
-    refused.tokens += [*other.tree.tokens[:2], 200]
-    check_rows(runner, refused)
+    asked.tokens += drafted[:count]
+    check_rows(runner, asked, len(TEXT) + count - 1)
+
+
+def test_rows_of_rejected_tokens_are_not_used() -> None:
+    runner, asked = drafter(), request(TEXT)
+    drafted, _ = proposed(runner, asked)
+    asked.tokens += [*drafted[:2], 200]
+    check_rows(runner, asked, len(TEXT) + 2)
 
 
 def test_a_branch_of_a_tree_that_stood_is_not_read_again() -> None:
