@@ -54,17 +54,22 @@ def written(target: str, config: Mapping[str, Any], prompts: Sequence[str], temp
         prompts: as for :func:`measure`.
     """
     llm = LLM(target, speculative_config=dict(config))
+    try:
+        return answers(llm, prompts, temperature)
+    finally:
+        llm.close()
+
+
+def answers(llm: LLM, prompts: Sequence[str], temperature: float) -> list[RequestOutput]:
+    """As :func:`written`, of a loaded target."""
     room = llm.target.max_length - MAX_TOKENS - _TEMPLATE
     fitting = [prompt for prompt in prompts if len(llm.tokenizer(prompt)["input_ids"]) <= room]
+    if not fitting:
+        return []
     # of one seed, all prompts would share their draws, and a mean over them would err as one prompt's does
     params = [
         SamplingParams(max_tokens=MAX_TOKENS, temperature=temperature, seed=number) for number in range(len(fitting))
     ]
-    try:
-        if not fitting:
-            return []
-        if llm.is_chat_model:
-            return llm.chat([[{"role": "user", "content": prompt}] for prompt in fitting], params)
-        return llm.generate(fitting, params)
-    finally:
-        llm.close()
+    if llm.is_chat_model:
+        return llm.chat([[{"role": "user", "content": prompt}] for prompt in fitting], params)
+    return llm.generate(fitting, params)

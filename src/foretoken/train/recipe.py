@@ -23,7 +23,7 @@ from foretoken.core.errors import ConfigError, ModelError
 from foretoken.forward import anatomy
 from foretoken.models.checkpoint_files import auto_class
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.load import load_network, load_tokenizer, source_of
+from foretoken.models.load import load_config, load_network, load_tokenizer, source_of
 from foretoken.train import attention, head_loss, trainer
 from foretoken.train.effort import Effort
 from foretoken.train.frozen_target import dense_products
@@ -90,6 +90,27 @@ class Recipe:
     def tokenizer_name(self) -> str | None:
         """The name of a tokenizer that is taken; None: it is learnt from the text."""
         return self.tokenizer if isinstance(self.tokenizer, str) else None
+
+
+def part_recipe(name: str, description: str, target: str, own_words: float, **fields: Any) -> Recipe:
+    """Return the recipe of a part that is trained for a target, which generates a share of the text.
+
+    Args:
+        fields: of the recipe.
+    Raises:
+        ConfigError: the share is out of range.
+    """
+    if not 0 <= own_words <= 1:
+        raise ConfigError(f"--own-words {own_words}: a share must be from 0 to 1")
+    return Recipe(
+        name=name,
+        description=description,
+        config=lambda tokenizer: load_config(target),
+        tokenizer=target,
+        teacher=target,
+        own_words=own_words,
+        **fields,
+    )
 
 
 def run(

@@ -30,18 +30,18 @@ from torch import Tensor, nn
 from foretoken.core.errors import ConfigError, UnsupportedArchitecture
 from foretoken.forward import anatomy
 from foretoken.methods.kangaroo.network import Adapter, AdapterConfig
-from foretoken.models.load import load_as_is, load_config
+from foretoken.models.load import load_as_is
 from foretoken.train.begin_as import begin_as
 from foretoken.train.feature_heads.batches import Batches, batches_of
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Source
 from foretoken.train.optimiser import Rates
-from foretoken.train.recipe import Recipe
+from foretoken.train.recipe import Recipe, part_recipe
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from foretoken.train.run import LoopOptions, TrainingRun, within_memory
 from foretoken.train.sources import mixture, stored_features
-from foretoken.train.trainer import Blocks, Bounds, Schedule
+from foretoken.train.trainer import Blocks, Schedule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -62,18 +62,13 @@ def recipe(target: str, exit_layer: int, own_words: float = OWN_WORDS) -> Recipe
     Raises:
         ConfigError: the share is out of range.
     """
-    if not 0 <= own_words <= 1:
-        raise ConfigError(f"--own-words {own_words}: a share must be from 0 to 1")
-    return Recipe(
-        name="kangaroo",
-        description=f"adapter of {target} after {exit_layer} layers",
-        config=lambda tokenizer: load_config(target),
+    return part_recipe(
+        "kangaroo",
+        f"adapter of {target} after {exit_layer} layers",
+        target,
+        own_words,
         sources=mixture("base"),
         schedule=Schedule(batch=4, micro_batch=4, rates=Rates(muon=None, adamw=RATE, warmup=0.05, decay=0.95)),
-        bounds=Bounds(minutes=30),
-        tokenizer=target,
-        teacher=target,
-        own_words=own_words,
     )
 
 

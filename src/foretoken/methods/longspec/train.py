@@ -30,20 +30,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from foretoken.core.errors import ConfigError
 from foretoken.forward import target_kv
 from foretoken.methods.longspec.network import LEVELS, LongSpec, config_for
 from foretoken.methods.longspec.noisy import noisy_forward
-from foretoken.models.load import load_as_is, load_config
+from foretoken.models.load import load_as_is
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.mixture import Source
 from foretoken.train.optimiser import Rates
-from foretoken.train.recipe import Recipe
+from foretoken.train.recipe import Recipe, part_recipe
 from foretoken.train.rendering import encoder
 from foretoken.train.replies import Replies
 from foretoken.train.run import LoopOptions, TrainingRun, within_memory
 from foretoken.train.sources import mixture
-from foretoken.train.trainer import Blocks, Bounds, Schedule
+from foretoken.train.trainer import Blocks, Schedule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,19 +86,14 @@ def recipe(target: str, own_words: float = OWN_WORDS) -> Recipe:
     Raises:
         ConfigError: the share is out of range.
     """
-    if not 0 <= own_words <= 1:
-        raise ConfigError(f"--own-words {own_words}: a share must be from 0 to 1")
-    return Recipe(
-        name="longspec",
-        description=f"LongSpec head of {target}",
-        config=lambda tokenizer: load_config(target),
+    return part_recipe(
+        "longspec",
+        f"LongSpec head of {target}",
+        target,
+        own_words,
         sources=mixture("longspec"),
         block=STAGES[0].block,
         schedule=Schedule(rates=Rates(muon=None, adamw=1e-3, warmup=0.03, decay=0.8)),
-        bounds=Bounds(minutes=30),
-        tokenizer=target,
-        teacher=target,
-        own_words=own_words,
     )
 
 

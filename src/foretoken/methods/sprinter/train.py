@@ -43,7 +43,7 @@ from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import check_same_vocabulary
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
-from foretoken.options.sampling import SamplingParams
+from foretoken.train.acceptance import answers
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.mixture import Source
 from foretoken.train.regression import Standard, regress
@@ -373,8 +373,6 @@ def measure(
     config: Mapping[str, Any],
     prompts: Sequence[str],
     temperatures: Sequence[float] = (0.0, 1.0),
-    *,
-    max_tokens: int = 64,
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
     """Run the drafter `sprinter` with its own verifier on prompts, and measure it.
@@ -390,18 +388,13 @@ def measure(
     """
     llm = LLM(target, speculative_config=dict(config), **options)
     found = {}
-    room = llm.target.max_length - max_tokens - 32
-    fitting = [prompt for prompt in prompts if len(llm.tokenizer(prompt)["input_ids"]) <= room]
-    for temperature in temperatures if fitting else ():
+    for temperature in temperatures:
         rule = Watched(llm.recipe.verifier)
         watched = llm.with_method({"method": llm.recipe.drafter, "verifier": rule})
-        params = [
-            SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=number)
-            for number in range(len(fitting))
-        ]
-        chats = [[{"role": "user", "content": prompt}] for prompt in fitting]
-        total = Metrics()
-        for output in watched.chat(chats, params) if llm.is_chat_model else watched.generate(fitting, params):
+        outputs, total = answers(watched, prompts, temperature), Metrics()
+        if not outputs:
+            break
+        for output in outputs:
             total.add(output.metrics)
         found[f"T={temperature:g}"] = {
             "tokens_per_step": round(total.tokens_per_step, 3),
@@ -411,7 +404,7 @@ def measure(
             "distortion": round(total.distortion, 4),
             "kl": round(total.kl, 4) if math.isfinite(total.kl) else None,
             **rule.rates(),
-            "prompts": len(fitting),
+            "prompts": len(outputs),
         }
     llm.close()
     return found

@@ -19,7 +19,7 @@ from foretoken.train.feature_heads.command import NetworkOptions
 from foretoken.train.feature_heads.objective import HeadObjective, Unrolled
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.optimiser import Rates
-from foretoken.train.recipe import Recipe
+from foretoken.train.recipe import Recipe, part_recipe
 from foretoken.train.sources import mixture
 from foretoken.train.trainer import Bounds, Schedule
 
@@ -93,19 +93,9 @@ def recipe_for(method: str, description: str, target: str, own_words: float, rat
     Raises:
         ConfigError: the share is out of range.
     """
-    if not 0 <= own_words <= 1:
-        raise ConfigError(f"--own-words {own_words}: a share must be from 0 to 1")
-    return Recipe(
-        name=method,
-        description=description,
-        config=lambda tokenizer: load_config(target),
-        sources=SOURCES,
-        block=BLOCK,
-        schedule=Schedule(batch=4, micro_batch=4, rates=rates),
-        bounds=BOUNDS,
-        tokenizer=target,
-        teacher=target,
-        own_words=own_words,
+    schedule = Schedule(batch=4, micro_batch=4, rates=rates)
+    return part_recipe(
+        method, description, target, own_words, sources=SOURCES, block=BLOCK, schedule=schedule, bounds=BOUNDS
     )
 
 
