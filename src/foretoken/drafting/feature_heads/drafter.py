@@ -29,7 +29,7 @@ from foretoken.drafting import draft_vocabulary, learned_part
 from foretoken.drafting.draft_builder import no_numbers
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.feature_heads.description import Taps
-from foretoken.drafting.feature_heads.native.pairs import Extent
+from foretoken.drafting.feature_heads.native.checks import Extent
 from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
 from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.level_tree import extend_chain, grow_levels

@@ -1,6 +1,12 @@
-"""The LM head of a draft network: rows of its own, or some of the target's.
+"""The LM head of a draft network, rows of its own or some of the target's: which tokens it scores.
 
-Letters: M rows, D width, K draft vocabulary, V vocabulary.
+    hidden [M, D] ── score ── logits [M, K]    columns: the tokens that they stand for; none: all tokens
+
+A drafter always proposes ids of the target, and q is a distribution over the whole vocabulary that is 0 outside of the
+columns (core/columns.py). The acceptance rules do not change: a token with q = 0 can still be emitted, by a residual or
+as the extra token. Rows of a model's own head are another thing (models/head_rows.py).
+
+Letters: M rows, D width, K tokens that are scored, V vocabulary.
 """
 
 from __future__ import annotations
@@ -9,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.core.columns import Columns
-from foretoken.drafting.draft_head import DraftHead
 
 
-class OwnRows(DraftHead):
+class OwnRows:
     """Scores tokens by a product with these rows; nothing else is done to the logits.
 
     Args:

@@ -25,10 +25,10 @@ from torch import Tensor
 from foretoken.core.columns import Columns
 from foretoken.core.errors import ConfigError
 from foretoken.core.threads import threads_for
-from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.description import Concatenated, Gated, Stacked
 from foretoken.drafting.feature_heads.native.chains import Prefetch
-from foretoken.drafting.feature_heads.native.pairs import Extent, GrownTree, PairDecoder, Pairing
+from foretoken.drafting.feature_heads.native.checks import Extent
+from foretoken.drafting.feature_heads.native.pairs import GrownTree, PairDecoder, Pairing
 from foretoken.drafting.feature_heads.native_layers import fits, native_block, rounded, rounded_block
 from foretoken.drafting.feature_heads.own_rows import OwnRows
 from foretoken.drafting.feature_heads.pair_network import LayeredNetwork, PairNetwork, gated
@@ -70,7 +70,7 @@ class Runner:
             self._embedding_VW = self._net.embedding_of(target.model).detach().to(target.device, target.dtype)
             weight_KW = self._net.lm_head_of(target.model).detach().to(target.device, target.dtype)
             ids_K = None if network.ids_K is None else network.ids_K.to(target.device)
-            self.lm_head: DraftHead = OwnRows(weight_KW, ids_K, target.vocab_size)
+            self.lm_head = OwnRows(weight_KW, ids_K, target.vocab_size)
             if target.native_decoder is not None and isinstance(network, LayeredNetwork) and fits(network.config):
                 scores = (
                     target.native_decoder.head if self.own_rows is None else rounded(Projection(weight_KW), rounding)

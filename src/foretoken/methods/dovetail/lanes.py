@@ -42,41 +42,14 @@ class Asked(Context, Protocol):
     def params(self) -> SamplingParams: ...
 
 
-class DraftLane(Protocol):
-    """A connection to the drafting side.
-
-    Attributes:
-        concurrent: whether it reads while the target computes.
-        bytes_moved: bytes transferred between target and drafting side so far, both ways.
-    """
-
-    concurrent: bool
-
-    @property
-    def bytes_moved(self) -> int: ...
-
-    def ready(self) -> bool:
-        """Whether it can draft now; if not, rows stay queued."""
-        ...
-
-    def read(self, parcels: Sequence[Parcel]) -> None: ...
-
-    def draft(
-        self, parcels: Sequence[Parcel], contexts: Sequence[Asked], budgets: Sequence[Budget]
-    ) -> list[Draft] | None:
-        """Return one draft for each context; None: the drafting side was lost, with all rows that it had read."""
-        ...
-
-    def forget(self, request_id: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class InPlace:
     """The drafting side in the engine's thread, on the target's device or on another.
 
     Args:
         staging: transfers the states; None: same device and dtype, no transfer.
+    Attributes:
+        concurrent: whether it reads while the target computes.
+        bytes_moved: bytes transferred between target and drafting side so far, both ways.
     """
 
     concurrent = False
@@ -86,6 +59,7 @@ class InPlace:
         self.bytes_moved = 0
 
     def ready(self) -> bool:
+        """Whether it can draft now; if not, rows stay queued."""
         return True
 
     def read(self, parcels: Sequence[Parcel]) -> None:
@@ -97,6 +71,7 @@ class InPlace:
         self.remote_head.take(taken(parcels, staged.take()))
 
     def draft(self, parcels: Sequence[Parcel], contexts: Sequence[Asked], budgets: Sequence[Budget]) -> list[Draft]:
+        """Return a draft for each context; of another lane None: the drafting side was lost, with the rows it read."""
         self.read(parcels)
         drafts = self.remote_head.propose(contexts, budgets)
         if self._staging is not None:
@@ -198,12 +173,12 @@ class InProcess:
         make: Callable[..., Any],
         arguments: tuple[Any, ...],
         *,
-        here: Callable[[], DraftLane],
+        here: Callable[[], InPlace],
         forgotten: Callable[[], None],
         threads: int,
     ) -> None:
         self._here, self._forgotten = here, forgotten
-        self._instead: DraftLane | None = None
+        self._instead: InPlace | None = None
         self._met: set[int] = set()
         self._gone: list[int] = []
         self.helper = HelperProcess(
@@ -281,6 +256,10 @@ class InProcess:
         self._met.clear()
         self._gone.clear()
         self._forgotten()
+
+
+DraftLane = InPlace | OnThread | InProcess
+"""A connection to the drafting side; each has the attributes and methods of :class:`InPlace`."""
 
 
 def taken(parcels: Sequence[Parcel], states: Sequence[Any]) -> list[Parcel]:

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from foretoken.core.errors import InputError
+from foretoken.drafting.feature_heads.native.chains import Prefetch
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.native.checks import Sizes, check_within, is_plain
 from foretoken.native.layout import Projection
 
 
-class Reach(Protocol):
-    """How far a draft is read on within one call (pairs.py)."""
+class Extent(NamedTuple):
+    """How far a tree may grow within one call.
 
-    @property
-    def most(self) -> int: ...
+    Attributes:
+        most: nodes that it is to have, at most.
+        deepest: of its longest path.
+        least: bound that the probability of a path must exceed for its last node to be expanded.
+    """
 
-    @property
-    def stands(self) -> Sequence[float]: ...
-
-    @property
-    def temperature(self) -> float: ...
-
-    @property
-    def uniforms(self) -> Sequence[float]: ...
-
-
-class Extent(Protocol):
-    """How far a tree may grow within one call (pairs.py)."""
-
-    @property
-    def most(self) -> int: ...
-
-    @property
-    def deepest(self) -> int: ...
+    most: int
+    deepest: int
+    least: float
 
 
 def check_pairing(sizes: Sizes, columns: int, token: Projection, feature: Projection | None) -> None:
@@ -61,7 +50,7 @@ def check_chain(
     num_tokens: int,
     scored: int,
     ids_C: Tensor | None,
-    prefetch: Sequence[Reach],
+    prefetch: Sequence[Prefetch],
     top: int,
 ) -> None:
     """Check passes over pairs, in addition to :func:`check` and :func:`check_head`.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from foretoken.drafting.feature_heads.native.chains import Entry, OpenChain, Pass, Prefetch
-from foretoken.drafting.feature_heads.native.checks import check_chain, check_pairing, check_trees
+from foretoken.drafting.feature_heads.native.checks import Extent, check_chain, check_pairing, check_trees
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import NativePlan
@@ -72,20 +72,6 @@ class Pairing:
     recycled_norm_W: Tensor | None = None
     final_norm: bool = True
     table_bytes: int = 0
-
-
-class Extent(NamedTuple):
-    """How far a tree may grow within one call.
-
-    Attributes:
-        most: nodes that it is to have, at most.
-        deepest: of its longest path.
-        least: bound that the probability of a path must exceed for its last node to be expanded.
-    """
-
-    most: int
-    deepest: int
-    least: float
 
 
 class GrownTree(NamedTuple):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from foretoken.core.errors import InputError
 from foretoken.core.protocols import Budget
 from foretoken.core.tree import ROOT
-from foretoken.drafting.feature_heads.native.pairs import Extent
+from foretoken.drafting.feature_heads.native.checks import Extent
 from foretoken.drafting.feature_heads.runner import NativeNetwork, Runner
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch

@@ -13,7 +13,6 @@ from foretoken.core.check import check
 from foretoken.core.draft import Sampled
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.tree import TokenTree
-from foretoken.drafting.draft_head import DraftHead
 from foretoken.drafting.feature_heads.own_rows import OwnRows
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.load import load
@@ -24,13 +23,13 @@ from helpers.tiny_models import save_model
 WIDTH, VOCABULARY = 16, 30
 
 
-def own(ids: list[int] | None) -> DraftHead:
+def own(ids: list[int] | None) -> OwnRows:
     count = VOCABULARY if ids is None else len(ids)
     weight_KW = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(1))
     return OwnRows(weight_KW, None if ids is None else torch.tensor(ids), VOCABULARY)
 
 
-IMPLEMENTATIONS: dict[str, Callable[[], DraftHead]] = {
+IMPLEMENTATIONS: dict[str, Callable[[], OwnRows]] = {
     "of all": lambda: own(None),
     "of one": lambda: own([2]),
     "of some": lambda: own(list(range(0, VOCABULARY, 3))),
@@ -38,7 +37,7 @@ IMPLEMENTATIONS: dict[str, Callable[[], DraftHead]] = {
 every = pytest.mark.parametrize("make", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 
 
-def on_vocabulary(head: DraftHead, logits_MK: torch.Tensor) -> torch.Tensor:
+def on_vocabulary(head: OwnRows, logits_MK: torch.Tensor) -> torch.Tensor:
     return logits_MK if head.columns is None else head.columns.spread(logits_MK, -torch.inf)
 
 
@@ -47,7 +46,7 @@ def states(seed: int, count: int = 5) -> torch.Tensor:
 
 
 @every
-def test_ids_are_tokens_of_the_target_each_once_and_increasing(make: Callable[[], DraftHead]) -> None:
+def test_ids_are_tokens_of_the_target_each_once_and_increasing(make: Callable[[], OwnRows]) -> None:
     head = make()
     logits_MK = head.score(states(0))
     assert logits_MK.dtype == torch.float32
@@ -61,7 +60,7 @@ def test_ids_are_tokens_of_the_target_each_once_and_increasing(make: Callable[[]
 @every
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**31))
-def test_q_is_a_distribution_that_is_0_outside_of_the_ids(make: Callable[[], DraftHead], seed: int) -> None:
+def test_q_is_a_distribution_that_is_0_outside_of_the_ids(make: Callable[[], OwnRows], seed: int) -> None:
     head = make()
     q_MV = torch.softmax(on_vocabulary(head, head.score(states(seed, 1))), dim=-1)
     assert q_MV.shape == (1, head.vocab_size)
