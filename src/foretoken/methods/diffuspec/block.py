@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.core.columns import Columns
@@ -59,8 +58,6 @@ class BlockLattices(LatticeNetwork):
             self._embedding_VW = self._net.embedding_of(target.model).to(target.device, target.dtype)
             positions = torch.arange(target.max_length + self.slots + 1, device=target.device)
             self._rotary = network.rotary_at(positions)
-            self._masks_kW = network.masks.detach().to(target.device)
-            self._gains_L1d = network.key_gains().detach().to(target.device) if config.norm_heads else None
             weight_KW = self._net.lm_head_of(target.model).detach().to(target.device, target.dtype)
             ids_K = None if network.ids_K is None else network.ids_K.to(target.device)
             self._columns = None if ids_K is None else Columns(ids_K, target.vocab_size)
@@ -133,8 +130,7 @@ class BlockLattices(LatticeNetwork):
             segment.start + slot for segment, count in zip(batch.segments, counts, strict=True) for slot in range(count)
         ]
         e_AW = self._embedding_VW[torch.tensor(roots, device=self._target.device)]
-        entered_AW = self._net.enter(torch.cat([e_AW, torch.cat(lasts)], dim=-1).to(self._target.dtype))
-        return self._pass(batch, (entered_AW.float()[:, None] + self._masks_kW.float()).flatten(0, 1))
+        return self._pass(batch, self._net.entering(e_AW, torch.cat(lasts).to(self._target.dtype)).flatten(0, 1))
 
     def _ready(self, context: Context) -> Pending | None:
         """Return the request's state if all rows before its root are known; discard a draft without an outcome."""
@@ -170,22 +166,17 @@ class BlockLattices(LatticeNetwork):
 
     def _heads(self, s_TF: Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
         """Return keys and values of rows in every layer, [L, G, T, d] both, rotated."""
-        config, dtype = self._net.config, self._target.dtype
-        product_TO = self._net.context(s_TF.to(dtype)).float()
-        both = product_TO.view(len(positions), 2, config.layers, config.kv_heads, config.head_dim)
-        keys, values = both.permute(1, 2, 3, 0, 4)
-        if self._gains_L1d is not None:
-            gains = self._gains_L1d[:, :, None].float()
-            keys = F.rms_norm(keys, keys.shape[-1:], eps=config.norm_eps) * gains
+        dtype = self._target.dtype
+        both = self._net.split_context(self._net.context(s_TF.to(dtype)).float())
+        keys, values = (each.permute(1, 2, 0, 3) for each in both)
         cos_Td, sin_Td = (table[positions] for table in self._rotary)
         return rotate(keys, cos_Td, sin_Td).to(dtype), values.to(dtype)
 
-    def _pass(self, batch: PackedBatch, entering_TW: Tensor) -> Output:
+    def _pass(self, batch: PackedBatch, h_TW: Tensor) -> Output:
         """Run the layers over all slots, and the LM head over the requested ones."""
         net, depth = self._net, self._net.num_layers
         plan = DensePlan(self._cache, batch)
         cos_Td, sin_Td = (table[batch.positions] for table in self._rotary)
-        h_TW = entering_TW.to(self._target.dtype)
         for number in range(depth):
             layer = net.layer(number)
             q, k, v = layer.project(layer.input_layernorm(h_TW), cos_Td, sin_Td)
@@ -223,7 +214,7 @@ class BlockLattices(LatticeNetwork):
                 context=Projection(network.context.weight),
                 enter=Projection(network.enter.weight),
                 masks_kW=network.masks,
-                key_gains_Ld=None if self._gains_L1d is None else self._gains_L1d[:, 0],
+                key_gains_Ld=network.key_gains()[:, 0] if config.norm_heads else None,
                 depths=len(config.depths),
             ),
             target.native_decoder.library,

@@ -35,6 +35,7 @@ from transformers import (
 
 from foretoken.core.errors import MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.core.protocols import Context
+from foretoken.drafting.published.folder import tensors_of
 from foretoken.forward import attention
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
@@ -206,7 +207,7 @@ def _load(name: str, target: LanguageModel) -> Checkpoint:
 def _dream(name: str, folder: Path, settings: Mapping[str, Any], target: LanguageModel) -> Checkpoint:
     """Load Qwen2 under Dream's tensor names; a row predicts the next position."""
     config = Qwen2Config(**{key: value for key, value in settings.items() if key not in ("model_type", "auto_map")})
-    model = _decoder(Qwen2ForCausalLM, config, _weights(folder), name, target)
+    model = _decoder(Qwen2ForCausalLM, config, tensors_of(folder), name, target)
     if (folder / "tokenizer.json").is_file():
         tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     else:
@@ -237,7 +238,7 @@ def _llada(name: str, folder: Path, settings: Mapping[str, Any], target: Languag
         tie_word_embeddings=bool(settings.get("weight_tying")),
         eos_token_id=settings.get("eos_token_id"),
     )
-    weights = {_renamed(key): value for key, value in _weights(folder).items()}
+    weights = {_renamed(key): value for key, value in tensors_of(folder).items()}
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     model = _decoder(LlamaForCausalLM, config, weights, name, target)
     mask = int(settings["mask_token_id"])
@@ -258,24 +259,6 @@ def _renamed(key: str) -> str:
     if len(parts) != 4 or parts[0] != "blocks" or parts[2] not in _LLADA_NAMES:
         raise ValueError(f"the tensor {key} does not belong to a LLaDA model")
     return f"model.layers.{parts[1]}.{_LLADA_NAMES[parts[2]]}.{parts[3]}"
-
-
-def _weights(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a folder.
-
-    Raises:
-        ValueError: the folder has no tensors, or a file is damaged.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError("there are no weights (*.safetensors)")
-    try:
-        return {key: value for file in files for key, value in load_file(file).items()}
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
 
 
 def _decoder(kind: Any, config: Any, weights: dict[str, Tensor], name: str, target: LanguageModel) -> Any:
