@@ -112,7 +112,7 @@ def test_stored_features_teach():
     [
         ("--target target --corpus mine.jsonl --out file", 2, "this is a file"),
         ("--target target --corpus mine.jsonl --out target", 2, "another model lies there"),
-        ("--target target --corpus mine.jsonl --out new --slots 65", 2, "--slots 65: from 1 to 64"),
+        ("--target target --corpus mine.jsonl --out new --slots 65", 2, "--slots 65 must be"),
         ("--target target --corpus mine.jsonl --out new --layers 33", 2, "--layers 33"),
         ("--target target --corpus mine.jsonl --out new --draft-vocab-size 500", 2, "target has 101 tokens"),
         ("--target target --corpus mine.jsonl --out new --mlp-width 40", 2, "--mlp-width 40"),

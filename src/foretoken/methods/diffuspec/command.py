@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from foretoken.core.errors import ConfigError
 from foretoken.options.option import Option
 from foretoken.train.command import WIDEST
 from foretoken.train.feature_heads.command import NetworkOptions, network_command
@@ -15,8 +14,8 @@ from foretoken.train.feature_heads.command import NetworkOptions, network_comman
 class Config(NetworkOptions):
     """Options of ``foretoken train diffuspec``; None: the recipe's value."""
 
-    layers: Annotated[int, Option("Decoder layers of the network.", metavar="N", least=1)] = 2
-    slots: Annotated[int, Option("Tokens that one pass drafts.", metavar="N", least=1)] = 8
+    layers: Annotated[int, Option("Decoder layers of the network.", metavar="N", least=1, most=32)] = 2
+    slots: Annotated[int, Option("Tokens that one pass drafts.", metavar="N", least=1, most=64)] = 8
     draft_vocab_size: Annotated[
         int | None, Option("Tokens that the network scores; default: 4096.", metavar="N", least=1)
     ] = None
@@ -27,13 +26,6 @@ class Config(NetworkOptions):
     ] = None
     own_words: Annotated[float | None, Option("Share of the text that the target generates itself; default: 1.")] = None
     own_words_else = 1.0
-
-    def check_together(self) -> None:
-        super().check_together()
-        if not 1 <= self.layers <= 32:
-            raise ConfigError(f"--layers {self.layers}: from 1 to 32")
-        if not 1 <= self.slots <= 64:
-            raise ConfigError(f"--slots {self.slots}: from 1 to 64")
 
 
 def chain(options: Config) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from foretoken.core.errors import ConfigError
 from foretoken.options.option import Option
 from foretoken.train.feature_heads.command import UnrolledOptions, network_command
 
@@ -14,15 +13,11 @@ from foretoken.train.feature_heads.command import UnrolledOptions, network_comma
 class Config(UnrolledOptions):
     """Options of ``foretoken train dovetail``; None: the recipe's value."""
 
-    blocks: Annotated[int, Option("Decoder blocks.", metavar="N", least=1)] = 2
-    fusion: Annotated[str, Option("How feature and token are fused: gate, or concat for EAGLE-2's fusion.")] = "gate"
-
-    def check_together(self) -> None:
-        super().check_together()
-        if not 1 <= self.blocks <= 32:
-            raise ConfigError(f"--blocks {self.blocks}: from 1 to 32")
-        if self.fusion not in ("gate", "concat"):
-            raise ConfigError(f"--fusion {self.fusion}: 'gate' or 'concat'")
+    blocks: Annotated[int, Option("Decoder blocks.", metavar="N", least=1, most=32)] = 2
+    fusion: Annotated[
+        str,
+        Option("How feature and token are fused: gate, or concat for EAGLE-2's fusion.", choices=("gate", "concat")),
+    ] = "gate"
 
 
 def chain(options: Config) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from foretoken.train.feature_heads.command import UnrolledOptions, network_comma
 class Config(UnrolledOptions):
     """Options of ``foretoken train eagle``; None: the recipe's value."""
 
-    algorithm: Annotated[str, Option("eagle3, or eagle for the network of EAGLE-2.")] = "eagle3"
+    algorithm: Annotated[str, Option("eagle3, or eagle for the network of EAGLE-2.", choices=("eagle3", "eagle"))] = (
+        "eagle3"
+    )
     own_head: Annotated[bool, Option("Train and store an LM head, which other engines need; else the target's.")] = (
         False
     )
@@ -24,8 +26,6 @@ class Config(UnrolledOptions):
 
     def check_together(self) -> None:
         super().check_together()
-        if self.algorithm not in ("eagle", "eagle3"):
-            raise ConfigError(f"--algorithm {self.algorithm}: 'eagle' or 'eagle3'")
         if self.algorithm == "eagle" and (self.draft_vocab_size is not None or self.own_head):
             raise ConfigError("--algorithm eagle uses the target's head: leave out --draft-vocab-size and --own-head")
         if self.algorithm == "eagle" and self.plain_residual:

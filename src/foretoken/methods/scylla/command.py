@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from foretoken.core.errors import ConfigError
 from foretoken.options.option import Option
 from foretoken.train.feature_heads.command import UnrolledOptions, network_command
 
@@ -14,18 +13,13 @@ from foretoken.train.feature_heads.command import UnrolledOptions, network_comma
 class Config(UnrolledOptions):
     """Options of ``foretoken train scylla``; None: the recipe's value."""
 
-    layers: Annotated[int, Option("Decoder layers.", metavar="N", least=1)] = 2
-    pretrain: Annotated[float, Option("Share of the run that is pre-training; the rest is the SFT stage.")] = 0.75
+    layers: Annotated[int, Option("Decoder layers.", metavar="N", least=1, most=32)] = 2
+    pretrain: Annotated[
+        float, Option("Share of the run that is pre-training; the rest is the SFT stage.", least=0, most=1)
+    ] = 0.75
     own_words: Annotated[
         float | None, Option("Share of the SFT stage's text that the target generates itself; default: 0.5.")
     ] = None
-
-    def check_together(self) -> None:
-        super().check_together()
-        if not 1 <= self.layers <= 32:
-            raise ConfigError(f"--layers {self.layers}: from 1 to 32")
-        if not 0 <= self.pretrain <= 1:
-            raise ConfigError(f"--pretrain {self.pretrain}: a share must be from 0 to 1")
 
 
 def chain(options: Config) -> dict[str, Any]:

@@ -365,7 +365,7 @@ def test_a_walk_over_all_columns_would_be_another_number(folder, learned):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algorithm": "eagle4"}, "--algorithm eagle4"),
+        ({"algorithm": "eagle4"}, "algorithm='eagle4' must be"),
         ({"mlp_width": 50}, "--mlp-width 50: a multiple of 32"),
         ({"algorithm": "eagle", "own_head": True}, "uses the target's head"),
         ({"algorithm": "eagle", "draft_vocab_size": 60}, "uses the target's head"),

@@ -129,10 +129,10 @@ def test_training_says_what_serving_then_measures(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 0}, "layers=0 must be an integer, at least 1"),
-        ({"layers": 40}, "--layers 40: from 1 to 32"),
+        ({"layers": 0}, "layers=0 must be an integer between 1 and 32"),
+        ({"layers": 40}, "layers=40 must be an integer between 1 and 32"),
         ({"mlp_width": 50}, "--mlp-width 50: a multiple of 32"),
-        ({"pretrain": 1.5}, "--pretrain 1.5"),
+        ({"pretrain": 1.5}, "pretrain=1.5 must be"),
     ],
     ids=str,
 )
