@@ -24,6 +24,7 @@ _HOMES = {
     **dict.fromkeys(("CompletionOutput", "RequestOutput"), "foretoken.outputs"),
     "StructuredOutputsParams": "foretoken.sampling_params",
     **dict.fromkeys(("TextPrompt", "TokensPrompt"), "foretoken.inputs"),
+    "LoRARequest": "foretoken.lora.request",
 }
 
 _OF_VLLM = {  # names in vLLM's examples, and their replacements
@@ -31,7 +32,6 @@ _OF_VLLM = {  # names in vLLM's examples, and their replacements
     **dict.fromkeys(("AsyncEngineArgs", "AsyncLLMEngine"), "AsyncLLM(...) takes the arguments itself"),
     "GuidedDecodingParams": "write SamplingParams(structured_outputs={'choice': [...]}), a mapping of its fields",
     "BeamSearchParams": "there is no beam search; draw several completions with SamplingParams(n=4, temperature=0.8)",
-    "LoRARequest": "an adapter is merged at load time: LLM('/path/to/adapter')",
     "RequestOutputKind": "use stream(...) for deltas, generate(...) for whole outputs",
     "PoolingParams": "only text is generated here",
 }

@@ -228,7 +228,7 @@ def test_arrays_are_prompts():
         ({"quantization": "awq"}, "quantization='awq' is not supported"),
         ({"max_num_batched_tokens": 64}, "it is called max_rows_per_step"),
         ({"speculative_model": "x"}, "speculative_config="),
-        ({"max_loras": 2}, "merged when it is loaded"),
+        ({"enable_lora_bias": True}, "lora_request=LoRARequest"),
         ({"override_generation_config": {"top_k": 1}}, "SamplingParams"),
         ({"load_format": "dummy"}, "shape:100m"),
         ({"qqq": 4}, "known(?!.*others)"),
@@ -490,9 +490,7 @@ def test_unknown_methods_are_refused_with_the_nearest_one(name, instead):
 
 
 def test_arguments_that_are_not_here_say_what_takes_their_place():
-    with pytest.raises(
-        ConfigError, match=r"LLM.generate has no 'lora_request': an adapter is merged when it is loaded"
-    ):
+    with pytest.raises(ConfigError, match=r"lora_request must be a LoRARequest, not object"):
         base().generate("Hello", lora_request=object())
     params = SamplingParams(max_tokens=2)
     plain, given = base().generate("Hello", params), base().generate("Hello", params, lora_request=None, priority=None)

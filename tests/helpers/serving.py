@@ -79,11 +79,13 @@ def served(
     http: str = "auto",
     names: Sequence[str] = (NAME,),
     tool_parser: str = "auto",
+    adapters: dict[str, str] | None = None,
+    adapters_change: bool = False,
     **options: Any,
 ) -> Iterator[Served]:
     """Serve an LLM on a free port until the block ends."""
     loop = EngineLoop(llm, **options).start()
-    service = Service(loop, names, limits, tool_parser=tool_parser)
+    service = Service(loop, names, limits, tool_parser=tool_parser, adapters=adapters, adapters_change=adapters_change)
     listening = bind("127.0.0.1", 0)
     config = bounded_config(
         create_app(service, api_key=api_key, origins=origins),

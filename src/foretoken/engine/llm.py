@@ -17,6 +17,7 @@ from foretoken.engine.intake.checkpoint_defaults import CheckpointDefaults
 from foretoken.engine.intake.progress import shown
 from foretoken.engine.intake.prompts import Messages, Prompt, PromptReader, as_conversations, as_list
 from foretoken.engine.intake.vllm_options import absent, arguments, check_options
+from foretoken.options.lora import LoRARequest
 from foretoken.options.model import EngineOptions, ModelOptions
 from foretoken.options.recipe import AUTO
 from foretoken.options.sampling import SamplingParams
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from foretoken.engine.request import Request
     from foretoken.engine.totals import Metric
     from foretoken.models.language_model import LanguageModel
+
+Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
 __all__ = ["LLM", "Messages", "Prompt"]
 
@@ -234,6 +237,7 @@ class LLM:
         *,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = False,
+        lora_request: Adapters = None,
         progress: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all of them together in one continuous batch.
@@ -244,19 +248,22 @@ class LLM:
             params: one for all, or one per prompt; None takes ``default_params``.
             sampling_params: the same under vLLM's name.
             use_tqdm: a bar on standard error, as vLLM draws it; a class like ``tqdm.tqdm`` draws in its way.
+            lora_request: an adapter for all prompts, or one or None for each; None: the base model.
             progress: called with each output as it finishes.
         Returns:
             one output per prompt, in order. A request that fails while running has finish_reason "error" and its
             message in ``error``; the others are not affected.
         Raises:
             InputError: a prompt is empty, too long or of the wrong kind; nothing was run.
-            ConfigError: params do not fit the recipe.
+            ConfigError: params or adapters do not fit the recipe.
+            ModelError: an adapter cannot be loaded, or does not fit the model.
         """
         params = _one_of(params, sampling_params)
         many = as_list(prompts)
         every = self._admission.params_for(len(many), params, self.default_params)
-        pairs = enumerate(zip(many, every, strict=True))
-        groups = [self._admission.requests(prompt, each, index) for index, (prompt, each) in pairs]
+        adapters = self._admission.adapters_for(len(many), lora_request)
+        rows = enumerate(zip(many, every, adapters, strict=True))
+        groups = [self._admission.requests(prompt, each, index, adapter) for index, (prompt, each, adapter) in rows]
         with shown(use_tqdm, len(groups), progress) as told:
             return self._driver.run(groups, told)
 
@@ -273,6 +280,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Adapters = None,
         progress: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations: the chat template turns each into a prompt.
@@ -290,7 +298,8 @@ class LLM:
             )
             for each in as_conversations(messages)
         ]
-        return self.generate(prompts, _one_of(params, sampling_params), use_tqdm=use_tqdm, progress=progress)
+        params = _one_of(params, sampling_params)
+        return self.generate(prompts, params, use_tqdm=use_tqdm, lora_request=lora_request, progress=progress)
 
     @arguments
     def stream(
@@ -299,12 +308,14 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Iterator[Chunk]:
         """Complete one prompt and yield a chunk per step. Closing the iterator early cancels the request.
 
         Args:
             sampling_params: params under vLLM's name.
+            lora_request: an adapter; None: the base model.
             on_prefill: called after each step until the first token, with how many of the prompt's tokens are read, and
                 how many there are.
         """
@@ -313,7 +324,7 @@ class LLM:
         (params,) = self._admission.params_for(1, _one_of(params, sampling_params), self.default_params)
         if params.n != 1:
             raise ConfigError(f"n={params.n}: streaming gives one completion; use generate for several")
-        (request,) = self.new_requests(prompt, params)
+        (request,) = self.new_requests(prompt, params, lora_request=lora_request)
         return self._driver.stream(request, on_prefill)
 
     @arguments
@@ -358,6 +369,15 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
 
+    def load_adapter(self, lora_request: LoRARequest) -> None:
+        """Read an adapter now, which else the first request with it does.
+
+        Raises:
+            ConfigError: it is no LoRARequest, or the recipe cannot apply adapters.
+            ModelError: it cannot be loaded, or does not fit the model.
+        """
+        self._admission.adapters_for(1, lora_request)
+
     @reject_unknown_keywords
     def new_requests(
         self,
@@ -366,6 +386,7 @@ class LLM:
         *,
         max_draft: int | None = None,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> list[Request]:
         """The requests that :meth:`generate` would make of one prompt, not queued yet.
 
@@ -376,6 +397,7 @@ class LLM:
             prompt, params: as for :meth:`generate`.
             max_draft: draft nodes a step for these requests, at most; 0: plain decoding; None: as the recipe has it.
             cache_salt: only requests with the same one share the cached prefix of a prompt.
+            lora_request: an adapter; None: the base model.
         Returns:
             ``params.n`` requests.
         Raises:
@@ -387,7 +409,8 @@ class LLM:
         if cache_salt is not None and not isinstance(cache_salt, str):
             raise ConfigError(f"cache_salt={cache_salt!r:.60} must be a text, or None")
         self._admission.check_draft(max_draft)
-        requests = self._admission.requests(prompt, params, 0)
+        (adapter,) = self._admission.adapters_for(1, lora_request)
+        requests = self._admission.requests(prompt, params, 0, adapter)
         for request in requests:
             request.max_draft = max_draft
             request.cache_salt = cache_salt

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 from foretoken.core.protocols import Drafter
 from foretoken.engine.features.feature_replay import FeatureReplay
@@ -46,7 +47,7 @@ class Prefixes:
         self._drafter = drafter
         wanted = drafter.needs.hidden_layers
         self._last = None if wanted is None else wanted.last  # rows of a prompt's end that are shown, and no others
-        self._kept: OrderedDict[int, tuple[list[int], str | None]] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[list[int], Any]] = OrderedDict()
 
     @property
     def free_slots(self) -> int:
@@ -63,7 +64,7 @@ class Prefixes:
             self.shown.drop(request.slot)
             return False
         self._cache.rollback(request.slot, count)  # a draft may have been committed after the last token
-        self._kept[request.slot] = (request.tokens[:count], request.cache_salt)
+        self._kept[request.slot] = (request.tokens[:count], request.cache_key)
         while self.shown.num_bytes > self._max_bytes and len(self._kept) > 1:
             self._give_up(next(iter(self._kept)))
         return True
@@ -114,10 +115,10 @@ class Prefixes:
         length of the longest common prefix at all."""
         best, owner, longest = 0, -1, 0
         limit, lengths = self._limit(request), self._cache.lengths
-        known = [(slot, tokens, salt) for slot, (tokens, salt) in self._kept.items()]
-        known += [(other.slot, other.tokens[: lengths[other.slot]], other.cache_salt) for other in running]
-        for slot, tokens, salt in known:
-            if salt == request.cache_salt:
+        known = [(slot, tokens, key) for slot, (tokens, key) in self._kept.items()]
+        known += [(other.slot, other.tokens[: lengths[other.slot]], other.cache_key) for other in running]
+        for slot, tokens, key in known:
+            if key == request.cache_key:
                 common = common_prefix(tokens, request.tokens, limit)
                 longest = max(longest, common)
                 usable = self._cache.reachable(slot, min(common, self._usable(slot)))

@@ -126,6 +126,19 @@ class Recipe:
         waits = self.executor == "serial" and not self.drafter.offers.resumes
         return fits and waits and self.promise != "approximate" and self.evidence_for(params) is None
 
+    def check_adapter(self) -> None:
+        """Refuse adapters where more of the target than the verified rows is computed: without the adapter.
+
+        Raises:
+            ConfigError: with the remedy.
+        """
+        if self.drafter.offers.resumes or not self.plan.exact:
+            why = "drafts with the target's own layers" if self.plan.exact else "reads the target sparsely"
+            raise ConfigError(
+                f"lora_request: method '{self.method}' {why}, where an adapter is not applied: use another method, or "
+                "load the adapter as a model of its own"
+            )
+
     def check(self, params: SamplingParams) -> None:
         """Refuse a request that the verifier cannot honour.
 

@@ -16,6 +16,7 @@ from foretoken.engine.draft_length.draft_ledger import DraftLedger
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.prediction import PredictionReader
 from foretoken.engine.text.detokenise import TextStream
+from foretoken.forward.adapter import Adapter
 from foretoken.options.sampling import SamplingParams
 
 
@@ -68,7 +69,8 @@ class Request:
         history_only: whether its drafts may follow from its own past only (``Recipe.history_only``).
         shown: whether the drafter is shown its hidden states, if it asks for any; else nothing is drafted for it.
         own_rule: decides the draft length of a seeded request; None if the engine's controller does, or it is fixed.
-        cache_salt: only requests with the same one reuse its cached rows.
+        cache_salt: only requests with the same one, and the same adapter, reuse its cached rows.
+        adapter: corrects the target for it; None: the base model.
         num_cached: tokens of its prompt that were reused, not read.
         borders: lengths of its prompt, increasing, at which a chunk ends, so that others can go on from there.
         max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
@@ -107,6 +109,7 @@ class Request:
     shown: bool = True
     own_rule: OwnPastRule | None = None
     cache_salt: str | None = None
+    adapter: Adapter | None = None
     num_cached: int = 0
     borders: tuple[int, ...] = ()
     max_draft: int | None = None
@@ -117,6 +120,11 @@ class Request:
     model_ledger: DraftLedger = field(default_factory=DraftLedger)
     started: float = 0.0
     admitted: float = 0.0
+
+    @property
+    def cache_key(self) -> tuple[str | None, Adapter | None]:
+        """What requests that share cached rows have in common."""
+        return self.cache_salt, self.adapter
 
     @property
     def output_ids(self) -> list[int]:

@@ -210,7 +210,7 @@ class Engine:
                 current.failed.append(request)
                 continue
             spare -= 0 if kept else len(tree) - len(draft)
-            batch.add_tree(request.slot, cache.lengths[request.slot], request.tokens[-1], tree)
+            batch.add_tree(request.slot, cache.lengths[request.slot], request.tokens[-1], tree, request.adapter)
             current.jobs.append(Job(request, draft, rows, rows))
         sees = self.recipe.drafter.needs.hidden_layers is not None
         for request, count in work.prefill:
@@ -220,7 +220,8 @@ class Engine:
             last = begin + count == len(request.tokens)
             cache.reserve(request.slot, count)
             read = 0 if request.prompt_logprobs is None else count - last
-            batch.add_chunk(request.slot, begin, request.tokens[begin : begin + count], wanted=read + last)
+            chunk = request.tokens[begin : begin + count]
+            batch.add_chunk(request.slot, begin, chunk, wanted=read + last, adapter=request.adapter)
             current.jobs.append(Job(request, NO_DRAFT, count, int(last), prompt=True, read=read))
         return current
 

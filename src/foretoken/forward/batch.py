@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from foretoken.core.tree import TokenTree
+
+if TYPE_CHECKING:
+    from foretoken.forward.adapter import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Segment:
             itself, as in a chain.
         depths: positions after the prefix of the tail's rows and then of these rows, if ``seen`` is given.
         verification: whether these rows are a root and its draft, perhaps an empty one; a prompt's chunk is not.
+        adapter: corrects the linear layers for these rows; None: the base model's rows.
     """
 
     slot: int
@@ -42,6 +47,7 @@ class Segment:
     seen: Tensor | None = None
     depths: tuple[int, ...] | None = None
     verification: bool = False
+    adapter: Adapter | None = None
 
 
 class PackedBatch:
@@ -65,26 +71,36 @@ class PackedBatch:
         return len(self.tokens)
 
     def add_chunk(
-        self, slot: int, prefix: int, tokens: Sequence[int], *, wanted: int, tail: int = 0, verification: bool = False
+        self,
+        slot: int,
+        prefix: int,
+        tokens: Sequence[int],
+        *,
+        wanted: int,
+        tail: int = 0,
+        verification: bool = False,
+        adapter: Adapter | None = None,
     ) -> None:
         """Append consecutive tokens; logits of the last ``wanted`` rows.
 
         Args:
             slot, prefix: the request's slot and its committed rows.
             tail: rows after the prefix that they follow, a chain.
-            verification: see :class:`Segment`.
+            verification, adapter: see :class:`Segment`.
         """
         start = len(self.tokens)
         end = start + len(tokens)
         self.tokens.extend(tokens)
         self.positions.extend(range(prefix + tail, prefix + tail + len(tokens)))
-        self.segments.append(Segment(slot, prefix, start, len(tokens), tail, verification=verification))
+        self.segments.append(
+            Segment(slot, prefix, start, len(tokens), tail, verification=verification, adapter=adapter)
+        )
         self.wanted.extend(range(end - wanted, end))
 
-    def add_tree(self, slot: int, prefix: int, root: int, tree: TokenTree) -> None:
+    def add_tree(self, slot: int, prefix: int, root: int, tree: TokenTree, adapter: Adapter | None = None) -> None:
         """Append the root token and the draft after it; logits of all rows."""
         if tree.is_chain:
-            self.add_chunk(slot, prefix, (root, *tree.tokens), wanted=1 + len(tree), verification=True)
+            self.add_chunk(slot, prefix, (root, *tree.tokens), wanted=1 + len(tree), verification=True, adapter=adapter)
             return
         start = len(self.tokens)
         self.tokens.append(root)
@@ -94,7 +110,7 @@ class PackedBatch:
         size = 1 + len(tree)
         rows = bytearray(b"\1").ljust(size, b"\0") + b"".join(b"\1" + row for row in tree.ancestor_rows)
         seen = torch.frombuffer(rows, dtype=torch.bool).view(size, size)
-        self.segments.append(Segment(slot, prefix, start, size, 0, seen, (0, *tree.depths), True))
+        self.segments.append(Segment(slot, prefix, start, size, 0, seen, (0, *tree.depths), True, adapter))
         self.wanted.extend(range(start, len(self.tokens)))
 
     def add_level(

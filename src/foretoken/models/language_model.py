@@ -23,6 +23,7 @@ from foretoken.core.phases import PHASES
 from foretoken.core.protocols import Plan
 from foretoken.core.threads import one_thread
 from foretoken.forward import anatomy, attention
+from foretoken.forward.adapter import Adapter, corrected
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.feed_forward import swapped
@@ -188,6 +189,7 @@ class LanguageModel:
         self.layers_loaded = self.layer_rows = 0
         self.scored_rows = 0.0  # where some rows of the head were scored, their share
         self._whole = Span(0, self.num_layers)
+        self.adapters: dict[tuple[str, str], Adapter] = {}  # those that were loaded, by name and folder
         self.native_decoder: decoder.NativeDecoder | None = None
         self.kv_cache_dtype = kv_cache_dtype
         self._sample = None if self.num_parameters <= _SMALL else _sample(model)  # None: probes run all layers
@@ -250,7 +252,13 @@ class LanguageModel:
             ranked = self.native_decoder.forward(batch, plan.native, span or self._whole, top=top, head=packed)
             return Output.ranked(ranked, columns)
         skipped = () if head is None else (anatomy.find(self.model).head,)
-        with torch.inference_mode(), attention.following(plan), swapped(plan.swaps), passed_by(skipped):
+        with (
+            torch.inference_mode(),
+            attention.following(plan),
+            swapped(plan.swaps),
+            passed_by(skipped),
+            corrected(self.model, batch),
+        ):
             wanted = batch.wanted_rows(self.device)
             inputs: dict[str, Any] = {
                 "input_ids": batch.ids_1T(self.device),

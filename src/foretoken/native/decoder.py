@@ -28,6 +28,7 @@ from foretoken.native import checks, structs, team
 from foretoken.native.cache_addresses import CacheAddresses
 from foretoken.native.call import Angles, OpenCall, Ranked
 from foretoken.native.layout import Block, Experts, Head, Layout, MLPBlock, PackedBlock, Projection, StateBlock
+from foretoken.native.low_rank import RowAdapters
 from foretoken.native.packing import Tiles, described, packed_apart, packed_in_turn, packed_of
 from foretoken.native.rotary import RotaryTables
 from foretoken.native.shelf import Shelf
@@ -188,6 +189,12 @@ class NativeDecoder:
             call.native.attention_seconds = ctypes.addressof(attention)
         if qkv_addend_TQ is not None:
             call.native.qkv_addend = qkv_addend_TQ.data_ptr()
+        adapters = None
+        if any(segment.adapter is not None for segment in batch.segments):
+            if plan.thresholds:
+                raise ValueError("rows of an adapter have no MLP that leaves channels out")
+            adapters = RowAdapters(batch)
+            call.native.adapters, call.native.most_rank = ctypes.addressof(adapters.rows), adapters.rank
         handle = own.handle(self.library)  # held while the call runs
         if self.library.foretoken_forward(handle.address, ctypes.addressof(model), ctypes.addressof(call.native)):
             raise MemoryError(f"there is no memory for a forward of {len(batch.tokens)} rows")

@@ -42,6 +42,12 @@ class Layer(ctypes.Structure):
     _fields_ = _HEADER.fields("Layer", Matrix, Mixer, Experts)
 
 
+class LowRank(ctypes.Structure):
+    """The correction of a packed weight's outputs."""
+
+    _fields_ = _HEADER.fields("LowRank")
+
+
 class Model(ctypes.Structure):
     """Sizes and weights; the native side only reads them."""
 

@@ -27,8 +27,8 @@ static double now(void) {
 #define SPINS_BETWEEN_LOOKS 256
 #define DISPLACED 1e-4 /* seconds between two looks at the clock: another program had the core */
 #define MAX_THREADS 256
-#define PARTS_OF_SCRATCH 14
-#define ROW_BUFFERS 12
+#define PARTS_OF_SCRATCH 15
+#define ROW_BUFFERS 13
 #define STAGES_OF_LAYER 19 /* at most */
 
 typedef struct {
@@ -46,7 +46,7 @@ typedef struct {
     Buffer part[PARTS_OF_SCRATCH]; /* queries, sums of a panel, scores, normed rows, scores of blocks, runs of columns or open
                                       units or pairs of rows and experts, weights of a tile, paths of a tree, coded rows, a row
                                       of floats, coded queries, opened values of a tile, scores of experts, external
-                                      keys */
+                                      keys, sums of corrections */
 } Scratch;
 
 typedef struct Job {

@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 15
+#define ABI 16
 #define UNITS_AHEAD 48 /* units of a weight that a product prefetches: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -122,6 +122,14 @@ typedef struct Layer {
     const Experts *experts;       /* in the place of the MLP, or next to it: then the sum of both; or NULL */
 } Layer;
 
+/* A correction of a packed weight's outputs: out += up (down x); see low_rank.inc. */
+typedef struct {
+    const float *down;    /* [inputs][rank] */
+    const float *up;      /* [tile][rank][16] */
+    const int32_t *spans; /* [tile][2]: from where to where `up` of a tile is not zero */
+    int64_t rank;         /* a multiple of 16; 0: there is no correction */
+} LowRank;
+
 /* The activation of a gate, or of an MLP without gates; structs.py reads these names. */
 enum { SILU, GELU_TANH, RELU_SQUARED, GELU, RELU };
 
@@ -233,6 +241,9 @@ typedef struct {
     double *attention_seconds;         /* adds the calling thread's wall time of the attention stages; or NULL */
     const States *states;              /* or NULL: no layer has a mixer */
     const ExternalKV *external_kv;     /* for layers with cross-attention; or NULL */
+    const LowRank *const *adapters;    /* [num_rows]: the row's corrections [layer][4] of qkv, out, gate_up and down, or NULL;
+                                          NULL: of no row */
+    int64_t most_rank;                 /* of a correction */
 } Call;
 
 /* Rows of one slot to move together, in every layer. */

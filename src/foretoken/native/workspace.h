@@ -71,7 +71,8 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
                                       choices * sizeof(float),
                                       choices ? T * sizeof(float) : 0,
                                       (T + call->num_wanted + call->num_tap_rows) * sizeof(int32_t),
-                                      T * m->heads * job->most_spans * span_floats(m) * sizeof(float)};
+                                      T * m->heads * job->most_spans * span_floats(m) * sizeof(float),
+                                      call->adapters ? T * sizeof(LowRank *) : 0};
     for (int i = 0; i < ROW_BUFFERS; i++)
         if (!reserve(team->rows + i, rows[i])) return 0;
     job->residual = team->rows[0].data;
@@ -131,7 +132,8 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
                                             call->coded ? folded * 2 * m->head_dim + (folded + 12) * sizeof(Whole) : 0,
                                             call->coded ? (2 * TILE + 12 * m->head_dim) * sizeof(float) + TILE * m->head_dim : 0,
                                             routed * sizeof(float),
-                                            (rest + 16) * m->head_dim * (m->bf16 ? 2 : 4)};
+                                            (rest + 16) * m->head_dim * (m->bf16 ? 2 : 4),
+                                            T * call->most_rank * sizeof(float)};
     const size_t held = team->scratch.size / sizeof(Scratch);
     if (held < (size_t)threads) {
         Scratch *more = realloc(team->scratch.data, threads * sizeof(Scratch));
@@ -168,6 +170,12 @@ static void leave_unread_out(Team *team, Job *job, Call *rest) {
     rest->num_rows = count;
     rest->wanted = wanted;
     rest->tap_rows = tap_rows;
+    if (call->adapters) {
+        const LowRank **adapters = team->rows[12].data;
+        for (long r = 0; r < T; r++)
+            if (packed_row[r] >= 0) adapters[packed_row[r]] = call->adapters[r];
+        rest->adapters = adapters;
+    }
     if (!tapped) rest->num_taps = 0;
     job->rest = rest;
     job->packed_row = packed_row;

@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.serve import token_paths
 from foretoken.serve.body import StrictRoute
 from foretoken.serve.chat import Chat
@@ -27,7 +28,7 @@ from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.metrics import LoopCollector, exposition
 from foretoken.serve.request_head import check_head
 from foretoken.serve.responses import Response as MadeResponse
-from foretoken.serve.schema import ChatRequest, CompletionRequest, Ignored, ResponsesRequest
+from foretoken.serve.schema import AdapterName, ChatRequest, CompletionRequest, Ignored, LoadAdapter, ResponsesRequest
 from foretoken.serve.service import FINGERPRINT, Service, first_of, new_id
 from foretoken.serve.stream import CLIENT_GONE, EventStream, answered, unless_gone
 
@@ -175,13 +176,14 @@ def _add_paths(app: FastAPI, service: Service) -> None:
         return await answered(request, whole())
 
     def model_card(name: str) -> dict[str, Any]:
-        llm = service.llm
+        llm, adapter = service.llm, service.adapter_of(name)
         return {
             "id": name,
             "object": "model",
             "created": service.created,
             "owned_by": "foretoken",
-            "root": llm.target.name,
+            "root": llm.target.name if adapter is None else adapter.lora_path,
+            "parent": None if adapter is None else service.name,
             "max_model_len": llm.target.max_length,
             "method": llm.recipe.method,
             "promise": llm.recipe.promise,
@@ -189,11 +191,28 @@ def _add_paths(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models", summary="The served model", tags=["openai"])
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_card(name) for name in service.names if "*" not in name]}
+        names = [name for name in service.names if "*" not in name]
+        return {"object": "list", "data": [model_card(name) for name in (*names, *service.adapters)]}
 
     @app.get("/v1/models/{name:path}", summary="Properties of a model", tags=["openai"])
     async def model(name: str) -> dict[str, Any]:
         return model_card(service.check_model(name)) if name else await models()
+
+    if service.adapters_change:
+
+        @app.post("/v1/load_lora_adapter", summary="Serve a LoRA folder of the server's machine", tags=["adapters"])
+        async def load_adapter(body: LoadAdapter) -> dict[str, str]:
+            try:
+                await asyncio.to_thread(service.load_adapter, body.lora_name, body.lora_path)
+            except ForetokenError as error:
+                raise api_error(ConfigError(str(error)), "lora_path") from None
+            return {"status": f"adapter '{body.lora_name}' is served"}
+
+        @app.post("/v1/unload_lora_adapter", summary="Serve an adapter no more", tags=["adapters"])
+        async def unload_adapter(body: AdapterName) -> dict[str, str]:
+            if service.adapters.pop(body.lora_name, None) is None:
+                raise ApiError(404, f"there is no adapter '{body.lora_name}'", param="lora_name")
+            return {"status": f"adapter '{body.lora_name}' is served no more"}  # what runs keeps it
 
     for root in ("", "/v1"):  # vLLM and llama.cpp have them at the root, and clients append them to their base URL
 

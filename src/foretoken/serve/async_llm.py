@@ -16,6 +16,7 @@ from foretoken.engine.intake.vllm_options import absent
 from foretoken.engine.llm import LLM, Messages, Prompt
 from foretoken.engine.output import RequestOutput
 from foretoken.engine.updates import Update
+from foretoken.options.lora import LoRARequest
 from foretoken.options.sampling import SamplingParams
 from foretoken.serve.loop import EngineLoop
 
@@ -61,14 +62,16 @@ class AsyncLLM:
         self.loop = EngineLoop(self.llm, max_queue=max_queue).start()
 
     @_arguments
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, lora_request: LoRARequest | None = None
+    ) -> RequestOutput:
         """Complete one prompt. Cancelling the task ends the request within a step.
 
         Raises:
-            InputError, ConfigError: see :meth:`LLM.generate`.
+            InputError, ConfigError, ModelError: see :meth:`LLM.generate`.
             Overloaded, Stopped: the loop refuses it.
         """
-        requests = self.llm.new_requests(prompt, self._or_default(params))
+        requests = self.llm.new_requests(prompt, self._or_default(params), lora_request=lora_request)
         ticket = self.loop.submit(requests, streamed=False)
         try:
             async for _ in ticket.deltas():
@@ -83,14 +86,16 @@ class AsyncLLM:
         return await self.generate(self.llm.chat_prompt(messages), params)
 
     @_arguments
-    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Update, None]:
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, lora_request: LoRARequest | None = None
+    ) -> AsyncGenerator[Update, None]:
         """Complete one prompt, and yield deltas: after each step, or grouped with those of other streams, see
         ``foretoken.serve.loop``; ``delta.index`` is the number of the completion.
 
         Closing the iterator ends the request within a step. A request that fails ends with a delta that has an
         ``error``.
         """
-        ticket = self.loop.submit(self.llm.new_requests(prompt, self._or_default(params)))
+        ticket = self.loop.submit(self.llm.new_requests(prompt, self._or_default(params), lora_request=lora_request))
         try:
             async with aclosing(ticket.deltas()) as news:
                 async for deltas in news:

@@ -42,7 +42,7 @@ class Replicas:
         threads: cores per replica.
         model, config, options: as for ``LLM``.
         names, api_key, max_queue, max_seconds, max_body, strict_fields, metrics, reasoning, tool_parser,
-            origins: as for the server.
+            origins, adapters: as for the server.
         drain_seconds: time for running requests when a replica ends.
     """
 
@@ -63,6 +63,7 @@ class Replicas:
     reasoning: bool | None = None
     tool_parser: str = "auto"
     origins: tuple[str, ...] = ()
+    adapters: dict[str, str] = field(default_factory=dict)
 
 
 class Replica:
@@ -86,7 +87,9 @@ class Replica:
 
         own = self._settings
         limits = Limits(body=own.max_body, strict=own.strict_fields, metrics=own.metrics)
-        service = Service(self._loop, own.names, limits, reasoning=own.reasoning, tool_parser=own.tool_parser)
+        service = Service(
+            self._loop, own.names, limits, reasoning=own.reasoning, tool_parser=own.tool_parser, adapters=own.adapters
+        )
         return create_app(service, api_key=own.api_key, origins=own.origins)
 
     def check_health(self) -> None:

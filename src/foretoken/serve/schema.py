@@ -238,6 +238,18 @@ class Prediction(Fields):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+class AdapterName(Fields):
+    """An adapter's name for clients."""
+
+    lora_name: Annotated[str, Field(min_length=1)]
+
+
+class LoadAdapter(AdapterName):
+    """A LoRA folder on the server's machine."""
+
+    lora_path: Annotated[str, Field(min_length=1)]
+
+
 class Sampling(request_of(SamplingParams, Ignored)):  # type: ignore[misc]  # its fields are declared there
     """Fields that all endpoints share. Null or absent: the checkpoint's default, else OpenAI's."""
 

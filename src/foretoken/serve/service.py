@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.core.metrics import Metrics
 from foretoken.engine.llm import LLM, Prompt
 from foretoken.engine.prediction import SOURCE
@@ -19,6 +19,7 @@ from foretoken.engine.request import Request, TokenLogprob
 from foretoken.engine.text.reasoning import knows_reasoning
 from foretoken.engine.updates import Update
 from foretoken.models.token_text import TokenText
+from foretoken.options.lora import LoRARequest
 from foretoken.options.option import declared
 from foretoken.options.sampling import SamplingParams
 from foretoken.serve.errors import ApiError, api_error
@@ -60,6 +61,11 @@ class Service:
         reasoning: whether to separate "<think>…</think>" from the answer in a conversation; None: if the chat template
             uses it.
         tool_parser: the form of the model's tool calls (tool_formats.py); "auto": by the chat template.
+        adapters: folders of adapters by the names under which clients select them, also after the model's name and a
+            colon.
+        adapters_change: whether clients may load and unload adapters.
+    Raises:
+        ForetokenError: an adapter cannot be loaded, does not fit the model or the recipe, or has the model's name.
     """
 
     def __init__(
@@ -70,6 +76,8 @@ class Service:
         *,
         reasoning: bool | None = None,
         tool_parser: str = "auto",
+        adapters: Mapping[str, str] | None = None,
+        adapters_change: bool = False,
     ) -> None:
         self.loop = loop
         self.names = [names] if isinstance(names, str) else list(names)
@@ -82,6 +90,10 @@ class Service:
         tokenizer = self.llm.tokenizer
         special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         self.tool_grammar = ToolGrammar(format_of(tokenizer, tool_parser), special)
+        self.adapters: dict[str, LoRARequest] = {}
+        self.adapters_change = adapters_change
+        for lora_name, folder in (adapters or {}).items():
+            self.load_adapter(lora_name, folder)
         asked = self.llm.default_params
         # without a checkpoint's default, OpenAI's default applies: sample
         self._defaults = replace(asked, temperature=1.0) if asked.greedy else asked
@@ -89,6 +101,25 @@ class Service:
     @property
     def llm(self) -> LLM:
         return self.loop.llm
+
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Serve an adapter under a name.
+
+        Raises:
+            ForetokenError: it cannot be loaded, does not fit, or the name is taken.
+        """
+        if name in self.names or name in self.adapters:
+            raise ConfigError(f"adapter '{name}' has a name that is served already: choose another one")
+        asked = LoRARequest(name, len(self.adapters) + 1, folder)
+        self.llm.load_adapter(asked)
+        self.adapters[name] = asked
+
+    def adapter_of(self, name: str | None) -> LoRARequest | None:
+        """Return the adapter that a model's name selects; None: it is none's."""
+        if name is None:
+            return None
+        base, colon, own = name.rpartition(":")
+        return self.adapters.get(name) or (self.adapters.get(own) if colon and base in self.names else None)
 
     def check_model(self, name: str | None) -> str:
         """Return the name that answers carry: the requested one, else the first.
@@ -98,8 +129,11 @@ class Service:
         """
         if name is None:
             return self.name
-        if not any(re.fullmatch(".*".join(map(re.escape, each.split("*"))), name) for each in self.names):
-            message = f"the model '{name}' is not served here: use '{self.name}', or leave 'model' out"
+        if self.adapter_of(name) is None and not any(
+            re.fullmatch(".*".join(map(re.escape, each.split("*"))), name) for each in self.names
+        ):
+            others = "".join(f", '{each}'" for each in self.adapters)
+            message = f"the model '{name}' is not served here: use '{self.name}'{others}, or leave 'model' out"
             raise ApiError(404, message, param="model", code="model_not_found")
         return name
 
@@ -150,10 +184,12 @@ class Service:
             )
             raise ApiError(400, f"{message}: send several requests", param=param)
         max_draft = None if body.speculation is None else body.speculation.max_draft
-        found = []
+        found, adapter = [], self.adapter_of(body.model)
         for prompt in prompts:
             try:
-                found += self.llm.new_requests(prompt, params, max_draft=max_draft, cache_salt=body.cache_salt)
+                found += self.llm.new_requests(
+                    prompt, params, max_draft=max_draft, cache_salt=body.cache_salt, lora_request=adapter
+                )
             except ForetokenError as error:
                 if str(error).startswith("structured_outputs"):
                     raise api_error(error, form) from None

@@ -13,6 +13,7 @@ from foretoken.bench.fields import metrics_fields
 from foretoken.cli.shared.console import CLEAR_LINE, emit, emit_json, note, stderr_console
 from foretoken.core.metrics import Metrics
 from foretoken.data.prompts import Prompt
+from foretoken.options.lora import LoRARequest
 from foretoken.options.sampling import SamplingParams
 
 _INTERRUPTED = 130
@@ -20,12 +21,21 @@ _WIDTH = 72  # characters of a prompt in a header
 _PATIENCE = 2.0  # seconds of prefill without a progress line
 
 
-def answer_one(llm: Any, record: Prompt, prompt_ids: Sequence[int], params: SamplingParams, *, json: bool) -> int:
+def answer_one(
+    llm: Any,
+    record: Prompt,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    json: bool,
+    adapter: LoRARequest | None = None,
+) -> int:
     """Stream one prompt to stdout, and its statistics to stderr; return the exit code."""
     output, ended, interrupted = None, True, False
     reading = _Reading()
     try:
-        for chunk in llm.stream({"prompt_token_ids": prompt_ids}, params, on_prefill=None if json else reading.told):
+        watched = None if json else reading.told
+        for chunk in llm.stream({"prompt_token_ids": prompt_ids}, params, lora_request=adapter, on_prefill=watched):
             reading.clear()
             output = chunk.output
             if not json and chunk.text:
@@ -55,6 +65,7 @@ def answer_all(
     params: Sequence[SamplingParams],
     *,
     json: bool,
+    adapter: LoRARequest | None = None,
 ) -> int:
     """Run many prompts together and write the answers in the order of the prompts, each as early as possible."""
     writer = _InOrder(records, json=json)
@@ -72,7 +83,8 @@ def answer_all(
                 bar.advance(bar.task_ids[0])
 
         try:
-            llm.generate([{"prompt_token_ids": ids} for ids in inputs], params, progress=progress)
+            prompts = [{"prompt_token_ids": ids} for ids in inputs]
+            llm.generate(prompts, params, lora_request=adapter, progress=progress)
         except KeyboardInterrupt:
             interrupted = True
         seconds = time.perf_counter() - started

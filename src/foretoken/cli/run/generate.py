@@ -24,11 +24,13 @@ from foretoken.cli.shared.options import (
     Verbose,
     check_model_name,
     load_model,
+    named_folders,
 )
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_readable
 from foretoken.data.prompts import Prompt, check_text, read_prompts
+from foretoken.options.lora import LoRARequest
 from foretoken.options.model import ModelOptions
 from foretoken.options.sampling import SamplingParams
 
@@ -69,6 +71,9 @@ def generate(
             "'temperature', …",
         ),
     ] = None,
+    lora: Annotated[
+        str | None, _face("--lora", metavar="NAME=DIR", help="LoRA folder, applied next to the model's weights.")
+    ] = None,
     system: Annotated[str | None, _face("--system", metavar="TEXT", help="System message before the prompt.")] = None,
     raw: Annotated[
         bool, _face("--raw", "--no-chat", help="Do not apply the chat template: continue the prompt.")
@@ -105,6 +110,9 @@ def generate(
         raise ConfigError("--system needs the chat template that --raw leaves out: keep one")
     if prediction is not None:
         params = dataclasses.replace(params, prediction=_read_prediction(prediction))
+    adapter = (
+        next((LoRARequest(name, 1, folder) for name, folder in named_folders([lora]).items()), None) if lora else None
+    )
     # check the whole input before loading the model
     records = _gather_prompts(prompt, prompts)
     for record in () if json else records:
@@ -119,8 +127,9 @@ def generate(
         chat = llm.is_chat_model and not raw
         inputs = [_token_ids(llm, record, system, chat=chat) for record in records]
         if prompts is None and params.n == 1:
-            return answer_one(llm, records[0], inputs[0], params, json=json)
-        return answer_all(llm, records, inputs, [_params_of(record, params) for record in records], json=json)
+            return answer_one(llm, records[0], inputs[0], params, json=json, adapter=adapter)
+        every = [_params_of(record, params) for record in records]
+        return answer_all(llm, records, inputs, every, json=json, adapter=adapter)
     finally:
         llm.close()
 

@@ -22,6 +22,7 @@ from foretoken.cli.shared.options import (
     Verbose,
     check_model_name,
     load_model,
+    named_folders,
 )
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, nearest
@@ -128,6 +129,18 @@ def serve(
     tool_parser_as_in_vllm: Annotated[
         str | None, typer.Option("--tool-call-parser", hidden=True)  # vLLM's name of --tool-parser
     ] = None,
+    loras: Annotated[
+        list[str] | None,
+        _server(
+            "--lora",
+            metavar="NAME=DIR",
+            help="LoRA folder that requests with this model name get, next to the model's weights. Repeatable.",
+            show_default="none",
+        ),
+    ] = None,
+    adapters_change: Annotated[
+        bool, _server("--allow-adapter-updates", help="Let clients load and unload LoRA folders of this machine.")
+    ] = False,
     on_ray: Annotated[bool, _cluster("--ray", help="Run replicas on Ray Serve.")] = False,
     replicas: Annotated[
         str,
@@ -168,11 +181,14 @@ def serve(
     for origin in origins or ():
         if not _ORIGIN.fullmatch(origin):
             raise ConfigError(f"--allow-origin {origin}: write http://HOST:PORT, https://HOST or *")
+    adapters = named_folders(loras or ())
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
 
     least, most = _parse_replicas(replicas)
     if most > 1 and not on_ray:
         raise ConfigError(f"--replicas {replicas} needs --ray")
+    if adapters_change and on_ray:
+        raise ConfigError("--allow-adapter-updates reaches one replica only: leave it or --ray out")
     options: dict[str, Any] = {**asdict(loading), **asdict(engine), "enable_prefix_caching": not no_prefix_caching}
 
     from foretoken.serve import server
@@ -200,6 +216,7 @@ def serve(
             reasoning=_REASONING[reasoning],
             tool_parser=tool_parser,
             origins=tuple(origins or ()),
+            adapters=adapters,
         )
         what = f"{served[0]} with {config.get('method', 'a plan')}, {replicas} replicas"
         cluster.run(
@@ -214,7 +231,15 @@ def serve(
 
         limits = Limits(body=max_body, strict=strict_fields, metrics=metrics)
         loop = EngineLoop(llm, max_queue=max_queue, max_seconds=max_seconds).start()
-        service = Service(loop, served, limits, reasoning=_REASONING[reasoning], tool_parser=tool_parser)
+        service = Service(
+            loop,
+            served,
+            limits,
+            reasoning=_REASONING[reasoning],
+            tool_parser=tool_parser,
+            adapters=adapters,
+            adapters_change=adapters_change,
+        )
         place = f"[{host}]" if ":" in host else host
         at = f"http://{place}:{listening.getsockname()[1]}"
         if llm.engine.prefixes is None and not no_prefix_caching:

@@ -169,6 +169,23 @@ def load_model(
     return llm
 
 
+def named_folders(given: Iterable[str]) -> dict[str, str]:
+    """Return the folders of ``--lora NAME=DIR`` by name.
+
+    Raises:
+        ConfigError: one has no name, no folder that exists, or a name that another has.
+    """
+    found: dict[str, str] = {}
+    for each in given:
+        name, _, folder = each.partition("=")
+        if not name.strip() or not folder or not Path(folder).expanduser().is_dir():
+            raise ConfigError(f"--lora {each}: write NAME=DIR, with a LoRA folder that exists")
+        if name in found:
+            raise ConfigError(f"--lora: '{name}' names two folders: rename one")
+        found[name] = folder
+    return found
+
+
 def check_methods(model: str, configs: Iterable[Mapping[str, Any]], **placement: Any) -> None:
     """Refuse missing parts of several recipes before reading their target's weights."""
     from foretoken.engine import before_weights

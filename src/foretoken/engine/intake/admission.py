@@ -23,7 +23,10 @@ from foretoken.engine.text.banned_words import words_of
 from foretoken.engine.text.detokenise import TextStream
 from foretoken.engine.text.grammars import Grammars
 from foretoken.engine.text.thinking_budget import thinking_budget
+from foretoken.forward.adapter import Adapter
+from foretoken.models.adapters import load_adapter
 from foretoken.models.language_model import LanguageModel
+from foretoken.options.lora import LoRARequest
 from foretoken.options.sampling import SamplingParams
 from foretoken.options.structured import StructuredOutputs
 
@@ -88,11 +91,37 @@ class Admission:
                 "another length is another text; leave it out"
             )
 
-    def requests(self, prompt: Prompt, params: SamplingParams, index: int) -> list[Request]:
+    def adapters_for(self, count: int, given: Any) -> list[Adapter | None]:
+        """Adapters for so many prompts; each folder is read once.
+
+        Args:
+            given: one for all, or one or None for each.
+        Raises:
+            ConfigError: they do not fit the prompts or the recipe.
+            ModelError: an adapter cannot be loaded, or does not fit the model.
+        """
+        every = list(given) if isinstance(given, (list, tuple)) else [given] * count
+        if len(every) != count:
+            raise ConfigError(f"{len(every)} adapters for {count} prompts: give one, or one each")
+        return [None if each is None else self._adapter(each) for each in every]
+
+    def _adapter(self, asked: Any) -> Adapter:
+        if not isinstance(asked, LoRARequest):
+            raise ConfigError(f"lora_request must be a LoRARequest, not {type(asked).__name__}")
+        self._recipe.check_adapter()
+        known = self._target.adapters
+        if (key := (asked.lora_name, asked.lora_path)) not in known:
+            known[key] = load_adapter(self._target, *key)
+        return known[key]
+
+    def requests(
+        self, prompt: Prompt, params: SamplingParams, index: int, adapter: Adapter | None = None
+    ) -> list[Request]:
         """One request per completion.
 
         Args:
             index: the prompt's place among those of a call, for messages.
+            adapter: corrects the target for them.
         Raises:
             InputError: the prompt cannot be used.
             ConfigError: structured outputs cannot be had, or no token would be allowed.
@@ -132,6 +161,7 @@ class Admission:
                     logprobs=None if params.logprobs is None else [],
                     prediction=None if predicted is None else PredictionReader(predicted),
                     prompt_logprobs=None if params.prompt_logprobs is None or number else [],
+                    adapter=adapter,
                 )
             )
         return requests

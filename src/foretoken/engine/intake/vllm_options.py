@@ -28,6 +28,8 @@ _NOTHING_TO_SET = (  # of memory, kernels, compilation, reading of weights, and 
     *("max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold", "preemption_mode"),
     *("scheduler_delay_factor", "prefix_caching_hash_algo", "mamba_block_size", "calculate_kv_scales"),
     *("safetensors_load_strategy", "max_parallel_loading_workers", "pt_load_map_location", "use_tqdm_on_load"),
+    # of adapters, each of which comes with its request
+    *("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "lora_dtype"),
     *("model_loader_extra_config", "ignore_patterns", "tokenizer_pool_size", "tokenizer_pool_type"),
     *("tokenizer_pool_extra_config", "aggregate_engine_logging", "show_hidden_metrics_for_version"),
     *("ray_workers_use_nsight", "data_parallel_backend", "all2all_backend", "enable_dbo"),
@@ -51,13 +53,11 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {  # None and empty values have no effect
     "distributed_executor_backend": ("mp", "uni"),
     "spec_decoding_acceptance_method": ("rejection_sampler",),
     "lora_extra_vocab_size": (256,),
-    "max_lora_rank": (16,),
-    "max_loras": (1,),
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), (1,)),
     **dict.fromkeys(("decode_context_parallel_size",), (1,)),
     **dict.fromkeys(("cpu_offload_gb", "num_redundant_experts"), (0,)),
-    **dict.fromkeys(("worker_cls", "lora_dtype", "mamba_cache_dtype", "mamba_ssm_cache_dtype"), ("auto",)),
-    **dict.fromkeys(("skip_tokenizer_init", "enable_lora", "fully_sharded_loras", "enable_lora_bias"), (False,)),
+    **dict.fromkeys(("worker_cls", "mamba_cache_dtype", "mamba_ssm_cache_dtype"), ("auto",)),
+    **dict.fromkeys(("skip_tokenizer_init", "enable_lora_bias"), (False,)),
     **dict.fromkeys(("enable_expert_parallel", "enable_eplb", "enable_sleep_mode", "enable_prompt_adapter"), (False,)),
     **dict.fromkeys(("data_parallel_hybrid_lb", "enable_prompt_embeds", "enable_mm_embeds"), (False,)),
     **dict.fromkeys(("disable_sliding_window", "kv_sharing_fast_prefill"), (False,)),
@@ -70,7 +70,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {  # None and empty values have no effect
     **dict.fromkeys(("rope_scaling", "rope_theta", "override_attention_dtype", "additional_config"), ()),
     **dict.fromkeys(("tokenizer_revision", "code_revision", "download_dir", "hf_token", "served_model_name"), ()),
     **dict.fromkeys(("io_processor_plugin", "default_mm_loras"), ()),
-    **dict.fromkeys(("max_cpu_loras", "long_lora_scaling_factors", "logits_processors"), ()),
+    **dict.fromkeys(("long_lora_scaling_factors", "logits_processors"), ()),
     **dict.fromkeys(("logits_processor_pattern", "pooler_config", "override_pooler_config"), ()),
     **dict.fromkeys(("reasoning_parser", "reasoning_config", "structured_outputs_config"), ()),
     **dict.fromkeys(("kv_transfer_config", "kv_events_config", "ec_transfer_config", "weight_transfer_config"), ()),
@@ -86,7 +86,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {  # None and empty values have no effect
 _NO_VECTORS = (
     "text is all that is made here; SamplingParams(prompt_logprobs=1, max_tokens=1) says how probable a text is"
 )
-_MERGED = "an adapter is merged when it is loaded, LLM('/path/to/adapter')"
+_ADAPTERS = "an adapter comes with its request, generate(..., lora_request=LoRARequest('name', 1, '/path'))"
 _ONE_DEVICE = "a model runs on one device, in this very process: leave it out"
 _TEXT_ONLY = "text and token ids are all that is read here: leave it out"
 _OF_THE_CHECKPOINT = "the checkpoint says it, in its config.json: leave it out"
@@ -127,7 +127,7 @@ _INSTEAD = {  # of what _ONLY refuses
         "it goes into speculative_config={'method': 'ngram', 'prompt_lookup_max': ...}",
     ),
     **{name: _ONE_DEVICE for name in _ONLY if "parallel_" in name or "eplb" in name or name == "num_redundant_experts"},
-    **{name: _MERGED for name in _ONLY if "lora" in name or name == "enable_prompt_adapter"},
+    **{name: _ADAPTERS for name in _ONLY if "lora" in name or name == "enable_prompt_adapter"},
     **{name: _TEXT_ONLY for name in _ONLY if name == "io_processor_plugin" or "embeds" in name},
 }
 _ELSEWHERE = {"method": "it goes into speculative_config={'method': ...}"}
@@ -149,14 +149,13 @@ _METHODS = {
 }
 _ARGUMENTS = {
     **{each.name: f"write sampling_params=SamplingParams({each.name}=...)" for each in fields(SamplingParams)},
-    "lora_request": _MERGED,
     "prompt_token_ids": "write prompts=[{'prompt_token_ids': [...]}, ...]",
     "priority": "requests begin in the order in which they come",
     "chat_template_content_format": "contents are texts, or lists of parts of text: leave it out",
     "mm_processor_kwargs": "text is all that is read here",
 }
 _UNASKED: Mapping[str, tuple[Any, ...]] = {  # what vLLM's own defaults say
-    **dict.fromkeys(("lora_request", "prompt_token_ids", "priority", "mm_processor_kwargs"), (None,)),
+    **dict.fromkeys(("prompt_token_ids", "priority", "mm_processor_kwargs"), (None,)),
     "chat_template_content_format": (None, "auto"),
 }
 UNASKED_SPECULATION: Mapping[str, tuple[Any, ...]] = {
