@@ -20,6 +20,7 @@ from foretoken.engine.updates import Update
 from foretoken.options.sampling import SamplingParams
 from foretoken.options.structured import StructuredOutputs
 from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.harmony import HarmonyReader
 from foretoken.serve.schema import (
     ChatRequest,
     ConversationRequest,
@@ -31,9 +32,11 @@ from foretoken.serve.schema import (
 )
 from foretoken.serve.service import Service
 from foretoken.serve.tool_choice import ToolChoice
+from foretoken.serve.tool_formats import HARMONY
 from foretoken.serve.tool_reader import Reader, reader_of
 from foretoken.serve.tools import CLOSE, OPEN
 
+_ENDS = ("<|call|>", "<|return|>")  # of an answer in harmony
 _TOOLS = """\
 You may call functions. These are their names, purposes and parameters, one a line:
 <tools>
@@ -81,6 +84,8 @@ class AnswerReader:
     @property
     def reasoning_tokens(self) -> int:
         """Number of reasoning tokens so far."""
+        if isinstance(self._calls, HarmonyReader):
+            return self._calls.reasoning_tokens
         return 0 if self._thinking is None else self._thinking.num_tokens
 
     def read(self, delta: Update) -> Piece:
@@ -88,6 +93,9 @@ class AnswerReader:
         final, reasoning, content, calls = delta.finish_reason is not None, "", delta.text, list[dict[str, Any]]()
         if self._dropped is not None:  # the text of a token comes whole
             content = self._dropped.sub("", content)
+        if isinstance(self._calls, HarmonyReader):
+            self._calls.count(delta.token_ids)
+            return Piece(*self._calls.parts(content, final=final))
         if self._thinking is not None:
             reasoning, content = self._thinking.read(content, delta.token_ids, final=final)
         if self._calls is not None:
@@ -167,10 +175,12 @@ class Conversation:
             params = replace(params, structured_outputs=replace(wanted, reasoning=self._reasons))
         if self._choice.stop is not None:
             params = replace(params, stop=[*params.stop_strings, self._choice.stop])
+        if self._choice.form is HARMONY:  # the model's config may not end a text there
+            ends = [self._service.special[each] for each in _ENDS if each in self._service.special]
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
         self._dropped = ()
         if self._choice.marks and params.skip_special_tokens:
-            tokenizer = self._service.llm.tokenizer
-            self._dropped = tuple(each for each in tokenizer.all_special_tokens if each not in self._choice.marks)
+            self._dropped = tuple(each for each in self._service.special if each not in self._choice.marks)
             params = replace(params, skip_special_tokens=False)
         return params
 
@@ -180,6 +190,9 @@ class Conversation:
         if self._service.reasoning:
             thinking = Thinking(self._service.llm.tokenizer, request.tokens[: request.num_prompt])
         choice = self._choice
+        if choice.form is HARMONY:
+            reader = HarmonyReader(only=choice.forced, end=self._service.special.get("<|end|>"))
+            return AnswerReader(None, reader, choice.form.close, self._dropped)
         if not choice.tools:
             return AnswerReader(thinking, None)
         properties = {
@@ -214,7 +227,8 @@ def _plain(message: Message, place: int, template: str, body: ConversationReques
         for call in said["tool_calls"]:
             call["function"]["arguments"] = _mapping(call["function"]["arguments"])
     if (reasoning := message.reasoning_content or message.reasoning) is not None:
-        said["reasoning_content"] = reasoning
+        own = _names(template, "thinking") and not _names(template, "reasoning_content")
+        said["thinking" if own else "reasoning_content"] = reasoning
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             said[name] = getattr(message, name)

@@ -88,8 +88,11 @@ class Service:
         self.token_text = TokenText(self.llm.tokenizer)
         self.reasoning = knows_reasoning(self.llm.tokenizer) if reasoning is None else reasoning
         tokenizer = self.llm.tokenizer
-        special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-        self.tool_grammar = ToolGrammar(format_of(tokenizer, tool_parser), special)
+        self.special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+        for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items():
+            if added.special:  # a text leaves all of these out
+                self.special[added.content] = token
+        self.tool_grammar = ToolGrammar(format_of(tokenizer, tool_parser), self.special)
         self.adapters: dict[str, LoRARequest] = {}
         self.adapters_change = adapters_change
         for lora_name, folder in (adapters or {}).items():

@@ -17,7 +17,7 @@ from foretoken.engine.text.grammars import refuse_contradictions
 from foretoken.engine.text.json_schemas import LAYOUT, compilable
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import Tool
-from foretoken.serve.tool_formats import HERMES, ToolFormat, ToolGrammar
+from foretoken.serve.tool_formats import HARMONY, HERMES, ToolFormat, ToolGrammar
 
 _OPEN_ENDED = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "unevaluatedProperties")
 
@@ -77,7 +77,7 @@ class ToolChoice:
     @property
     def marks(self) -> frozenset[str]:
         """Special tokens that the text of the answer must keep, since calls are written with them."""
-        return self._writes.marks if self.tools else frozenset()
+        return self._writes.marks if self.tools or self.form is HARMONY else frozenset()
 
     def structure(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """Return the constraint on the whole answer as ``structured_outputs``; None: any text.
@@ -91,11 +91,16 @@ class ToolChoice:
         calls = f"{before} call{more} {after}"
         if self.forced:
             return {"grammar": f"start: {calls}\n{self._calls()}"}
+        answer = "answer" if form is None else f"answer: {_json(form.get('json', {'type': 'object'}))}"
+        if form is not None and self.form is HARMONY:
+            opened = writes.literal("<|channel|>final<|message|>")
+            answer = f"answer: {opened} body\nbody{answer.removeprefix('answer')}"
+            if not self.tools:
+                return {"grammar": f"start: answer\n{answer}\n"}
         if not self.tools:
             return form
         if form is not None:
-            schema = form.get("json", {"type": "object"})
-            return {"grammar": f"start: answer | {calls}\nanswer: {_json(schema)}\n{self._calls()}"}
+            return {"grammar": f"start: answer | {calls}\n{answer}\n{self._calls()}"}
         begin = writes.begin
         if any(tool.function.strict for tool in self.tools) and begin:
             whole = writes.form.around[0] + writes.form.writes[0]

@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
 
 log = logging.getLogger(__name__)
+_MOST_COUNTED = 1000  # characters of a string that a grammar counts
 _NAME = r"\s*(?P<name>[\w.\-]+)\s*"
 
 
@@ -28,16 +29,19 @@ class Parameters:
     """Arguments that are written one by one.
 
     Attributes:
-        pattern: a parameter with the groups ``key``, ``value`` and perhaps ``string``: "true" or, for JSON, "false".
+        pattern: a parameter with the groups ``key``, ``value`` and perhaps ``string``: "true" or, for JSON, "false";
+            None: the reader of the form finds them in another way.
         opens: what each parameter begins with.
         end: what ends them.
         writes: what a grammar writes between the key and a string, between it and another value, and after the value.
+        separator: what a grammar writes between parameters; then only strings have an end.
     """
 
-    pattern: re.Pattern[str]
+    pattern: re.Pattern[str] | None
     opens: str
     end: str
     writes: tuple[str, str, str]
+    separator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class ToolFormat:
         between: a grammar's text between calls.
         parameters: named parameters; None: the arguments are JSON.
         short_ids: ids have nine letters and digits.
+        quote: mark around a string in arguments like ``{key:value}``; empty: they are not written so.
     """
 
     name: str
@@ -68,6 +73,7 @@ class ToolFormat:
     between: str = "\n"
     parameters: Parameters | None = None
     short_ids: bool = False
+    quote: str = ""
 
     @property
     def close(self) -> str:
@@ -132,7 +138,42 @@ def _tagged(name: str, mark: str, tag: str) -> ToolFormat:
     )
 
 
+def _gemma(name: str, begin: str, end: str, quote: str) -> ToolFormat:
+    return ToolFormat(
+        name=name,
+        marks=(begin,),
+        opens=(f"{begin}call:",),
+        head=re.compile(_NAME + r"(?=\{)"),
+        closers=(end,),
+        writes=(f"{begin}call:", "{", "}" + end),
+        between="",
+        parameters=Parameters(None, "", "}", (":" + quote, ":", quote), ","),
+        quote=quote,
+    )
+
+
+HARMONY = ToolFormat(  # gpt-oss: a sequence of messages, of which some are calls; see harmony.py
+    name="harmony",
+    marks=("<|channel|>",),
+    opens=("<|end|>", "<|return|>", "<|start|>", "<|channel|>"),
+    head=re.compile(_NAME),
+    closers=("<|call|>",),
+    writes=("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>"),
+    between="<|start|>assistant",
+)
+PYTHONIC = ToolFormat(
+    name="llama4_pythonic",
+    marks=("func_name1(",),
+    opens=("<|python_start|>", ""),
+    head=re.compile(_NAME + r"\("),
+    closers=(),
+    writes=("", "(", ")"),
+    around=("[", "]"),
+    between=", ",
+    parameters=Parameters(None, "", ")", ("=", "=", ""), ", "),
+)
 FORMATS = (  # the most special mark first
+    HARMONY,
     ToolFormat(
         name="kimi_k2",
         marks=("<|tool_calls_section_begin|>",),
@@ -179,6 +220,8 @@ FORMATS = (  # the most special mark first
             ('">', '">', "</parameter>\n"),
         ),
     ),
+    _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>'),
+    _gemma("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>"),
     _tagged("seed_oss", "<seed:tool_call>", "seed:tool_call"),
     _tagged("qwen3_coder", "<function=", "tool_call"),
     ToolFormat(
@@ -217,6 +260,7 @@ FORMATS = (  # the most special mark first
         short_ids=True,
     ),
     HERMES,
+    PYTHONIC,
     ToolFormat(
         name="llama3_json",
         marks=("ipython", '"parameters"'),
@@ -262,6 +306,7 @@ def format_of(tokenizer: Any, name: str = "auto") -> ToolFormat:
             each is HERMES
             or written is None
             or any(begin and begin in written for begin in (each.opens[-1], *each.marks))
+            or (each is PYTHONIC and "[add(" in written)
         ):
             return each
     log.info("the chat template writes calls in no known form: they are read in that of Hermes; see --tool-parser")
@@ -297,7 +342,9 @@ class ToolGrammar:
 
     @property
     def begin(self) -> str:
-        """The begin of the first call, up to its name."""
+        """The begin of the first call, up to its name; "": other texts begin so, too."""
+        if self.form in (HARMONY, PYTHONIC):
+            return ""
         whole = self.form.around[0] + self.form.writes[0]
         return next(
             (whole[: len(each)] for each in (*self._special, *self.form.opens) if each and whole.startswith(each)),
@@ -317,24 +364,47 @@ class ToolGrammar:
         """Return the rule ``args_INDEX`` of named parameters, with their values' rules."""
         parameters = self.form.parameters
         assert parameters is not None
-        rules, places = [], []
+        rules, places, ends = [], [], parameters.writes[2]
         for number, (key, schema) in enumerate(properties.items()):
             schema = schema if isinstance(schema, Mapping) else {}
             value, (of_text, of_json, after) = f"value_{index}_{number}", parameters.writes
-            free = schema.get("type") == "string" and "enum" not in schema and "const" not in schema
-            texts = schema.get("enum", [schema["const"]] if "const" in schema else [])
+            free = ends and schema.get("type") == "string" and "enum" not in schema and "const" not in schema
+            texts = schema.get("enum", [schema["const"]] if "const" in schema else []) if ends else []
             between = of_text
             if free:
-                rules.append(f"{value}[suffix={json.dumps(after)}]: /(.|\\n)*/")
+                most = schema.get("maxLength")
+                text = f"/(.|\\n){{0,{most}}}/" if isinstance(most, int) and most <= _MOST_COUNTED else "/(.|\\n)*/"
+                if after in self._special:  # which is no text
+                    rules.append(f"{value}: TEXT_{index}_{number} {self.literal(after)}")
+                    rules.append(f"TEXT_{index}_{number}: {text}")
+                else:
+                    rules.append(f"{value}[suffix={json.dumps(after)}]: {text}")
             elif texts and all(isinstance(each, str) for each in texts):
                 rules.append(f"{value}: ({' | '.join(map(self.literal, texts))}) {self.literal(after)}")
             else:
                 between = of_json
                 laid_out = {**schema, **({"$defs": defs} if defs else {})}
-                rules.append(f"{value}: %json {json.dumps(laid_out)} {self.literal(after)}")
+                rules.append(
+                    f"{value}: %json {json.dumps(laid_out)} {self.literal('' if parameters.separator else after)}"
+                )
             before = self.literal(f"{_before(parameters)}{key}{between}")
-            places.append(f"({before} {value}){'' if key in required else '?'}")
-        return "\n".join([f"args_{index}: {' '.join(places) or self.literal('')}", *rules])
+            places.append((f"{before} {value}", key in required))
+        if parameters.separator and places:
+            return "\n".join([f"args_{index}: rest_{index}_0_0", *self._separated(index, places), *rules])
+        whole = " ".join(f"({place}){'' if needed else '?'}" for place, needed in places)
+        return "\n".join([f"args_{index}: {whole or self.literal('')}", *rules])
+
+    def _separated(self, index: int, places: Sequence[tuple[str, bool]]) -> Iterator[str]:
+        """The rules of parameters from one on, with none before it (0), or some (1)."""
+        assert self.form.parameters is not None
+        separator = self.literal(self.form.parameters.separator)
+        for number, (place, needed) in enumerate(places):
+            for some in (0, 1) if number else (0,):
+                last = number + 1 == len(places)
+                after = "" if last else f" rest_{index}_{number + 1}_1"
+                without = '""' if last else f"rest_{index}_{number + 1}_{some}"
+                other = "" if needed else f" | {without}"
+                yield f"rest_{index}_{number}_{some}: {f'{separator} ' if some else ''}{place}{after}{other}"
 
 
 def _before(parameters: Parameters) -> str:

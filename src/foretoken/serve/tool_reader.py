@@ -5,15 +5,20 @@ Everything outside of a call stays text. The pieces of a call's arguments join t
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from foretoken.serve.tool_formats import HERMES, ToolFormat
+from foretoken.serve.harmony import HarmonyReader
+from foretoken.serve.tool_formats import HARMONY, HERMES, PYTHONIC, ToolFormat
 from foretoken.serve.tools import Balance, CallReader, OutsideOfCalls, add_piece, begun, possible_begin, whole_call
 
 _LONGEST_HEAD = 400  # characters between a call's begin and its arguments
+_LIST = re.compile(r"\[\s*(?:[^\W\d][\w.]*\s*(?:\(.*)?)?", re.DOTALL)  # of calls, perhaps cut
+_WORD = re.compile(r'("(?:[^"\\]|\\.)*")|([^\s{}\[\],:"][^{}\[\],:"]*?)\s*(:|(?=[{}\[\],]|$))')
 _Pieces = dict[int, dict[str, Any]]
 
 
@@ -36,6 +41,10 @@ def reader_of(form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only:
     """
     if form is HERMES:
         return CallReader(only=only)
+    if form is HARMONY:
+        return HarmonyReader(only=only)
+    if form is PYTHONIC:
+        return PythonReader(form, tools, only=only)
     return (ObjectReader if form.head is None else MarkedReader)(form, tools, only=only)
 
 
@@ -113,6 +122,8 @@ class MarkedReader(_Outside):
         self._held = self._held[found.end() :]
         self._balance, self._empty, self._closer = Balance(), True, 0
         self._part = self._json if self._form.parameters is None else self._named
+        if self._form.quote:
+            self._part = self._braced
         return True
 
     def _json(self, final: bool, out: list[str], news: _Pieces) -> bool:
@@ -134,6 +145,7 @@ class MarkedReader(_Outside):
     def _named(self, final: bool, out: list[str], news: _Pieces) -> bool:
         parameters = self._form.parameters
         assert parameters is not None
+        assert parameters.pattern is not None
         held = self._held.lstrip()
         if found := parameters.pattern.match(held):
             key = found["key"].strip()
@@ -152,6 +164,15 @@ class MarkedReader(_Outside):
         else:
             self._part = self._outside  # its end is missing
         self._argue(news, "{}" if self._empty else "}")
+        return True
+
+    def _braced(self, final: bool, out: list[str], news: _Pieces) -> bool:
+        end = _end_of_braces(self._held, self._form.quote)
+        if not end:
+            self._held = "" if final else self._held  # the call is cut
+            return False
+        self._argue(news, _json_of_braces(self._held[:end], self._form.quote))
+        self._held, self._part = self._held[end:], self._closers
         return True
 
     def _closers(self, final: bool, out: list[str], news: _Pieces) -> bool:
@@ -237,6 +258,89 @@ class ObjectReader(_Outside):
         found = json.loads(text)
         self._begin(news, call, found["id"] if isinstance(found.get("id"), str) else None)
         return ""
+
+
+class PythonReader(_Outside):
+    """Reads a list of calls in Python's syntax, with which a text begins; nothing is evaluated."""
+
+    def __init__(self, form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool = False) -> None:
+        super().__init__(form, tools, only=only)
+        self._done = False
+
+    def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
+        """See :class:`Reader`."""
+        self._held += text
+        news = _Pieces()
+        if not self._done:
+            mark = self._form.opens[0]
+            begin = self._held.lstrip()
+            whole = begin.removeprefix(mark).lstrip()
+            balance = Balance("\"'", ("([{", ")]}"))
+            found = balance.take(whole) if _LIST.match(whole) else ""
+            if not final and not balance.closed and (mark.startswith(begin) or not whole or _LIST.fullmatch(whole)):
+                return "", []
+            self._done = True
+            calls = _python_calls(found, self._tools) if balance.closed else []
+            for call in calls:
+                self._begin(news, call)
+            if calls:
+                self._held = whole[len(found) :].removeprefix("<|python_end|>")
+        out, self._held = self._held, ""
+        return "" if self._only else self._text(out), [*news.values()]
+
+
+class _Constants(ast.NodeTransformer):
+    """JSON's constants in Python's place."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        constants = {"true": True, "false": False, "null": None}
+        return ast.Constant(constants[node.id]) if node.id in constants else node
+
+
+def _python_calls(text: str, tools: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the calls of a list; none, if it is anything else than a list of calls of these tools."""
+    found = []
+    try:
+        body = ast.parse(text, mode="eval").body
+        for each in body.elts if isinstance(body, ast.List) else ():
+            if not isinstance(each, ast.Call) or each.args or not all(key.arg for key in each.keywords):
+                return []
+            if ast.unparse(each.func) not in tools:
+                return []
+            arguments = {str(key.arg): ast.literal_eval(_Constants().visit(key.value)) for key in each.keywords}
+            found.append(begun(ast.unparse(each.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)))
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
+    return found
+
+
+def _end_of_braces(text: str, quote: str) -> int:
+    """Return the end of arguments like ``{key:value}``, with marks around strings; 0: it is missing."""
+    depth = place = 0
+    for number, piece in enumerate(text.split(quote)):
+        for offset, character in enumerate(piece) if number % 2 == 0 else ():
+            depth += (character in "{[") - (character in "}]")
+            if not depth:
+                return place + offset + 1
+        place += len(piece) + len(quote)
+    return 0
+
+
+def _json_of_braces(text: str, quote: str) -> str:
+    """Return such arguments as JSON; unchanged, if they are not well formed."""
+    pieces = text.split(quote)
+    pieces[1::2] = [json.dumps(each, ensure_ascii=False) for each in pieces[1::2]]
+    pieces[0::2] = [_WORD.sub(_quoted_word, each) for each in pieces[0::2]]
+    try:
+        return json.dumps(json.loads("".join(pieces), parse_constant=_refuse), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _quoted_word(found: re.Match[str]) -> str:
+    """Quote a key, and a value that is no JSON."""
+    string, word, colon = found.groups()
+    return string or (json.dumps(word) + colon if colon else _typed(word, None, None))
 
 
 def _typed(text: str, schema: Any, string: str | None) -> str:

@@ -122,11 +122,18 @@ class CallReader(OutsideOfCalls):
 
 
 class Balance:
-    """Finds the end of a JSON object in a text that arrives in pieces."""
+    """Finds the end of a JSON object in a text that arrives in pieces.
 
-    def __init__(self) -> None:
+    Args:
+        quotes: characters that begin and end a string.
+        brackets: characters that open, and those that close.
+    """
+
+    def __init__(self, quotes: str = '"', brackets: tuple[str, str] = ("{[", "}]")) -> None:
+        self._quotes, self._brackets = quotes, brackets
         self._depth = 0
-        self._quoted = self._escaped = False
+        self._quoted = ""  # by which character
+        self._escaped = False
         self.closed = False
 
     def take(self, text: str) -> str:
@@ -137,13 +144,13 @@ class Balance:
                     self._escaped = False
                 elif character == "\\":
                     self._escaped = True
-                elif character == '"':
-                    self._quoted = False
-            elif character == '"':
-                self._quoted = True
-            elif character in "{[":
+                elif character == self._quoted:
+                    self._quoted = ""
+            elif character in self._quotes:
+                self._quoted = character
+            elif character in self._brackets[0]:
                 self._depth += 1
-            elif character in "}]":
+            elif character in self._brackets[1]:
                 self._depth -= 1
                 if not self._depth:
                     self.closed = True

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import ConfigError
+from foretoken.serve.harmony import HarmonyReader
 from foretoken.serve.tool_formats import FORMATS, HERMES, NAMES, ToolGrammar, format_of
 from foretoken.serve.tool_reader import reader_of
 from foretoken.serve.tools import joined
@@ -44,10 +45,17 @@ WRITTEN = {  # a call with arguments, and one without
     "mistral_v3": f'[TOOL_CALLS][{{"name": "add", "arguments": {JSON}}}, {{"name": "now", "arguments": {{}}}}]',
     "hermes": f'<tool_call>\n{{"name": "add", "arguments": {JSON}}}\n</tool_call>\n'
     + '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "harmony": f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{JSON}<|call|><|start|>assistant"
+    + " to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
+    "gemma4": f'<|tool_call>call:add{{a:7,text:<|"|>{TEXT}<|"|>}}<tool_call|><|tool_call>call:now{{}}<tool_call|>',
+    "functiongemma": f"<start_function_call>call:add{{a:7,text:<escape>{TEXT}<escape>}}<end_function_call>"
+    + "<start_function_call>call:now{}<end_function_call>",
+    "llama4_pythonic": f"[add(a=7, text={TEXT!r}), now()]",
     "llama3_json": f'{{"name": "add", "parameters": {JSON}}}; {{"name": "now", "parameters": {{}}}}',
 }
 WRITTEN["seed_oss"] = WRITTEN["qwen3_coder"].replace("tool_call>", "seed:tool_call>")
 WRITTEN["deepseek_v32"] = WRITTEN["deepseek_v4"].replace("tool_calls", "function_calls")
+BEGINNING = ("llama3_json", "llama4_pythonic")  # a text begins with its calls
 BY_NAME = {each.name: each for each in FORMATS}
 
 
@@ -69,7 +77,7 @@ def test_every_form_has_a_sample() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_calls_are_read_however_they_are_split(name: str) -> None:
-    before = "" if name == "llama3_json" else "Let me see. <"
+    before = "" if name in BEGINNING else "Let me see. <"
     whole = before + WRITTEN[name]
     expected = [("add", {"a": 7, "text": TEXT}), ("now", {})]
     for pieces in (
@@ -124,6 +132,78 @@ def test_ids_are_those_of_the_family() -> None:
 def test_a_function_that_is_not_offered_is_no_call_of_llama() -> None:
     written = '{"name": "other", "parameters": {}}'
     assert read("llama3_json", list(written)) == (written, [])
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>Two < numbers.<|end|>"
+    "<|start|>assistant<|channel|>commentary<|message|>I add. <|end|>"
+    "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{}<|call|>"
+    "<|start|>assistant<|channel|>final<|message|>7.<|return|>"
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (HARMONY, ("Two < numbers.", "I add. 7.", [("add", {})])),
+        (" to=functions.now<|channel|>commentary json<|message|>", ("", "", [("now", {})])),
+        (HARMONY[: HARMONY.index("bers")], ("Two < num", "", [])),
+        ("to b <|or not", ("", "to b <|or not", [])),
+        ("<|channel|>final<|message|>{}", ("", "{}", [])),
+    ],
+)
+def test_channels_of_harmony(written: str, expected: tuple[str, str, list[Any]]) -> None:
+    for pieces in ([written], list(written), *([written[:at], written[at:]] for at in range(1, len(written)))):
+        reader, parts = HarmonyReader(), []
+        for place, piece in enumerate(pieces):
+            parts.append(reader.parts(piece, final=place == len(pieces) - 1))
+        calls = joined(call for _, _, found in parts for call in found)
+        for call in calls:
+            call["function"]["arguments"] = call["function"]["arguments"] or "{}"  # a call that is cut has none
+        assert ("".join(each[0] for each in parts), "".join(each[1] for each in parts)) == expected[:2]
+        assert functions(calls) == expected[2]
+
+
+def test_reasoning_of_harmony_is_counted_by_its_end() -> None:
+    reader = HarmonyReader(end=9)
+    reader.parts(HARMONY, final=True)
+    reader.count([1, 2, 3, 9, 4])
+    reader.count([5, 9])
+    assert reader.reasoning_tokens == 4
+    plain = HarmonyReader(end=9)
+    plain.parts("<|channel|>final<|message|>7.", final=True)
+    plain.count([1, 9])
+    assert plain.reasoning_tokens == 0
+
+
+def test_nested_values_of_gemma() -> None:
+    written = '<|tool_call>call:add{a:[1,{b:<|"|>}<|"|>},true],n:-0.5,w:two words,d:{},s:"x:y"}<tool_call|>'
+    expected = {"a": [1, {"b": "}"}, True], "n": -0.5, "w": "two words", "d": {}, "s": "x:y"}
+    assert functions(read("gemma4", list(written))[1]) == [("add", expected)]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "[add(1)]",
+        "[other(a=1)]",
+        "[add(a=open('x'))]",
+        "[1, 2]",
+        "[add(a=1), 3]",
+        "add(a=1)",
+        "[add(a=1)",
+        "[add(**{})]",
+    ],
+)
+def test_python_that_is_no_list_of_calls_is_text(written: str) -> None:
+    assert read("llama4_pythonic", list(written)) == (written, [])
+
+
+def test_constants_of_json_and_marks_around_python() -> None:
+    written = '<|python_start|>[add(a=true, b=None, c=["x", {"d": 1.5}])]<|python_end|>'
+    assert functions(read("llama4_pythonic", list(written))[1]) == [
+        ("add", {"a": True, "b": None, "c": ["x", {"d": 1.5}]})
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
