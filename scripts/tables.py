@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
 from foretoken import catalog
@@ -19,6 +20,7 @@ from foretoken.options.model import EngineOptions, ModelOptions
 from foretoken.options.recipe import RecipeOptions
 from foretoken.options.sampling import SamplingParams
 from foretoken_lab.option_tables import knobs, markdown, parameters
+from foretoken_lab.public_surface import FORMATS
 from foretoken_lab.reference import command_rows, exit_codes, http_fields, metrics
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -76,9 +78,10 @@ def layouts() -> list[str]:
 def reference(name: str) -> list[str]:
     """A table of commands, exit codes, metrics or HTTP fields."""
     tables: dict[str, tuple[tuple[str, ...], Callable[[], Iterable[Sequence[str]]]]] = {
-        "commands": (("command", "what it does"), command_rows),
+        "commands": (("command", "purpose"), command_rows),
         "exit_codes": (("code", "when"), exit_codes),
         "metrics": (("metric", "kind", "labels", "meaning"), metrics),
+        "formats": (("file", "format"), lambda: [(name, str(number)) for name, number in FORMATS.items()]),
     }
     head, rows = tables.get(name, (("field", "type", "meaning"), lambda: http_fields(name)))
     return markdown(head, rows())
@@ -89,6 +92,7 @@ def rewritten(page: str, table: Callable[[str], list[str]]) -> str:
     return PLACE.sub(lambda place: place[1] + "\n".join(["", *table(place[2]), ""]) + "\n" + place[3], page)
 
 
+@cache
 def pages() -> dict[Path, str]:
     """Every page that has a table, as it should be."""
     entries = {entry.card: entry for entry in catalog.entries()}

@@ -200,7 +200,7 @@ def test_a_cache_begins_empty_and_is_bounded(make: Callable[[], Kept]) -> None:
 
 
 @every
-def test_an_implementation_says_what_it_can_do(make: Callable[[], Kept]) -> None:
+def test_an_implementation_declares_its_abilities(make: Callable[[], Kept]) -> None:
     cache: Any = make().cache
     assert isinstance(cache, KVCache)
     assert isinstance(cache.reads_as_written, bool)

@@ -127,7 +127,7 @@ def _commands(path: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 
 def command_rows() -> list[tuple[str, str]]:
-    """Rows of the commands: name, and what it does in one sentence."""
+    """Rows of the commands: name and purpose, in one sentence."""
     return [
         (f"`foretoken {name}`", " ".join((command.help or "").split("\n\n")[0].split()).partition(". ")[0].rstrip("."))
         for name, command in commands()
