@@ -113,10 +113,6 @@ REFUSED: dict[str, tuple[Family, str]] = {
         ),
         INTERFACE,
     ),
-    "lfm2": (
-        Family("lfm2", {**SMALL, "layer_types": ["conv", "full_attention"] * 2}),
-        f"layer 0 is of type 'conv'; {REMEDY}",
-    ),
     "recurrent_gemma": (Family("recurrent_gemma", {**SMALL, "lru_width": 64}), "layer 0 is of type 'linear_attention'"),
     "minimax": (
         Family("minimax", {**SMALL, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"] * 2}),

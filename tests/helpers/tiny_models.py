@@ -339,6 +339,20 @@ STATE_SPACE: dict[str, Family] = {
     ),
     "qwen3_5_text": Family("qwen3_5_text", _DELTA),
     "olmo_hybrid": Family("olmo_hybrid", {**_DELTA, "linear_value_head_dim": 32}),
+    "lfm2": Family(
+        "lfm2", {**_GROUPED, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "conv_L_cache": 4}
+    ),
+    "lfm2_moe": Family(
+        "lfm2_moe",
+        {
+            **_GROUPED,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
 }
 
 

@@ -20,7 +20,10 @@ from foretoken.core.errors import UnsupportedArchitecture
 
 # Names of the norm after the last layer in the library's decoders. A body may hold other norms (of the embedding, say),
 # so the names are listed rather than guessed.
-_FINAL_NORMS = ("norm", "norm_f", "ln_f", "final_norm", "final_layernorm", "final_layer_norm", "ln_out", "layer_norm")
+_FINAL_NORMS = (
+    *("norm", "norm_f", "ln_f", "final_norm", "final_layernorm", "final_layer_norm", "ln_out", "layer_norm"),
+    "embedding_norm",  # LFM2's
+)
 
 
 @dataclass(frozen=True, slots=True)

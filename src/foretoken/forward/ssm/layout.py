@@ -44,8 +44,8 @@ _ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}  # o
 _L2_EPS = 1e-6
 
 REMEDY = (
-    "layers that are known have attention, a Mamba-2 mixer or a gated delta net: take a checkpoint of such layers, or "
-    "generate with transformers itself"
+    "layers that are known have attention, a Mamba-2 mixer, a gated delta net or a short convolution: take a "
+    "checkpoint of such layers, or generate with transformers itself"
 )
 
 
@@ -82,6 +82,7 @@ class Mixer:
         finish: y [T, H, P] float32 and z to [T, D].
         limited: kinds of rows with a dt that the library limits.
         most_factor: of a delta net, the largest b: 1, or 2 where a state may change its sign.
+        short: whether it is a convolution alone: its state stays zero, and the skip connection is its output.
     """
 
     layer: int
@@ -101,6 +102,7 @@ class Mixer:
     finish: Callable[[Tensor, Tensor], Tensor]
     limited: frozenset[Kind] = frozenset(KINDS)
     most_factor: float = 1.0
+    short: bool = False
 
     @property
     def channels(self) -> int:
@@ -137,8 +139,11 @@ class Mixer:
         mixed_TC = (taps_TWC.to(wide) * self.conv_CW.to(wide).T).sum(1)
         if self.conv_bias_C is not None:
             mixed_TC = mixed_TC + self.conv_bias_C.to(wide)
-        mixed_TC = F.silu(mixed_TC)
         T, width = len(mixed_TC), self.groups * self.state_size
+        if self.short:
+            none_T11 = mixed_TC.new_zeros(T, 1, 1)
+            return scan.Rows(none_T11, none_T11, mixed_TC[:, None], gates_T2H[:, 0], gates_T2H[:, 1], self.delta)
+        mixed_TC = F.silu(mixed_TC)
         shape = (T, self.groups, self.state_size)
         if self.delta:
             q_TGN, k_TGN, v = mixed_TC[:, :width], mixed_TC[:, width : 2 * width], mixed_TC[:, 2 * width :]
@@ -188,6 +193,8 @@ def mixers(model: Any) -> list[Mixer]:
     found: list[Mixer] = []
     for number, layer in enumerate(layers):
         for name, module in layer.named_modules():
+            if _is_short(module):
+                found.append(_tried(_short_convolution(number, module), model))
             if not hasattr(module, "A_log"):
                 continue
             around = layer.get_submodule(name.rpartition(".")[0])
@@ -214,6 +221,41 @@ def _read(layer: int, module: Any) -> Mixer:
     if getattr(module, "activation", "silu") not in ("silu", "swish"):
         raise _odd(layer, module, f"its convolution goes through '{module.activation}', not SiLU")
     return _delta_net(layer, module) if hasattr(module, "head_k_dim") else _mamba2(layer, module)
+
+
+def _is_short(module: Any) -> bool:
+    """Whether it has the parts of LFM2's convolutions; :func:`_tried` compares what it computes."""
+    return all(hasattr(module, name) for name in ("conv", "in_proj", "out_proj", "conv_kernel_size"))
+
+
+def _short_convolution(layer: int, module: Any) -> Mixer:
+    def project(x_TD: Tensor) -> Projected:
+        before_TD, after_TD, x_TD = module.in_proj(x_TD[None])[0].chunk(3, dim=-1)
+        return Projected(after_TD, before_TD * x_TD, x_TD.new_zeros(len(x_TD), 1))
+
+    def finish(y_T1D: Tensor, z_TD: Tensor) -> Tensor:
+        out: Tensor = module.out_proj((z_TD * y_T1D[:, 0]).to(z_TD.dtype)[None])[0]
+        return out
+
+    one_H = torch.ones(1, device=module.conv.weight.device)
+    return Mixer(
+        layer=layer,
+        module=module,
+        delta=False,
+        heads=1,
+        groups=1,
+        state_size=1,
+        head_width=module.conv.in_channels,
+        conv_CW=module.conv.weight.detach().squeeze(1).float(),
+        conv_bias_C=None if module.conv.bias is None else module.conv.bias.detach().float(),
+        rate_H=0 * one_H,
+        step_bias_H=0 * one_H,
+        skip_H=one_H,
+        limits=(0.0, float("inf")),
+        project=project,
+        finish=finish,
+        short=True,
+    )
 
 
 def _mamba2(layer: int, module: Any) -> Mixer:
@@ -327,10 +369,10 @@ def _tried(mixer: Mixer, model: Any) -> Mixer:
     x_TD = torch.randn(_PROMPT + 1, width, generator=generator).to(device=device, dtype=dtype)
     with torch.inference_mode(), _quiet(), _short_chunks(mixer.module):
         try:
-            cache = DynamicCache(config=model.config)
-            prompt = mixer.module(x_TD[None, :_PROMPT], cache_params=cache)[0]
-            later = mixer.module(x_TD[None, _PROMPT:], cache_params=cache)[0]
-            only = mixer.module(x_TD[None, _PROMPT:], cache_params=DynamicCache(config=model.config))[0]
+            given, cache = "past_key_values" if mixer.short else "cache_params", DynamicCache(config=model.config)
+            prompt = mixer.module(x_TD[None, :_PROMPT], **{given: cache})[0]
+            later = mixer.module(x_TD[None, _PROMPT:], **{given: cache})[0]
+            only = mixer.module(x_TD[None, _PROMPT:], **{given: DynamicCache(config=model.config)})[0]
             expected = torch.cat([prompt, later, only]).float()
             for some in range(len(KINDS) + 1):  # where nothing is limited, the first is as good as any
                 for limited in combinations(KINDS, len(KINDS) - some):
