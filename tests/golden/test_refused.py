@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.forward.ssm import layout
-from foretoken.forward.ssm.layout import REMEDY
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers import golden
@@ -102,11 +101,7 @@ REFUSED: dict[str, tuple[Family, str]] = {
     "doge": (Family("doge", {**SMALL, "num_hidden_layers": 2}), "builds an attention mask of its own"),
     # more than one attention per layer
     "diffllama": (Family("diffllama", SMALL), "attends more than once"),
-    # states with a vector as decay, and recurrences of other kinds
-    "mamba": (
-        Family("mamba", {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4}),
-        "layer 0, MambaMixer: its states decay by vectors",
-    ),
+    # recurrences of other kinds
     "rwkv": (
         Family(
             "rwkv", {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "attention_hidden_size": 48}
@@ -117,11 +112,6 @@ REFUSED: dict[str, tuple[Family, str]] = {
     "minimax": (
         Family("minimax", {**SMALL, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"] * 2}),
         "layer 0 is of type 'linear_attention'",
-    ),
-    "jamba": (
-        Family("jamba", {**SMALL, "num_experts": 2, "mamba_d_state": 4}),
-        f"layer 0, JambaMambaMixer: its states decay by vectors, not by one number a head (Mamba-1 and its kin); "
-        f"{REMEDY}",
     ),
     "kimi_linear": (
         Family(

@@ -224,6 +224,7 @@ _MAMBA2 = {
     "n_groups": 1,
     "chunk_size": 8,
 }
+_MAMBA = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 4, "eos_token_id": 2}
 _ZAMBA2 = {
     **_GROUPED,
     "num_hidden_layers": 5,
@@ -339,6 +340,11 @@ STATE_SPACE: dict[str, Family] = {
     ),
     "qwen3_5_text": Family("qwen3_5_text", _DELTA),
     "olmo_hybrid": Family("olmo_hybrid", {**_DELTA, "linear_value_head_dim": 32}),
+    "mamba": Family("mamba", _MAMBA),
+    "falcon_mamba": Family("falcon_mamba", _MAMBA),
+    "jamba": Family(
+        "jamba", {**_GROUPED, "num_experts": 2, "mamba_d_state": 4, "attn_layer_period": 2, "attn_layer_offset": 1}
+    ),
     "lfm2": Family(
         "lfm2", {**_GROUPED, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "conv_L_cache": 4}
     ),

@@ -34,8 +34,6 @@ def misfit(mixer: Mixer) -> str | None:
     """Why the native decoder cannot run a mixer; None if it can."""
     if mixer.delta:
         return "its mixers are delta nets"
-    if mixer.short:
-        return "its mixers are short convolutions"
     if mixer.state_size % 16 or mixer.head_width % 16 or mixer.taps > _MAX_TAPS:
         return (
             f"its mixers have heads of {mixer.head_width} by {mixer.state_size} and {mixer.taps} taps: multiples of "

@@ -44,7 +44,7 @@ _ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}  # o
 _L2_EPS = 1e-6
 
 REMEDY = (
-    "layers that are known have attention, a Mamba-2 mixer, a gated delta net or a short convolution: take a "
+    "layers that are known have attention, a Mamba mixer, a gated delta net or a short convolution: take a "
     "checkpoint of such layers, or generate with transformers itself"
 )
 
@@ -83,6 +83,8 @@ class Mixer:
         limited: kinds of rows with a dt that the library limits.
         most_factor: of a delta net, the largest b: 1, or 2 where a state may change its sign.
         short: whether it is a convolution alone: its state stays zero, and the skip connection is its output.
+        late: of Mamba-1, which has a head of width 1 for each channel: outputs of the convolution [T, C] to dt [T, H],
+            k [T, N] and q [T, N]; the state decays by ``rate_H`` [H, N]. None: all three are projected before it.
     """
 
     layer: int
@@ -103,6 +105,7 @@ class Mixer:
     limited: frozenset[Kind] = frozenset(KINDS)
     most_factor: float = 1.0
     short: bool = False
+    late: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
 
     @property
     def channels(self) -> int:
@@ -123,6 +126,8 @@ class Mixer:
         """
         wide = torch.promote_types(steps_TH.dtype, torch.float32)
         steps_TH = steps_TH.to(wide)
+        if self.late is not None:
+            return steps_TH.new_zeros(len(steps_TH), 2, self.heads)
         dt_TH = F.softplus(steps_TH[:, : self.heads] + self.step_bias_H.to(wide))
         if self.delta:
             factor_TH = self.most_factor * steps_TH[:, self.heads :].sigmoid()
@@ -144,6 +149,10 @@ class Mixer:
             none_T11 = mixed_TC.new_zeros(T, 1, 1)
             return scan.Rows(none_T11, none_T11, mixed_TC[:, None], gates_T2H[:, 0], gates_T2H[:, 1], self.delta)
         mixed_TC = F.silu(mixed_TC)
+        if self.late is not None:
+            dt_TH, k_TN, q_TN = (each.to(wide) for each in self.late(mixed_TC))
+            decay_THN = dt_TH[..., None] * self.rate_H.to(wide)
+            return scan.Rows(k_TN[:, None], q_TN[:, None], mixed_TC[..., None], decay_THN, dt_TH, self.delta)
         shape = (T, self.groups, self.state_size)
         if self.delta:
             q_TGN, k_TGN, v = mixed_TC[:, :width], mixed_TC[:, width : 2 * width], mixed_TC[:, 2 * width :]
@@ -212,19 +221,17 @@ def _read(layer: int, module: Any) -> Mixer:
     conv = getattr(module, "conv1d", None)
     if not isinstance(conv, nn.Conv1d) or conv.groups != conv.in_channels or conv.in_channels != conv.out_channels:
         raise _odd(layer, module, "it has no causal convolution of its own channels ('conv1d')")
-    if (
-        module.A_log.dim() != 1
-        or getattr(module, "dt_bias", None) is None
-        or module.dt_bias.shape != module.A_log.shape
-    ):
-        raise _odd(layer, module, "its states decay by vectors, not by one number a head (Mamba-1 and its kin)")
     if getattr(module, "activation", "silu") not in ("silu", "swish"):
         raise _odd(layer, module, f"its convolution goes through '{module.activation}', not SiLU")
+    if module.A_log.dim() == 2 and all(hasattr(module, name) for name in ("x_proj", "dt_proj", "time_step_rank")):
+        return _mamba1(layer, module)
+    if module.A_log.shape != getattr(getattr(module, "dt_bias", None), "shape", None) or module.A_log.dim() != 1:
+        raise _odd(layer, module, "its states decay by vectors, and it is not laid out as Mamba-1")
     return _delta_net(layer, module) if hasattr(module, "head_k_dim") else _mamba2(layer, module)
 
 
 def _is_short(module: Any) -> bool:
-    """Whether it has the parts of LFM2's convolutions; :func:`_tried` compares what it computes."""
+    """Whether it has the parts of LFM2's convolutions; :func:`_tried` compares its outputs."""
     return all(hasattr(module, name) for name in ("conv", "in_proj", "out_proj", "conv_kernel_size"))
 
 
@@ -255,6 +262,45 @@ def _short_convolution(layer: int, module: Any) -> Mixer:
         project=project,
         finish=finish,
         short=True,
+    )
+
+
+def _mamba1(layer: int, module: Any) -> Mixer:
+    channels, states = module.A_log.shape
+    names = ("dt_layernorm", "b_layernorm", "c_layernorm")  # Jamba's and Falcon Mamba's
+
+    def project(x_TD: Tensor) -> Projected:
+        raw_TC, z_TC = module.in_proj(x_TD[None])[0].chunk(2, dim=-1)
+        return Projected(z_TC, raw_TC, raw_TC)
+
+    def late(mixed_TC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        projected = module.x_proj(mixed_TC.to(module.D.dtype))
+        parts = projected.split([projected.shape[-1] - 2 * states, states, states], dim=-1)
+        if hasattr(module, names[0]):
+            parts = tuple(getattr(module, name)(part) for name, part in zip(names, parts, strict=True))
+        return F.softplus(module.dt_proj(parts[0]).float()), parts[1], parts[2]
+
+    def finish(y_TC1: Tensor, z_TC: Tensor) -> Tensor:
+        out: Tensor = module.out_proj((y_TC1[..., 0] * F.silu(z_TC)).to(z_TC.dtype)[None])[0]
+        return out
+
+    return Mixer(
+        layer=layer,
+        module=module,
+        delta=False,
+        heads=channels,
+        groups=1,
+        state_size=states,
+        head_width=1,
+        conv_CW=module.conv1d.weight.detach().squeeze(1).float(),
+        conv_bias_C=None if module.conv1d.bias is None else module.conv1d.bias.detach().float(),
+        rate_H=-module.A_log.detach().float().exp(),
+        step_bias_H=torch.zeros(channels),
+        skip_H=module.D.detach().float(),
+        limits=(0.0, float("inf")),
+        project=project,
+        finish=finish,
+        late=late,
     )
 
 

@@ -40,7 +40,8 @@ class Rows(NamedTuple):
     """The rows' inputs of the recurrence, all of one floating dtype, float32 or wider.
 
     Attributes:
-        k_TGN, q_TGN, v_THP, decay_TH, factor_TH: k, q, v, l and b above.
+        k_TGN, q_TGN, v_THP, decay_TH, factor_TH: k, q, v, l and b above. Of Mamba-1 l is a vector, [T, H, N], and rows
+            are computed one by one.
         delta: whether a row writes the difference between its value and the state's (a delta net).
     """
 
@@ -79,7 +80,7 @@ def walk(state_HNP: Tensor, rows: Rows, parents: Sequence[int]) -> tuple[Tensor,
     heads, groups = rows.v_THP.shape[1], rows.k_TGN.shape[1]
     k_THN1 = rows.k_TGN.repeat_interleave(heads // groups, 1)[..., None]
     q_THN1 = rows.q_TGN.repeat_interleave(heads // groups, 1)[..., None]
-    kept_TH11 = rows.decay_TH.exp()[..., None, None]
+    kept_TH11 = rows.decay_TH.view(*rows.decay_TH.shape[:2], -1, 1).exp()
     factor_TH1 = rows.factor_TH[..., None]
     y_THP = torch.zeros_like(rows.v_THP)
     last_child = {parent: row for row, parent in enumerate(parents)}
@@ -104,6 +105,8 @@ def walk(state_HNP: Tensor, rows: Rows, parents: Sequence[int]) -> tuple[Tensor,
 
 def tree_scan(state_HNP: Tensor, rows: Rows, parents: Sequence[int]) -> Tensor:
     """Compute all rows of a tree at once, y [T, H, P]; arguments as for :func:`walk`. Uses Triton if it can."""
+    if rows.decay_TH.dim() > 2:
+        return walk(state_HNP, rows, parents)[0]
     a_HT = _path_sums(rows.decay_TH, parents).T
     seen_TT = _ancestors(parents).to(a_HT.device)
     unseen_T11 = (torch.tensor(parents) == -2).to(a_HT.device)[:, None, None]
@@ -125,6 +128,8 @@ def fold(state_HNP: Tensor, rows: Rows) -> Tensor:
     if not len(rows):
         return state_HNP
     parents = chain_of(len(rows))
+    if rows.decay_TH.dim() > 2:
+        return walk(state_HNP, rows, parents)[1]
     a_HT = _path_sums(rows.decay_TH, parents).T
     u_HTP = _written(state_HNP, rows, a_HT, _ancestors(parents).to(a_HT.device))
     late_HT = (a_HT[:, -1:] - a_HT).to(u_HTP.dtype).exp()
@@ -135,6 +140,8 @@ def fold(state_HNP: Tensor, rows: Rows) -> Tensor:
 
 def chunk_scan(state_HNP: Tensor, rows: Rows, size: int = CHUNK_ROWS) -> tuple[Tensor, Tensor]:
     """Compute a chain, ``size`` rows at a time: y [T, H, P] and the state after it."""
+    if rows.decay_TH.dim() > 2:
+        return walk(state_HNP, rows, chain_of(len(rows)))
     outputs = []
     for start in range(0, len(rows), size):
         part = rows.of(slice(start, start + size))
