@@ -27,6 +27,7 @@ SIZES = {
     "n_layer": 2,
     "n_head": 4,
     "n_positions": 128,
+    "rotary_dim": 8,
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
@@ -52,8 +53,8 @@ LATENT = {
     "head_dim": 8,
 }
 PLAIN = (
-    *("afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "cohere2_moe", "ctrl", "cwm", "dots1"),
-    *("ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "gpt-sw3", "granitemoeshared"),
+    *("afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "codegen", "cohere2_moe", "ctrl", "cwm", "dots1"),
+    *("ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "gpt-sw3", "gptj", "granitemoeshared"),
     *("helium", "hunyuan_v1_dense", "jais2", "jetmoe", "minimax_m2", "ministral"),
     *("ministral3", "modernbert-decoder", "moshi", "nanochat", "olmo", "persimmon", "phimoe", "seed_oss", "solar_open"),
     "vaultgemma",

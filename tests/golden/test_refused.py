@@ -50,8 +50,6 @@ REFUSED: dict[str, tuple[Family, str]] = {
     "mpt": (Family("mpt", {"vocab_size": VOCAB_SIZE, "d_model": 48, "n_layers": 2, "n_heads": 4}), INTERFACE),
     "falcon": (Family("falcon", {**LLAMA, "new_decoder_architecture": True, "num_kv_heads": 2}), INTERFACE),
     # attention written out in the model
-    "gptj": (Family("gptj", {**OLD, "rotary_dim": 8}), INTERFACE),
-    "codegen": (Family("codegen", {**OLD, "rotary_dim": 8}), INTERFACE),
     "openai-gpt": (Family("openai-gpt", OLD), INTERFACE),
     "gpt_neo": (
         Family(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -118,6 +119,28 @@ def attend(
         sinks_H=s_aux,
     )
     return output.contiguous()[None], None  # as the library's own kernels: some families take a view of it
+
+
+def admit(model_type: str) -> None:
+    """Enter our name into the table of attentions that a family has of its own."""
+    if model_type == "gptj":
+        from transformers.models.gptj import modeling_gptj
+
+        modeling_gptj.GPTJ_ATTENTION_CLASSES.setdefault(NAME, modeling_gptj.GPTJAttention)
+
+
+def redirect(model: nn.Module) -> None:
+    """Let attention that is written out in a model come to :func:`attend`, where one method has all of it."""
+    for module in model.modules():
+        if type(module).__name__ in ("GPTJAttention", "CodeGenAttention"):
+            module._attn = partial(_attend_written_out, module)  # type: ignore[assignment]
+
+
+def _attend_written_out(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
+) -> tuple[Tensor, None]:
+    scaling = 1.0 / float(module.scale_attn)
+    return attend(module, query, key, value, attention_mask, scaling=scaling)[0].transpose(1, 2), None
 
 
 AttentionInterface.register(NAME, attend)

@@ -159,6 +159,7 @@ class CheckpointFiles:
             return quantised_folder.weights(
                 auto_class(self.config), self.source, self.config, settings, dtype, str(name), **options
             )
+        attention.admit(model_type)
         try:
             with quiet():
                 model, report = with_all_kernels(

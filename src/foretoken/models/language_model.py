@@ -181,6 +181,7 @@ class LanguageModel:
         self.num_parameters, self.weight_bytes = num_parameters(model), weight_bytes(model)  # before they are packed
         self.max_length = _max_length(text, name, max_length)
         self.end_ids = _end_ids(model, tokenizer, name, self.vocab_size)
+        attention.redirect(model)
         self.mixers = adopt.mixers(model, name)  # state-space layers; empty where there are none
         self._silent = _check_layers(text, name, type(model).__name__, {mixer.layer for mixer in self.mixers})
         self.sizes = sizes(model)  # before they are packed
