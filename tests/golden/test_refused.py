@@ -70,12 +70,13 @@ REFUSED: dict[str, tuple[Family, str]] = {
         Family(
             "llama4_text", {**SMALL, "attention_chunk_size": 5, "num_local_experts": 2, "intermediate_size_mlp": 64}
         ),
-        "layer 0 is of type 'chunked_attention'",
+        "is not causal beyond 5 positions: serve no more, with max_model_len=5",
     ),
     # scores with a temperature that depends on the row's number in the batch
     "llama4_text_tuned": (
         Family("llama4_text", {**TUNED, "floor_scale": 8192, "max_position_embeddings": 2**15}),
-        "around position 8190 it counts the rows of the batch",
+        "around position 8190 it counts the rows of the batch instead of reading the positions given: serve no more, "
+        "with max_model_len=8190",
     ),
     "llama4_text_tuned_late": (
         Family("llama4_text", {**TUNED, "floor_scale": 2**14, "max_position_embeddings": 2**15}),
@@ -146,6 +147,15 @@ def test_a_mixer_with_renamed_parts_is_refused() -> None:
     mixer.gate_of_output = mixer._modules.pop("g_proj")
     with pytest.raises(UnsupportedArchitecture, match="layer 0, OlmoHybridGatedDeltaNet: its projections have names"):
         layout.mixers(model)
+
+
+def test_llama_4_is_served_up_to_the_end_of_its_first_chunk(tmp_path: Path) -> None:
+    sizes = {"attention_chunk_size": 64, "floor_scale": 64, "intermediate_size_mlp": 64, "num_local_experts": 2}
+    save_model(Family("llama4_text", {**SMALL, **sizes}), tmp_path)
+    with pytest.raises(UnsupportedArchitecture, match="with max_model_len=64"):
+        load(tmp_path, device="cpu")
+    model = load(tmp_path, device="cpu", max_length=63)
+    assert golden.worst(Session(model), load_eager(tmp_path), "chain", VOCAB_SIZE) < 6e-5
 
 
 @pytest.mark.parametrize(("window", "length"), [(64, 64), (64, 20), (128, None), (4096, None)], ids=str)

@@ -416,8 +416,9 @@ class _NoAttention(Plan):
 _NO_ATTENTION = _NoAttention()
 
 
-# Layer types (config.layer_types) that pass their mask as keywords. Others build a mask that we cannot inspect.
-_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+# Layer types (config.layer_types) that pass their mask as keywords. Others build a mask that we cannot inspect. One in
+# chunks is causal within the first of them (8,192 tokens of Llama 4), and the probe refuses more.
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _SILENT_LAYERS = frozenset({"mlp", "moe"})  # they keep nothing of their rows
 
 

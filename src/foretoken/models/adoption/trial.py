@@ -117,7 +117,8 @@ def check_positions(model: Any, max_length: int, device: torch.device) -> None:
             counted_TV = model(**inputs, past_key_values=_Claimed(start)).logits[0]
         if not same(given_TV, counted_TV):
             raise UnsupportedArchitecture(
-                f"around position {start} it counts the rows of the batch instead of reading the positions given"
+                f"around position {start} it counts the rows of the batch instead of reading the positions given: "
+                f"serve no more, with max_model_len={start}"
             )
 
 
