@@ -175,7 +175,10 @@ def load_as_is(name: str | Path, *, device: str = "auto", trust_remote_code: boo
     """
     place = place_of(device)
     files = _files(name, trust_remote_code)
-    model = files.weights(_dtype("auto", files.config)).to(place).eval()
+    kind = _dtype("auto", files.config)
+    if place.type == "cpu":
+        check_fits(str(name), files.num_bytes(kind, None))
+    model = files.weights(kind).to(place).eval()
     return Checkpoint(str(name), source_of(name), model, files.tokenizer())
 
 
