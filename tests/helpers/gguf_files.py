@@ -10,10 +10,26 @@ import gguf
 import numpy as np
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from foretoken.models.gguf.library import MAPPED
+
+if MAPPED:
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    from transformers.integrations.gguf.gguf_conversion_mapping import GGUF_ARCHS
+
 _ARCHITECTURES = {  # where the library has another name
     "gemma3_text": "gemma3",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+    "minimax_m2": "minimax-m2",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+}
+_PARAMETERS = {  # without an ending of their own in the library
+    "self_attn.sinks": ("attn_sinks", "weight"),
+    "linear_attn.A_log": ("ssm_a", ""),
+    "linear_attn.dt_bias": ("ssm_dt", "bias"),
+    "mlp.e_score_correction_bias": ("exp_probs_b", "bias"),
 }
 _INTERLEAVED = ("llama", "granite")
 
@@ -31,22 +47,24 @@ def save(model: Any, path: Path, *, kind: str | None = None, fields: Mapping[str
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    fields = dict(fields or {})
+    if hasattr(config, "intermediate_size"):
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if "attention.head_count_kv" not in fields:
+        writer.add_head_count_kv(config.num_key_value_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     rotary = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_rope_freq_base(rotary["rope_theta"])
     epsilon = next((each for each in ("norm_eps", "norm_epsilon", "layer_norm_eps") if hasattr(config, each)), None)
-    if epsilon is None:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if epsilon is None or architecture == "lfm2":
+        writer.add_layer_norm_rms_eps(getattr(config, epsilon or "rms_norm_eps"))
     else:
         writer.add_layer_norm_eps(getattr(config, epsilon))
-    for name, value in (fields or {}).items():
-        add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
-        add(f"{architecture}.{name}", value)
+    for name, value in fields.items():
+        _add(writer, f"{architecture}.{name}", value)
     add_byte_tokenizer(writer, config.vocab_size)
     number_of = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(number_of[architecture], config.num_hidden_layers)
@@ -56,27 +74,57 @@ def save(model: Any, path: Path, *, kind: str | None = None, fields: Mapping[str
         data = weight.detach().float().numpy()
         module, _, last = name.rpartition(".")
         if module.endswith("mlp.experts"):  # one tensor for the gates and one for the other factors
-            layer = module.split(".")[2]
-            parts = (
-                {"down": data} if last == "down_proj" else dict(zip(("gate", "up"), np.split(data, 2, 1), strict=True))
-            )
+            leaf = "bias" if last.endswith("_bias") else "weight"
+            if architecture == "gpt-oss" and leaf == "weight":
+                data = data.swapaxes(1, 2)
+            halves = (data[:, ::2], data[:, 1::2]) if architecture == "gpt-oss" else np.split(data, 2, 1)
+            parts = {"down": data} if last.startswith("down") else dict(zip(("gate", "up"), halves, strict=True))
             for part, stack in parts.items():
-                number = gguf.GGMLQuantizationType[kind or "F32"]
-                place = f"blk.{layer}.ffn_{part}_exps.weight"
+                number = gguf.GGMLQuantizationType[kind if kind and leaf == "weight" else "F32"]
+                place = f"blk.{module.split('.')[2]}.ffn_{part}_exps.{leaf}"
                 writer.add_tensor(place, gguf.quantize(np.ascontiguousarray(stack), number), raw_dtype=number)
             continue
-        place = names.get_name(module)
-        if place.endswith("ffn_gate_inp_shexp"):
+        alone = _PARAMETERS.get(".".join(name.split(".")[3:]))
+        place = names.get_name(module) if alone is None else f"blk.{name.split('.')[2]}.{alone[0]}"
+        last = last if alone is None else alone[1]
+        if architecture in MAPPED:
+            data = _as_stored(GGUF_ARCHS[architecture](config), f"{place}.{last}".rstrip("."), data)
+        if place.endswith("ffn_gate_inp_shexp") and data.ndim > 1:
             data = data[0]
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(place.split(".")[-1])
         if heads is not None and architecture in _INTERLEAVED:  # rows 0, D/2, 1, D/2 + 1, … of every head
             data = data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
         if place.endswith("norm") and last == "weight" and architecture.startswith(("gemma", "nemotron")):
             data = data + 1
-        plain = kind is None or data.ndim == 1 or "_inp" in place
+        plain = kind is None or data.ndim == 1 or "_inp" in place or "conv1d" in place or "shortconv.conv" in place
         number = gguf.GGMLQuantizationType["F32" if plain else kind]
-        writer.add_tensor(f"{place}.{last}", gguf.quantize(data, number), raw_dtype=number)
+        writer.add_tensor(f"{place}.{last}".rstrip("."), gguf.quantize(data, number), raw_dtype=number)
     return finish(writer, path)
+
+
+def _as_stored(mapping: list[Any], name: str, data: Any) -> Any:
+    """What the library's conversions of a tensor would make the given data of."""
+    converters = [each for each in mapping if isinstance(each, WeightConverter)]
+    renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
+    pattern = rename_source_key(name, renamings, converters)[1]
+    used = next((each.operations for each in converters if pattern in each.source_patterns), [])
+    for operation in reversed(used):
+        what = type(operation).__name__
+        if what == "SubtractOne":
+            data = data + 1
+        elif what == "LogNegate":
+            data = -np.exp(data)
+        elif what == "Unsqueeze":
+            data = data.squeeze(operation.dim)
+        else:
+            permuted, first = data.copy(), getattr(operation, "offset", 0)
+            index = operation.permutation.numpy() + first
+            if what == "TiledToGroupedInputs":
+                permuted[:, index] = data
+            else:
+                permuted[index] = data[first:]
+            data = permuted
+    return data
 
 
 def add_byte_tokenizer(writer: Any, size: int) -> None:

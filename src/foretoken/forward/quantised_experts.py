@@ -21,18 +21,53 @@ from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 Pair = tuple[QuantisedWeight, QuantisedWeight]  # of one expert: [2 F, D], the gate above the other factor, and [D, F]
 
 
+class ClampedGate(nn.Module):
+    """GPT-OSS's ``glu(gate) * (up + 1)``, both factors clamped; called like the activation of a gate.
+
+    Args:
+        alpha: of the sigmoid; limit: of the values.
+    """
+
+    def __init__(self, alpha: float = 1.702, limit: float = 7.0) -> None:
+        super().__init__()
+        self.alpha, self.limit = alpha, limit
+
+    def forward(self, gate: Tensor) -> Tensor:
+        """The gate's factor."""
+        gate = gate.clamp(max=self.limit)
+        return gate * torch.sigmoid(gate * self.alpha)
+
+    def other(self, up: Tensor) -> Tensor:
+        """The other one."""
+        return up.clamp(-self.limit, self.limit) + 1
+
+
+def in_turn(gate_up_E2FD: Tensor, down_EDF: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights in GPT-OSS's order: transposed, rows of the gate and of the other factor in turn."""
+    experts, rows, width = gate_up_E2FD.shape
+    turned = gate_up_E2FD.view(experts, 2, rows // 2, width).transpose(1, 2).flatten(1, 2)
+    return turned.mT.contiguous(), down_EDF.mT.contiguous()
+
+
+def in_halves(gate_up_ED2F: Tensor, down_EFD: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of :func:`in_turn`."""
+    return torch.cat([gate_up_ED2F[..., ::2].mT, gate_up_ED2F[..., 1::2].mT], dim=1), down_EFD.mT.contiguous()
+
+
 class ByExpert(nn.Module):
     """Routed experts with weights in another form than the library expects; computed one expert after the other.
 
     Attributes:
         num_experts, width, channels: E, D and F.
-        act_fn: of the gate.
+        act_fn: of the gate; a :class:`ClampedGate` has a factor for the other half, too.
+        biases: of all experts, [E, 2 F] and [E, D], or None.
     """
 
     num_experts: int
     width: int
     channels: int
     act_fn: Callable[[Tensor], Tensor]
+    biases: tuple[Tensor, Tensor] | None = None
 
     @abstractmethod
     def linears(self, expert: int) -> tuple[Any, Any]:
@@ -54,8 +89,15 @@ class ByExpert(nn.Module):
         for expert in top_k_index.unique().tolist():
             gate_up, down = self.linears(expert)
             rows, places = (top_k_index == expert).nonzero(as_tuple=True)
-            gate_nF, up_nF = gate_up(hidden_states[rows]).chunk(2, dim=-1)
+            both_n2F = gate_up(hidden_states[rows])
+            if self.biases is not None:
+                both_n2F = both_n2F + self.biases[0][expert]
+            gate_nF, up_nF = both_n2F.chunk(2, dim=-1)
+            if isinstance(self.act_fn, ClampedGate):
+                up_nF = self.act_fn.other(up_nF)
             y_nD = down(self.act_fn(gate_nF) * up_nF)
+            if self.biases is not None:
+                y_nD = y_nD + self.biases[1][expert]
             sum_RD.index_add_(0, rows, y_nD.float() * top_k_weights[rows, places, None].float())
         return sum_RD.to(hidden_states.dtype)
 
@@ -65,12 +107,16 @@ class QuantisedExperts(ByExpert):
 
     Args:
         weights: of each expert.
-        act_fn: of the gate.
+        act_fn, biases: see :class:`ByExpert`.
     """
 
-    def __init__(self, weights: Sequence[Pair], act_fn: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, weights: Sequence[Pair], act_fn: Callable[[Tensor], Tensor], biases: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         super().__init__()
-        self.act_fn, self.weights = act_fn, list(weights)
+        self.act_fn, self.biases, self.weights = act_fn, biases, list(weights)
+        if isinstance(act_fn, ClampedGate):
+            self.alpha, self.limit = act_fn.alpha, act_fn.limit
         self.num_experts, (self.width, self.channels) = len(self.weights), self.weights[0][1].shape
         self.bits = self.weights[0][0].bits
         self._packed: list[tuple[nn.Module, nn.Module]] = []

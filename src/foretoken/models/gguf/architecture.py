@@ -15,30 +15,14 @@ from foretoken.core.errors import ModelError, UnsupportedArchitecture
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.gguf.container import GGUFFile
 from foretoken.models.gguf.families import FAMILIES
-from foretoken.models.gguf.fields import Fields
+from foretoken.models.gguf.fields import Fields, refuse_uncomputed
+from foretoken.models.gguf.library import MAPPED, MappedArchitecture
 
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 ROTARY_FACTORS = "rope_freqs.weight"  # read into the config
 # Llama 3's: which wavelengths are stretched is not in the file, but the factors that come of it are
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-# fields that could change the computation, and their neutral values
-_NEUTRAL = {
-    "expert_count": 0,
-    "attention.causal": True,
-    "attention.scale": 0.0,
-    "attention.sliding_window": 0,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attn_logit_softcapping": 0.0,
-    "final_logit_softcapping": 0.0,
-    "rope.freq_base_swa": 0.0,
-    "rope.scaling.attn_factor": 1.0,
-    "rope.scaling.yarn_log_multiplier": 0.0,
-    "logit_scale": 0.0,
-    "embedding_scale": 0.0,
-    "residual_scale": 0.0,
-}
 
 
 class Architecture:
@@ -46,6 +30,8 @@ class Architecture:
 
     Attributes:
         config: of transformers; without a dtype.
+        experts: the module of a layer that holds its routed experts; None: the architecture has none.
+        clamped_experts: whether those are GPT-OSS's; see experts.py.
     Raises:
         UnsupportedArchitecture: a model that is not read, or a setting of it.
         ModelError: fields are missing, or say nothing sensible.
@@ -59,10 +45,10 @@ class Architecture:
         if family is None:
             raise UnsupportedArchitecture(
                 f"model '{file.path}' is a GGUF file of architecture {self._name!r:.60}, which is not read: "
-                f"{', '.join(FAMILIES)} are"
+                f"{', '.join([*FAMILIES, *sorted(MAPPED)])} are; take the model as a folder of transformers"
             )
-        self._family = family
-        self._refuse_what_is_not_computed()
+        self._family, self.experts, self.clamped_experts = family, family.experts, family.clamped_experts
+        refuse_uncomputed(file, family.reads)
         self.config = self._config()
 
     def place(self, name: str) -> str | None:
@@ -73,6 +59,8 @@ class Architecture:
         if outer in _OUTER and leaf in ("weight", "bias"):
             return f"{_OUTER[outer]}.{leaf}"
         found = _BLOCK.fullmatch(name)
+        if found is not None and (alone := self._family.parameters.get(f"{found[2]}.{found[3]}")) is not None:
+            return f"model.layers.{found[1]}.{alone}"
         if found is None or found[2] not in self._family.tensors:
             raise UnsupportedArchitecture(
                 f"model '{self._file.path}': its tensor {name!r:.80} has no place in a model of type "
@@ -80,25 +68,22 @@ class Architecture:
             )
         return f"model.layers.{found[1]}.{self._family.tensors[found[2]]}.{found[3]}"
 
-    def order_of(self, name: str) -> Tensor | None:
-        """Which of the file's rows becomes row i of a tensor, int64; None: they stand as they are."""
+    def converted(self, name: str, stored: Tensor | QuantisedWeight) -> Tensor | QuantisedWeight:
+        """The library's value of a tensor: a norm may be stored as 1 + w, a row as a vector, rows in another order."""
+        if isinstance(stored, Tensor):
+            if name.endswith(".ffn_gate_inp_shexp.weight"):
+                return stored.view(1, -1)
+            if self._family.offset_norms and name.endswith("norm.weight"):
+                return stored - 1
         found = _BLOCK.fullmatch(name)
         if not self._family.interleaved or found is None or found[2] not in ("attn_q", "attn_k"):
-            return None
+            return stored
         heads = self.config.num_attention_heads if found[2] == "attn_q" else self.config.num_key_value_heads
         width = self._head_dim
-        return torch.arange(heads * width).view(heads, width // 2, 2).transpose(1, 2).flatten()
-
-    @property
-    def experts(self) -> str | None:
-        """The module of a layer that holds its routed experts; None: the architecture has none."""
-        return self._family.experts
-
-    def value_of(self, name: str, stored: Tensor) -> Tensor:
-        """The library's value of an unquantised tensor: that of a norm may be stored as 1 + w, a row as a vector."""
-        if name.endswith(".ffn_gate_inp_shexp.weight"):
-            return stored.view(1, -1)
-        return stored - 1 if self._family.offset_norms and name.endswith("norm.weight") else stored
+        if stored.shape[0] != heads * width:  # not of the model, which is refused where it is put in
+            return stored
+        order = torch.arange(heads * width).view(heads, width // 2, 2).transpose(1, 2).flatten()
+        return stored[order] if isinstance(stored, Tensor) else stored.rows(order)
 
     def _config(self) -> Any:
         file, fields = self._file, self._fields
@@ -109,9 +94,7 @@ class Architecture:
         rotated = fields.size("rope.dimension_count", absent=head_dim)
         if rotated > head_dim or (rotated != head_dim and not self._family.partial_rotary):
             raise UnsupportedArchitecture(f"model '{file.path}': its rotary embedding covers a part of a head only")
-        embedding = file.entries.get("token_embd.weight")
-        if embedding is None:
-            raise ModelError(f"model '{file.path}' has no tensor 'token_embd.weight'")
+        embedding = fields.embedding()
         if isinstance(file.fields.get(f"{self._name}.attention.head_count_kv"), list):
             raise UnsupportedArchitecture(f"model '{file.path}': its layers have different numbers of heads")
         kv_heads = fields.size("attention.head_count_kv", absent=heads)
@@ -119,10 +102,6 @@ class Architecture:
             raise ModelError(
                 f"model '{file.path}': its field '{self._name}.attention.head_count_kv' is {kv_heads}, which does not "
                 f"divide its {heads} heads"
-            )
-        if len(embedding.shape) != 2:
-            raise ModelError(
-                f"model '{file.path}': its tensor 'token_embd.weight' has the shape {list(embedding.shape)}"
             )
         layers, channels = fields.size("block_count"), fields.size(self._family.channels)
         elements = sum(entry.count for entry in file.entries.values())
@@ -143,9 +122,9 @@ class Architecture:
                 max_position_embeddings=fields.size("context_length"),
                 rope_parameters=self._rotary(head_dim, rotated),
                 tie_word_embeddings="output.weight" not in file.entries,
-                bos_token_id=self._token("bos"),
-                eos_token_id=self._ends(),
-                pad_token_id=self._token("padding"),
+                bos_token_id=fields.token("bos"),
+                eos_token_id=fields.ends(),
+                pad_token_id=fields.token("padding"),
                 **{name: fields.number(field, 0.0, 1.0)},
                 **self._family.options(fields),
             )
@@ -153,20 +132,6 @@ class Architecture:
             raise ModelError(
                 f"model '{file.path}': its fields make no config: {' '.join(str(error).split())}"
             ) from None
-
-    def _ends(self) -> list[int] | None:
-        """Tokens that end an answer: the end of text, of a turn, and of a message."""
-        found = (self._token(each) for each in ("eos", "eot", "eom"))
-        return sorted({each for each in found if each is not None}) or None
-
-    def _token(self, name: str) -> int | None:
-        full, size = f"tokenizer.ggml.{name}_token_id", self._file.entries["token_embd.weight"].shape[0]
-        if full not in self._file.fields:
-            return None
-        found: int = self._fields.field(full, int, general=True)
-        if not 0 <= found < size:
-            raise ModelError(f"model '{self._file.path}': its field '{full}' is {found}, of {size} tokens")
-        return found
 
     def _rotary(self, head_dim: int, rotated: int) -> dict[str, Any]:
         theta = self._fields.number("rope.freq_base", 1.0, absent=10000.0)
@@ -195,6 +160,8 @@ class Architecture:
                 "Llama 3's are read"
             )
         scaled = {"rope_type": kind, "rope_theta": theta, "factor": self._fields.field(factor, float)}
+        if self._name == "gpt-oss":
+            scaled["truncate"] = False
         if kind == "yarn":
             scaled["original_max_position_embeddings"] = self._fields.size("rope.scaling.original_context_length")
         return scaled
@@ -223,18 +190,12 @@ class Architecture:
             )
         return {"rope_type": "llama3", "factor": largest, **_LLAMA3}
 
-    def _refuse_what_is_not_computed(self) -> None:
-        for name, neutral in _NEUTRAL.items():
-            found = self._file.fields.get(f"{self._name}.{name}", neutral)
-            if found != neutral and name not in self._family.reads:
-                raise UnsupportedArchitecture(
-                    f"model '{self._file.path}': its field '{self._name}.{name}' is {found!r:.40}, which is not "
-                    "computed"
-                )
 
+def architecture_of(file: GGUFFile) -> Architecture | MappedArchitecture:
+    """The architecture that a file's fields define.
 
-def in_order(value: Tensor | QuantisedWeight, order: Tensor | None) -> Tensor | QuantisedWeight:
-    """Reorder rows by :meth:`Architecture.order_of`; a tensor with another number of rows is not of the model."""
-    if order is None or len(order) != value.shape[0]:
-        return value
-    return value[order] if isinstance(value, Tensor) else value.rows(order)
+    Raises:
+        UnsupportedArchitecture, ModelError: see :class:`Architecture`.
+    """
+    mapped = file.fields.get("general.architecture") in MAPPED
+    return MappedArchitecture(file) if mapped else Architecture(file)

@@ -13,7 +13,7 @@ from torch import Tensor
 from foretoken.core.errors import ModelError
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedWeight
-from foretoken.models.gguf.architecture import Architecture, in_order
+from foretoken.models.gguf.architecture import architecture_of
 from foretoken.models.gguf.blocks import PLAIN, check_places, dense, packed_bytes, quantised
 from foretoken.models.gguf.experts import is_stacked, stacked_experts
 from foretoken.models.gguf.pieces import SplitFile, pieces_of
@@ -35,7 +35,7 @@ class GGUFCheckpoint:
         for piece in pieces:
             check_places(piece)
         self._file = SplitFile(pieces) if len(pieces) > 1 else pieces[0]
-        self._architecture = Architecture(self._file)
+        self._architecture = architecture_of(self._file)
 
     @cached_property
     def config(self) -> Any:
@@ -91,19 +91,19 @@ class GGUFCheckpoint:
         tied = self.config.tie_word_embeddings
         experts = self._architecture.experts
         if experts is not None:
-            yield from stacked_experts(self._file, experts, self.config.hidden_act)
+            layers, clamped = self.config.num_hidden_layers, self._architecture.clamped_experts
+            yield from stacked_experts(self._file, experts, layers, None if clamped else self.config.hidden_act)
         for name, entry in self._file.entries.items():
             if experts is not None and is_stacked(name):
                 continue
             place = self._architecture.place(name)
             if place is None:
                 continue
-            order = self._architecture.order_of(name)
             if entry.kind in PLAIN or len(entry.shape) == 1:
-                yield place, in_order(self._architecture.value_of(name, dense(self._file, entry)), order)
+                yield place, self._architecture.converted(name, dense(self._file, entry))
                 self._file.leave(entry)
                 continue
-            value = in_order(quantised(self._file, entry), order)
+            value = self._architecture.converted(name, quantised(self._file, entry))
             if not stored and isinstance(value, QuantisedWeight):
                 value = value.for_modules()
             self._file.leave(entry)

@@ -13,7 +13,7 @@ Phi-3 and GLM-4 have one matrix for the gate and the other factor of an MLP, in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from foretoken.models.gguf.fields import Fields
@@ -52,6 +52,8 @@ class Family:
         partial_rotary: whether the rotary embedding may cover a part of a head.
         experts: the module of a layer that holds routed experts; None: there are none.
         channels: the field with the MLP's width, of a dense layer where there is one.
+        parameters: a layer's tensors, with their ending, that are parameters without one.
+        clamped_experts: whether the experts are GPT-OSS's.
     """
 
     model_type: str
@@ -64,6 +66,8 @@ class Family:
     partial_rotary: bool = False
     experts: str | None = None
     channels: str = "feed_forward_length"
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    clamped_experts: bool = False
 
 
 def _biases(fields: Fields) -> dict[str, Any]:
@@ -135,6 +139,22 @@ def _qwen_2_experts(fields: Fields) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(fields: Fields) -> dict[str, Any]:
+    return {
+        "num_local_experts": fields.size("expert_count"),
+        "num_experts_per_tok": fields.size("expert_used_count"),
+        "sliding_window": fields.size("attention.sliding_window"),
+    }
+
+
+def _minimax(fields: Fields) -> dict[str, Any]:
+    return {
+        "num_local_experts": fields.size("expert_count"),
+        "num_experts_per_tok": fields.size("expert_used_count"),
+        "rotary_dim": fields.size("rope.dimension_count"),
+    }
+
+
 _LAYER_NORM_EPSILON = "attention.layer_norm_epsilon"
 
 FAMILIES = {
@@ -164,6 +184,26 @@ FAMILIES = {
         reads=frozenset({"expert_count"}),
         experts="mlp.experts",
         channels="expert_feed_forward_length",
+    ),
+    "gpt-oss": Family(
+        "gpt_oss",
+        _ATTENTION | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
+        _gpt_oss,
+        reads=frozenset({"expert_count", "attention.sliding_window"}),
+        experts="mlp.experts",
+        channels="expert_feed_forward_length",
+        parameters={"attn_sinks.weight": "self_attn.sinks"},
+        clamped_experts=True,
+    ),
+    "minimax-m2": Family(
+        "minimax_m2",
+        _ATTENTION | _HEAD_NORMS | {"ffn_gate_inp": "mlp.gate"},
+        _minimax,
+        reads=frozenset({"expert_count"}),
+        partial_rotary=True,
+        experts="mlp.experts",
+        channels="expert_feed_forward_length",
+        parameters={"exp_probs_b.bias": "mlp.e_score_correction_bias"},
     ),
     "gemma": Family("gemma", _LLAMA, offset_norms=True),
     "gemma2": Family(

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Collection
 from typing import Any
 
-from foretoken.core.errors import ModelError
-from foretoken.models.gguf.container import GGUFFile
+from foretoken.core.errors import ModelError, UnsupportedArchitecture
+from foretoken.models.gguf.container import Entry, GGUFFile
 
 _MOST = 2**31 - 1  # of a size
+# fields that could change the computation, and their neutral values
+_NEUTRAL = {
+    "expert_count": 0,
+    "attention.causal": True,
+    "attention.scale": 0.0,
+    "attention.sliding_window": 0,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0,
+    "rope.freq_base_swa": 0.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+    "logit_scale": 0.0,
+    "embedding_scale": 0.0,
+    "residual_scale": 0.0,
+}
 
 
 class Fields:
@@ -66,9 +84,61 @@ class Fields:
             raise ModelError(f"model '{self._file.path}': its field '{full}' {what}")
         return found
 
+    def embedding(self) -> Entry:
+        """The matrix of the embedding, which says how many tokens there are.
+
+        Raises:
+            ModelError: it is missing, or no matrix.
+        """
+        found = self._file.entries.get("token_embd.weight")
+        if found is None:
+            raise ModelError(f"model '{self._file.path}' has no tensor 'token_embd.weight'")
+        if len(found.shape) != 2:
+            raise ModelError(
+                f"model '{self._file.path}': its tensor 'token_embd.weight' has the shape {list(found.shape)}"
+            )
+        return found
+
+    def ends(self) -> list[int] | None:
+        """Tokens that end an answer: the end of text, of a turn, and of a message."""
+        found = (self.token(each) for each in ("eos", "eot", "eom"))
+        return sorted({each for each in found if each is not None}) or None
+
+    def token(self, name: str) -> int | None:
+        """A token that the file names; None: it does not.
+
+        Raises:
+            ModelError: there are fewer tokens.
+        """
+        full, size = f"tokenizer.ggml.{name}_token_id", self.embedding().shape[0]
+        if full not in self._file.fields:
+            return None
+        found: int = self.field(full, int, general=True)
+        if not 0 <= found < size:
+            raise ModelError(f"model '{self._file.path}': its field '{full}' is {found}, of {size} tokens")
+        return found
+
 
 def _shortest(number: float) -> float:
     """The shortest decimal that gives this float32: 1e-06 and not 9.999999974752427e-07, as a config has it."""
     single = struct.pack("<f", number)
     candidates = (float(f"{number:.{digits}g}") for digits in range(1, 10))
     return next((short for short in candidates if struct.pack("<f", short) == single), number)
+
+
+def refuse_uncomputed(file: GGUFFile, read: Collection[str], also: Collection[str] = ()) -> None:
+    """Refuse a field that changes the computation, and that nothing reads.
+
+    Args:
+        read: fields that the architecture reads.
+        also: more fields that must be absent.
+    Raises:
+        UnsupportedArchitecture: its name and value.
+    """
+    architecture = file.fields["general.architecture"]
+    for name, neutral in {**_NEUTRAL, **dict.fromkeys(also)}.items():
+        found = file.fields.get(f"{architecture}.{name}", neutral)
+        if found != neutral and name not in read:
+            raise UnsupportedArchitecture(
+                f"model '{file.path}': its field '{architecture}.{name}' is {found!r:.40}, which is not computed"
+            )

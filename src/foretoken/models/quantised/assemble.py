@@ -74,7 +74,7 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight | Qua
         ModelError: a tensor has no place in the model, does not fit it, is missing, or holds values that are not
             finite; or codes without the scales that would make a weight of them.
     """
-    expected = dict(model.named_parameters(remove_duplicate=False))
+    expected = {**dict(model.named_buffers()), **dict(model.named_parameters(remove_duplicate=False))}
     dtype = model.dtype
     for key, value in tensors:
         if isinstance(value, QuantisedExperts):
@@ -130,7 +130,7 @@ def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight | Qua
 
 def _check_experts(experts: QuantisedExperts, place: nn.Parameter | None, key: str, name: str) -> None:
     found = [experts.num_experts, 2 * experts.channels, experts.width]
-    if place is None or list(place.shape) != found:
+    if place is None or list(place.shape) not in (found, [found[0], found[2], found[1]]):  # GPT-OSS's lie transposed
         expected = "no experts" if place is None else list(place.shape)
         raise ModelError(
             f"model '{name}': weights do not fit its config ('{key}': {found} in the checkpoint, {expected} in the "
