@@ -245,23 +245,9 @@ def _short_convolution(layer: int, module: Any) -> Mixer:
         return out
 
     one_H = torch.ones(1, device=module.conv.weight.device)
-    return Mixer(
-        layer=layer,
-        module=module,
-        delta=False,
-        heads=1,
-        groups=1,
-        state_size=1,
-        head_width=module.conv.in_channels,
-        conv_CW=module.conv.weight.detach().squeeze(1).float(),
-        conv_bias_C=None if module.conv.bias is None else module.conv.bias.detach().float(),
-        rate_H=0 * one_H,
-        step_bias_H=0 * one_H,
-        skip_H=one_H,
-        limits=(0.0, float("inf")),
-        project=project,
-        finish=finish,
-        short=True,
+    sizes = {"heads": 1, "groups": 1, "state_size": 1, "head_width": module.conv.in_channels}
+    return _record(
+        layer, module, module.conv, -one_H, project=project, finish=finish, skip_H=one_H, short=True, **sizes
     )
 
 
@@ -284,23 +270,10 @@ def _mamba1(layer: int, module: Any) -> Mixer:
         out: Tensor = module.out_proj((y_TC1[..., 0] * F.silu(z_TC)).to(z_TC.dtype)[None])[0]
         return out
 
-    return Mixer(
-        layer=layer,
-        module=module,
-        delta=False,
-        heads=channels,
-        groups=1,
-        state_size=states,
-        head_width=1,
-        conv_CW=module.conv1d.weight.detach().squeeze(1).float(),
-        conv_bias_C=None if module.conv1d.bias is None else module.conv1d.bias.detach().float(),
-        rate_H=-module.A_log.detach().float().exp(),
-        step_bias_H=torch.zeros(channels),
-        skip_H=module.D.detach().float(),
-        limits=(0.0, float("inf")),
-        project=project,
-        finish=finish,
-        late=late,
+    rate_H, skip_H = -module.A_log.detach().float().exp(), module.D.detach().float()
+    sizes = {"heads": channels, "groups": 1, "state_size": states, "head_width": 1}
+    return _record(
+        layer, module, module.conv1d, rate_H, project=project, finish=finish, skip_H=skip_H, late=late, **sizes
     )
 
 
@@ -331,7 +304,8 @@ def _mamba2(layer: int, module: Any) -> Mixer:
     return _record(
         layer,
         module,
-        delta=False,
+        module.conv1d,
+        -module.A_log.detach().float().exp(),
         heads=heads,
         groups=module.n_groups,
         state_size=module.ssm_state_size,
@@ -381,29 +355,30 @@ def _delta_net(layer: int, module: Any) -> Mixer:
     return _record(
         layer,
         module,
+        module.conv1d,
+        -module.A_log.detach().float().exp(),
         delta=True,
         heads=heads,
         groups=module.num_k_heads,
         state_size=module.head_k_dim,
         head_width=width,
         skip_H=None,
-        limits=(0.0, float("inf")),
         most_factor=2.0 if getattr(module, "allow_neg_eigval", False) else 1.0,
         project=project,
         finish=finish,
     )
 
 
-def _record(layer: int, module: Any, **parts: Any) -> Mixer:
-    conv = module.conv1d
+def _record(layer: int, module: Any, conv: Any, rate_H: Tensor, **parts: Any) -> Mixer:
+    bias = getattr(module, "dt_bias", None)
     return Mixer(
         layer=layer,
         module=module,
         conv_CW=conv.weight.detach().squeeze(1).float(),
         conv_bias_C=None if conv.bias is None else conv.bias.detach().float(),
-        rate_H=-module.A_log.detach().float().exp(),
-        step_bias_H=module.dt_bias.detach().float(),
-        **parts,
+        rate_H=rate_H,
+        step_bias_H=torch.zeros(1) if bias is None else bias.detach().float(),
+        **{"delta": False, "limits": (0.0, float("inf")), **parts},
     )
 
 
