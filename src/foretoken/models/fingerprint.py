@@ -117,3 +117,12 @@ def _sample(path: Path, digest: Any) -> None:
         for number in range(PIECES):
             file.seek((size - PIECE) * number // (PIECES - 1))
             digest.update(file.read(PIECE))
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a whole file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

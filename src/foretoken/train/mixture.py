@@ -23,6 +23,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import write_whole
+from foretoken.models.fingerprint import digest_of
 
 HELD_OUT = 100  # one document in so many is kept for the held-out loss
 GROW_CHARACTERS = 1 << 18  # text that is tokenised at a time
@@ -238,23 +239,10 @@ class Mixture:
                 "share": round(source.share / total, 4),
                 "tokens": given * self.block,
                 "passes": round(given * self.block / max(stream.length, 1), 2) if stream.whole else None,
-                "files": [{"name": path.name, "sha256": sha256(path)} for path in source.files],
+                "files": [{"name": path.name, "sha256": digest_of(path)} for path in source.files],
             }
             for source, stream, given in zip(self.sources, self._streams, self._given, strict=True)
         ]
 
     def _names(self) -> list[str]:
         return [source.name for source in self.sources]
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
-
-
-def _digest(file: Any) -> str:
-    digest = hashlib.sha256()
-    while piece := file.read(1 << 20):
-        digest.update(piece)
-    return digest.hexdigest()

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
-from foretoken.train.mixture import sha256
+from foretoken.models.fingerprint import digest_of
 from foretoken.train.stopping import Interrupted
 from foretoken_lab.features.store import INDEX, Index, Shard
 from foretoken_lab.features.taps import Rows, Taps, Wanted
@@ -377,7 +377,7 @@ def _write_shard(folder: Path, index: Index, tensors: Mapping[str, Tensor], text
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         shard = Shard(
-            place.name, len(tensors["starts_S"]), len(tensors["tokens_N"]), part.stat().st_size, sha256(part), text
+            place.name, len(tensors["starts_S"]), len(tensors["tokens_N"]), part.stat().st_size, digest_of(part), text
         )
         os.replace(part, place)
         index = replace(index, shards=(*index.shards, shard))

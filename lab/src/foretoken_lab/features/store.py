@@ -37,8 +37,7 @@ from torch import Tensor
 from foretoken.core.errors import ConfigError, InputError, MismatchError
 from foretoken.core.files import write_whole
 from foretoken.forward.hidden_states import FINAL, Depth
-from foretoken.models.fingerprint import fingerprint
-from foretoken.train.mixture import sha256
+from foretoken.models.fingerprint import digest_of, fingerprint
 
 All = Literal["all"]
 
@@ -291,7 +290,7 @@ class FeatureStore:
         path = self.folder / shard.name
         try:
             if shard.name not in self._sound:
-                if sha256(path) != shard.sha256:
+                if digest_of(path) != shard.sha256:
                     raise InputError(f"{path}: damaged (its SHA-256 is not the index's); {_AGAIN}")
                 self._sound.add(shard.name)
             tensors = load_file(path)

@@ -19,15 +19,8 @@ from typing import Any
 import numpy as np
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
-from foretoken.drafting.datastore.layout import (
-    MANIFEST,
-    SUFFIX_BYTES,
-    Manifest,
-    Segment,
-    digest,
-    read_manifest,
-    write_manifest,
-)
+from foretoken.drafting.datastore.layout import MANIFEST, SUFFIX_BYTES, Manifest, Segment, read_manifest, write_manifest
+from foretoken.models.fingerprint import digest_of
 
 SEGMENT_TOKENS = 1 << 25
 _AT_ONCE = 1 << 20  # suffixes
@@ -182,7 +175,7 @@ def _written(folder: Path, manifest: Manifest, name: str, backwards: np.ndarray,
     suffixes_of(backwards).tofile(paths[1])
     for path in paths:
         _synced(path)
-    return Segment(name, len(backwards), documents, (digest(paths[0]), digest(paths[1])))
+    return Segment(name, len(backwards), documents, (digest_of(paths[0]), digest_of(paths[1])))
 
 
 def suffixes_of(tokens: np.ndarray) -> np.ndarray:

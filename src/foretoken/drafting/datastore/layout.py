@@ -16,7 +16,6 @@ leaves the datastore unchanged.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 from foretoken.core.errors import InputError
 from foretoken.core.files import check_format, write_whole
+from foretoken.models.fingerprint import digest_of
 
 MANIFEST = "datastore.json"
 FORMAT, VERSION = "foretoken datastore", 1
@@ -133,14 +133,5 @@ def damaged_files(folder: Path, manifest: Manifest) -> list[Path]:
         path
         for segment in manifest.segments
         for path, expected in zip(segment.paths(folder), segment.sha256, strict=True)
-        if digest(path) != expected
+        if digest_of(path) != expected
     ]
-
-
-def digest(path: Path) -> str:
-    """The SHA-256 of a file, read in pieces."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            found.update(piece)
-    return found.hexdigest()
