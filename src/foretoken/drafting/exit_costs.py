@@ -7,7 +7,7 @@ whole steps are measured as they are run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -116,7 +116,7 @@ def measured_step(
         adapter: the module that scores them at the exit; None: the target's own head.
         head: without an adapter, the rows of it that score them; None: all.
     """
-    plain, step = _Step(target, target.num_layers, 0), _Step(target, exit_layer, length, adapter, head)
+    plain, step = _step(target, target.num_layers, 0), _step(target, exit_layer, length, adapter, head)
     plain()
     step()
     ratios = []
@@ -129,44 +129,33 @@ def measured_step(
     return median(ratios)
 
 
-class _Step:
+def _step(
+    target: LanguageModel, exit_layer: int, length: int, adapter: ExitHead | None = None, head: HeadRows | None = None
+) -> Callable[[], None]:
     """One step on an empty cache: drafts from an exit, the last one's layers below it, verification above it."""
+    layers, low, rows = target.num_layers, Span(0, exit_layer, taps=(exit_layer,)), 1 + length
+    cache, own = target.new_cache(1), KVCache(1, 1, target.max_length)  # own: the adapter's
+    for each in (cache, own):
+        each.reserve(each.acquire(), rows)
 
-    def __init__(
-        self,
-        target: LanguageModel,
-        exit_layer: int,
-        length: int,
-        adapter: ExitHead | None = None,
-        head: HeadRows | None = None,
-    ) -> None:
-        self._target, self._exit, self._length, self._adapter, self._head = target, exit_layer, length, adapter, head
-        self._cache = target.new_cache(1)
-        self._own = KVCache(1, 1, target.max_length)  # the adapter's
-        for cache in (self._cache, self._own):
-            cache.reserve(cache.acquire(), 1 + length)
-
-    def __call__(self) -> None:
-        layers = self._target.num_layers
-        if not self._length:
-            self._forward(0, 1, Span(0, layers), 1)
-            return
-        low = Span(0, self._exit, taps=(self._exit,))
-        for row in range(self._length):
-            if self._adapter is None:
-                self._forward(row, 1, low, 1, self._head)
-            else:
-                hidden_1D = self._forward(row, 1, low, 0)[self._exit]
-                self._adapter.forward(_chunk(row, 1, 1), self._own, hidden_1D, top=1)
-        hidden_1D = self._forward(self._length, 1, low, 0)[self._exit]
-        rows = 1 + self._length
-        self._forward(0, rows, Span(self._exit, layers, hidden_1D.expand(rows, -1)), rows)
-
-    def _forward(
-        self, first: int, count: int, span: Span, wanted: int, head: HeadRows | None = None
-    ) -> Mapping[int, Tensor]:
+    def forward(first: int, count: int, span: Span, wanted: int, head: HeadRows | None = None) -> Mapping[int, Tensor]:
         batch = _chunk(first, count, wanted)
-        return self._target.forward(batch, DensePlan(self._cache, batch), top=1, span=span, head=head).hidden
+        return target.forward(batch, DensePlan(cache, batch), top=1, span=span, head=head).hidden
+
+    def drafted() -> None:
+        for row in range(length):
+            if adapter is None:
+                forward(row, 1, low, 1, head)
+            else:
+                hidden_1D = forward(row, 1, low, 0)[exit_layer]
+                adapter.forward(_chunk(row, 1, 1), own, hidden_1D, top=1)
+        hidden_1D = forward(length, 1, low, 0)[exit_layer]
+        forward(0, rows, Span(exit_layer, layers, hidden_1D.expand(rows, -1)), rows)
+
+    def plain() -> None:
+        forward(0, 1, Span(0, layers), 1)
+
+    return drafted if length else plain
 
 
 def _chunk(first: int, count: int, wanted: int) -> PackedBatch:
