@@ -79,7 +79,6 @@ class BlockNetwork(StateNetwork):
 
     algorithm = "diffuspec"
     title = "DiffuSpec block network"
-    option = "head"
     Config = BlockNetworkConfig
     config: BlockNetworkConfig
     norm: Norm

@@ -101,7 +101,6 @@ class Dovetail(StackNetwork):
 
     algorithm = "dovetail"
     title = "Dovetail head"
-    option = "head"
     Config = DovetailConfig
     config: DovetailConfig
 

@@ -25,7 +25,6 @@ class Eagle(EagleNetwork):
     algorithm = "eagle"
     model_types = (EAGLE3, EAGLE2)
     title = "EAGLE head"
-    option = "head"
     Config = EagleConfig
     size_names = {"width": "target_hidden_size", "vocabulary": "transformer_layer_config.vocab_size"}  # noqa: RUF012
 

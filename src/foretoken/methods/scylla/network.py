@@ -52,7 +52,6 @@ class Scylla(StackNetwork):
 
     algorithm = "scylla"
     title = "Scylla head"
-    option = "head"
     Config = ScyllaConfig
     config: ScyllaConfig
 
