@@ -8,6 +8,7 @@ Letters: T rows, W width, H query heads, G key/value heads, d head width.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,51 @@ from foretoken.drafting.learned_part import LearnedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockConfig(LearnedConfig):
-    """The sizes of the layers, and the target; subclasses add fields of the fusion and of the entry.
+class AttentionConfig(LearnedConfig):
+    """The sizes of attention layers, and the target.
 
     Attributes:
-        width, target_width: of the layers, and of the target's residual stream.
-        heads, kv_heads, head_dim, mlp_width, rope_theta, norm_eps: of a layer.
+        width: of the layers.
+        heads, kv_heads, head_dim: of their attention.
+        norm_eps: of all norms.
+    """
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads % self.kv_heads or self.head_dim % 2:
+            raise ValueError(f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}")
+
+
+def attention_of(text: Any, heads: int, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an :class:`AttentionConfig`, and ``rope_theta``, of the layers of a model of transformers.
+
+    Args:
+        text: the configuration of its text decoder.
+        rope: parameters of its rotary embedding.
+    """
+    return {
+        "width": text.hidden_size,
+        "heads": heads,
+        "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+        "rope_theta": float(rope.get("rope_theta", 10000.0)),
+        "norm_eps": float(getattr(text, "rms_norm_eps", None) or getattr(text, "layer_norm_eps", None) or 1e-6),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig(AttentionConfig):
+    """The sizes of decoder layers; subclasses add fields of the fusion and of the entry.
+
+    Attributes:
+        target_width: of the target's residual stream.
+        mlp_width, rope_theta: of a layer.
         vocab_size, draft_vocab_size: V of the target, K that the LM head scores.
         norm_heads: norms over each attention head's query and key (Qwen3).
         attention_bias: of the four projections of attention.
@@ -34,14 +74,9 @@ class BlockConfig(LearnedConfig):
         max_length: positions that it was trained for.
     """
 
-    width: int
     target_width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     mlp_width: int
     rope_theta: float
-    norm_eps: float
     vocab_size: int
     draft_vocab_size: int
     norm_heads: bool = False
@@ -51,8 +86,6 @@ class BlockConfig(LearnedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.heads % self.kv_heads or self.head_dim % 2:
-            raise ValueError(f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}")
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(
                 f"draft_vocab_size={self.draft_vocab_size} is above the target's vocab_size={self.vocab_size}"
@@ -100,14 +133,9 @@ def fields_for(
         channels = channels[-1]
     quarter = channels // 4
     return {
-        "width": width,
+        **attention_of(text, heads, rope),
         "target_width": width,
-        "heads": heads,
-        "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(text, "head_dim", None) or width // heads,
         "mlp_width": mlp_width or max(32, quarter // 32 * 32),
-        "rope_theta": float(rope.get("rope_theta", 10000.0)),
-        "norm_eps": float(getattr(text, "rms_norm_eps", None) or getattr(text, "layer_norm_eps", None) or 1e-6),
         "vocab_size": text.vocab_size,
         "draft_vocab_size": draft_vocab_size or text.vocab_size,
         "max_length": getattr(text, "max_position_embeddings", None) or 4096,

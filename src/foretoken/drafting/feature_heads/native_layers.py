@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from foretoken.drafting.feature_heads.block import AttentionConfig, BlockConfig
 from foretoken.drafting.feature_heads.block import Block as DraftBlock
-from foretoken.drafting.feature_heads.block import BlockConfig
+from foretoken.models.language_model import LanguageModel
 from foretoken.models.quantised.rounding import rounded_as
-from foretoken.native.layout import Block, Projection
+from foretoken.native.layout import Block, Layout, Projection
 
 
 def fits(config: BlockConfig) -> bool:
     """Whether the native decoder takes layers of these sizes."""
     head_dim = config.head_dim
     return head_dim % 16 == 0 and head_dim <= 512 and config.width % 32 == 0 and config.mlp_width % 32 == 0
+
+
+def described(config: AttentionConfig, target: LanguageModel, blocks: Sequence[Block], **others: Any) -> Layout:
+    """Layers of these sizes as a decoder.
+
+    Args:
+        target: has a native decoder.
+        blocks: the layers.
+        others: further fields of :class:`Layout`.
+    """
+    return Layout(
+        dtype=target.dtype,
+        width=config.width,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.norm_eps,
+        scaling=config.head_dim**-0.5,
+        num_blocks=len(blocks),
+        blocks=blocks,
+        **others,
+    )
 
 
 def native_block(layer: DraftBlock, norm_W: Tensor | None, skipped: int = 0) -> Block:

@@ -29,7 +29,7 @@ from foretoken.drafting.feature_heads.description import Concatenated, Gated, St
 from foretoken.drafting.feature_heads.native.chains import Prefetch
 from foretoken.drafting.feature_heads.native.checks import Extent
 from foretoken.drafting.feature_heads.native.pairs import GrownTree, PairDecoder, Pairing
-from foretoken.drafting.feature_heads.native_layers import fits, native_block, rounded, rounded_block
+from foretoken.drafting.feature_heads.native_layers import described, fits, native_block, rounded, rounded_block
 from foretoken.drafting.feature_heads.own_rows import OwnRows
 from foretoken.drafting.feature_heads.pair_network import LayeredNetwork, PairNetwork, gated
 from foretoken.drafting.prefetch import DraftPass
@@ -41,7 +41,7 @@ from foretoken.forward.span import Span
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.native.decoder import NativeDecoder
-from foretoken.native.layout import Head, Layout, Projection
+from foretoken.native.layout import Head, Projection
 from foretoken.native.packing import TiledLinear, tiled
 
 TABLE_BYTES = 64 << 20  # of the tokens' parts, at most
@@ -172,17 +172,11 @@ class NativeNetwork:
         fuse, last = description.fuse.product, description.lm_head.norm
         self._fuse = None if fuse is None else self._product(network.part(fuse).weight)
         blocks = [native_block(network.layer(number), *before) for number, before in enumerate(_inputs(network))]
-        layout = Layout(
-            dtype=target.dtype,
-            width=config.width,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
+        layout = described(
+            config,
+            target,
+            [rounded_block(each, rounding) for each in blocks],
             mlp_width=config.mlp_width,
-            norm_eps=config.norm_eps,
-            scaling=config.head_dim**-0.5,
-            num_blocks=network.num_layers,
-            blocks=tuple(rounded_block(each, rounding) for each in blocks),
             rotary=network.rotary_at,
             max_length=target.max_length,
             final_norm_D=torch.ones(config.width) if last is None else network.part(last).weight,

@@ -23,32 +23,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
-from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
+from foretoken.drafting.feature_heads.block import AttentionConfig, attention_of
+from foretoken.drafting.learned_part import LearnedPart
 from foretoken.forward import anatomy
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterConfig(LearnedConfig):
+class AdapterConfig(AttentionConfig):
     """Sizes of an adapter, and its target.
 
     Attributes:
         exit_layer: number of target layers below it.
-        width: of the target's residual stream.
-        heads, kv_heads, head_dim: of its attention; equal to the target's.
-        rope_theta, norm_eps: as in the target.
+        rope_theta: as in the target, like all sizes.
     """
 
     from_zero = ("exit_layer",)
 
     exit_layer: int
-    width: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     rope_theta: float
-    norm_eps: float
 
     @classmethod
     def for_target(cls, config: Any, exit_layer: int, target: str, fingerprint: str) -> AdapterConfig:
@@ -78,15 +72,7 @@ class AdapterConfig(LearnedConfig):
         if below < len(kinds):
             rope = rope.get(kinds[below], rope)  # one table per type of layer, or one for all
         return cls(
-            exit_layer=exit_layer,
-            width=text.hidden_size,
-            heads=heads,
-            kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-            rope_theta=float(rope.get("rope_theta", 10000.0)),
-            norm_eps=float(getattr(text, "rms_norm_eps", None) or getattr(text, "layer_norm_eps", None) or 1e-6),
-            target=target,
-            target_fingerprint=fingerprint,
+            exit_layer=exit_layer, **attention_of(text, heads, rope), target=target, target_fingerprint=fingerprint
         )
 
 

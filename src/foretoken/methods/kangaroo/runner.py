@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.protocols import Plan
+from foretoken.drafting.feature_heads.native_layers import described
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
@@ -93,17 +94,11 @@ def _layout(adapter: Adapter, target: LanguageModel) -> Layout:
         out=Projection(adapter.o_proj.weight),
         attention_norm_D=adapter.norm_in.weight,
     )
-    return Layout(
-        dtype=target.dtype,
-        width=config.width,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
+    return described(
+        config,
+        target,
+        [block],
         mlp_width=0,
-        norm_eps=config.norm_eps,
-        scaling=config.head_dim**-0.5,
-        num_blocks=1,
-        blocks=(block,),
         rotary=adapter.rotary_at,
         max_length=target.max_length,
         final_norm_D=adapter.norm_out.weight,

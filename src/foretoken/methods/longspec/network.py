@@ -30,7 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
-from foretoken.drafting.learned_part import LearnedConfig, LearnedPart
+from foretoken.drafting.feature_heads.block import AttentionConfig
+from foretoken.drafting.learned_part import LearnedPart
 from foretoken.forward import anatomy, target_kv
 from foretoken.forward.target_kv import TargetKV, apply_rotary
 from foretoken.models.fingerprint import fingerprint_of
@@ -61,32 +62,25 @@ _SAVED_AS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongSpecConfig(LearnedConfig):
+class LongSpecConfig(AttentionConfig):
     """Sizes of a draft network, and its target.
 
     Attributes:
         layer: number of the target layer with K*, V*, from 0.
-        width, vocab_size: of the target's residual stream and vocabulary.
-        heads, kv_heads, head_dim: of both attentions; equal to the target's.
+        vocab_size: of the target; width and heads are those of the target, too.
         mlp_width: of the network's own MLP.
         window: tokens before the query in the self-attention's window.
         levels: gaps to the target's keys in training; the maximum depth of a draft.
-        norm_eps: of all norms.
         max_length: positions in training.
     """
 
     from_zero = ("layer",)
 
     layer: int
-    width: int
     vocab_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     mlp_width: int
     window: int
     levels: int
-    norm_eps: float
     max_length: int
 
     @property
@@ -94,18 +88,12 @@ class LongSpecConfig(LearnedConfig):
         """Positions in the window of a row's self-attention, its own included."""
         return self.window + 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.heads % self.kv_heads or self.head_dim % 2:
-            raise ValueError(f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}")
-
 
 class LongSpec(LearnedPart, nn.Module):
     """The draft network: its weights, the plain forward pass, and the pieces for serving and training."""
 
     algorithm = "longspec"
     title = "LongSpec head"
-    option = "head"
     Config = LongSpecConfig
     own_head: Tensor | None = None  # [V, W], replaces a target head of another width
 

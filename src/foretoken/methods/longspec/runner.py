@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.drafting.feature_heads.native.chains import Prefetch
+from foretoken.drafting.feature_heads.native_layers import described
 from foretoken.drafting.prefetch import DraftPass
 from foretoken.drafting.ring import Ring
 from foretoken.forward import anatomy, target_kv
@@ -34,7 +35,7 @@ from foretoken.methods.longspec.network import LongSpec
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.native.decoder import NativeDecoder
-from foretoken.native.layout import Block, Layout, Projection
+from foretoken.native.layout import Block, Projection
 from foretoken.native.rotary import RotaryTables
 
 KeysValues = tuple[Tensor, Tensor]  # [G, ., d] each
@@ -170,17 +171,11 @@ class Runner:
             down=Projection(head.down_proj.weight),
             mlp_norm_D=head.norm_mlp.weight,
         )
-        layout = Layout(
-            dtype=self._target.dtype,
-            width=config.width,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
+        layout = described(
+            config,
+            self._target,
+            (self_attention, cross_attention),
             mlp_width=config.mlp_width,
-            norm_eps=config.norm_eps,
-            scaling=config.head_dim**-0.5,
-            num_blocks=2,
-            blocks=(self_attention, cross_attention),
             rotary=target_kv.find(self._target.model, self._target.name).angles,
             max_length=config.max_length,
             final_norm_D=head.norm_out.weight,
