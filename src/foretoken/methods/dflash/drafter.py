@@ -93,7 +93,7 @@ class DFlashDrafter(Drafter):
         drafts = [NO_DRAFT] * len(contexts)
         ready = []
         for place, (context, budget) in enumerate(zip(contexts, budgets, strict=True)):
-            state, draft = self._ready(context), DraftBuilder(context, budget)
+            state, draft = self._pending.before_root(context, self._sizes.rows), DraftBuilder(context, budget)
             if state is not None and budget.max_nodes > 0 and budget.max_depth > 0 and draft.pays(1.0, 1.0):
                 ready.append((place, state, draft))
         if ready:
@@ -112,15 +112,6 @@ class DFlashDrafter(Drafter):
         self._pending.release(request_id)
 
     # ------------------------------------------------------------------ the network over packed rows
-
-    def _ready(self, context: Context) -> Pending | None:
-        """The request's state if all rows before its root are known; a draft without an outcome is dropped."""
-        state = self._pending.get(context.request_id)
-        if state is None:
-            return None
-        state.unverified = None
-        rows, known = len(context.tokens) - 1, self._cache.lengths[state.slot] + state.num_rows
-        return state if rows == known > 0 and rows + self._sizes.rows < self._cache.max_length else None
 
     def _read(self, states: Sequence[Pending]) -> None:
         """Write keys and values of the pending rows in every layer."""

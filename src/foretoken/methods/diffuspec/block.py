@@ -21,7 +21,7 @@ from foretoken.core.needs import HiddenLayers, Needs
 from foretoken.core.protocols import Context, Features, Outcome
 from foretoken.core.threads import threads_for
 from foretoken.drafting.feature_heads.block import rotate
-from foretoken.drafting.feature_heads.native_layers import fits, native_block
+from foretoken.drafting.feature_heads.native_layers import described, fits, native_block
 from foretoken.drafting.feature_heads.own_rows import OwnRows
 from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
 from foretoken.forward.batch import PackedBatch
@@ -31,7 +31,7 @@ from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
 from foretoken.methods.diffuspec.native.lattice import Block, Filling, LatticeDecoder
 from foretoken.methods.diffuspec.network import BlockNetwork
 from foretoken.models.language_model import LanguageModel, Output
-from foretoken.native.layout import Layout, Projection
+from foretoken.native.layout import Projection
 
 _SLOTS = 1024  # most requests at once; buffers grow with use
 
@@ -89,7 +89,8 @@ class BlockLattices(LatticeNetwork):
     def lattices(self, contexts: Sequence[Context], counts: Sequence[int] | None = None) -> list[Lattice | None]:
         """Run one pass for all requests with known rows before the root; score only the requested slots."""
         found: list[Lattice | None] = [None] * len(contexts)
-        ready = [(place, state) for place, context in enumerate(contexts) if (state := self._ready(context))]
+        known = (self._pending.before_root(each, self.slots) for each in contexts)
+        ready = [(place, state) for place, state in enumerate(known) if state is not None]
         if not ready:
             return found
         wanted = [self.slots if counts is None else min(counts[place], self.slots) for place, _ in ready]
@@ -131,15 +132,6 @@ class BlockLattices(LatticeNetwork):
         ]
         e_AW = self._embedding_VW[torch.tensor(roots, device=self._target.device)]
         return self._pass(batch, self._net.entering(e_AW, torch.cat(lasts).to(self._target.dtype)).flatten(0, 1))
-
-    def _ready(self, context: Context) -> Pending | None:
-        """Return the request's state if all rows before its root are known; discard a draft without an outcome."""
-        state = self._pending.get(context.request_id)
-        if state is None:
-            return None
-        state.unverified = None
-        rows, read = len(context.tokens) - 1, self._cache.lengths[state.slot] + state.num_rows
-        return state if rows == read > 0 and rows + self.slots < self._cache.max_length else None
 
     def _read(self, states: Sequence[Pending]) -> None:
         """Write keys and values of the pending rows, in every layer."""
@@ -190,20 +182,14 @@ class BlockLattices(LatticeNetwork):
         assert target.native_decoder is not None
         whole = network.ids_K is None
         return LatticeDecoder(
-            Layout(
-                dtype=target.dtype,
-                width=config.width,
-                heads=config.heads,
-                kv_heads=config.kv_heads,
-                head_dim=config.head_dim,
+            described(
+                config,
+                target,
+                [
+                    native_block(each, each.input_layernorm.weight)
+                    for each in map(network.layer, range(network.num_layers))
+                ],
                 mlp_width=config.mlp_width,
-                norm_eps=config.norm_eps,
-                scaling=config.head_dim**-0.5,
-                num_blocks=network.num_layers,
-                blocks=tuple(
-                    native_block(network.layer(number), network.layer(number).input_layernorm.weight)
-                    for number in range(network.num_layers)
-                ),
                 rotary=network.rotary_at,
                 max_length=target.max_length + self.slots + 1,
                 final_norm_D=network.norm.weight,

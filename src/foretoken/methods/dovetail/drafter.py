@@ -212,13 +212,8 @@ class DovetailDrafter(Drafter):
         ready = self.lane.ready()
         self._begin_step(len(contexts))
         for context, budget in zip(contexts, budgets, strict=True):
-            state = self._pending.get(context.request_id)
-            if state is None:
-                continue
-            state.unverified = None  # a draft without an outcome
-            rows = len(context.tokens) - 1
-            known = self._handed.lengths[state.slot] + state.num_rows
-            if not ready or budget.max_nodes < 1 or not 0 < known == rows:
+            state = self._pending.before_root(context)
+            if state is None or not ready or budget.max_nodes < 1:
                 continue
             asked.append(context)
             limits.append(self._affordable(budget, len(contexts)))
