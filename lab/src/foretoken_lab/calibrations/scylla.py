@@ -22,7 +22,7 @@ verification may still not pay.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -33,7 +33,7 @@ from foretoken.core.errors import InputError
 from foretoken.core.protocols import Budget, Context, Features, Outcome
 from foretoken.engine.llm import LLM
 from foretoken.methods.scylla.drafter import ScyllaDrafter
-from foretoken.methods.scylla.width import choose
+from foretoken.methods.scylla.width import Widths
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.sampling import SamplingParams
 
@@ -245,3 +245,19 @@ def machine_balance(width: int, dtype: torch.dtype) -> tuple[float, float]:
             reads.append(time.perf_counter() - between)
             products.append(between - begun)
     return 2.0 * 256 * width * 4 * width / min(products), memory.numel() * 4 / min(reads)
+
+
+def choose(batches: Sequence[int], rates: Mapping[tuple[int, int], float]) -> Widths:
+    """Choose for every batch the width with the highest rate, never more than for a smaller batch.
+
+    Args:
+        batches: increasing.
+        rates: (requests, nodes) -> tokens per second; nodes 0 is plain decoding. Fewer nodes win ties.
+    """
+    table, most = [], None
+    for batch in batches:
+        known = {nodes: rate for (size, nodes), rate in rates.items() if size == batch}
+        best = min(known, key=lambda nodes: (-known[nodes], nodes))
+        most = best if most is None else min(most, best)
+        table.append((batch, most))
+    return Widths(tuple(table))

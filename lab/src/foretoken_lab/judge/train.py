@@ -15,6 +15,7 @@ Letters: N tokens.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -32,7 +33,7 @@ from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel, check_same_vocabulary
 from foretoken.models.load import load
 from foretoken.train.grouped_split import grouped_split
-from foretoken.train.roc import auc, smallest_threshold
+from foretoken.train.roc import auc
 from foretoken.train.run_folder import disk_trouble, write_record
 from foretoken_lab.intervals import wilson_interval
 from foretoken_lab.judge.fit import fit, macro_auc
@@ -163,6 +164,18 @@ def run(
         JudgeHead(config, fitted.unit).save(out)
         write_record(out, record)
     return record
+
+
+def smallest_threshold(score_N: Tensor, good_N: Tensor, false_accepts: float) -> float:
+    """The smallest threshold that at most this share of the bad ones is above; 0 if any number of them may be.
+
+    Args:
+        score_N: probabilities.
+        good_N: bool; at least one is bad.
+    """
+    bad = score_N[~good_N].sort(descending=True).values.tolist()
+    allowed = math.floor(false_accepts * len(bad) + 1e-9)  # 0.02 * 50 may be a hair below 1
+    return bad[allowed] if allowed < len(bad) else 0.0
 
 
 def threshold_of(labels: Labels, score_N: Tensor, false_accepts: float) -> float:

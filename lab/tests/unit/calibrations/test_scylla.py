@@ -16,11 +16,10 @@ from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
 from foretoken.methods.scylla.drafter import ScyllaDrafter
 from foretoken.methods.scylla.network import Scylla
-from foretoken.methods.scylla.width import choose
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken_lab.calibrations import scylla
-from foretoken_lab.calibrations.scylla import Watched, accepted, by_reach, measure, roofline
+from foretoken_lab.calibrations.scylla import Watched, accepted, by_reach, choose, measure, roofline
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -50,6 +49,16 @@ def test_smaller_trees_are_nested_in_a_larger_one() -> None:
     assert [accepted(paths, k) for k in (1, 2, 3, 4, 5)] == pytest.approx(
         [1 + 1 / 3, 1 + 2 / 3, 1 + 3 / 3, 1 + 4 / 3, 1 + 5 / 3]
     )
+
+
+def test_the_best_rate_is_chosen_and_never_more_than_before() -> None:
+    rates = {
+        (1, 0): 10.0, (1, 4): 12.0, (1, 16): 15.0,
+        (2, 0): 20.0, (2, 4): 26.0, (2, 16): 26.0,
+        (4, 0): 40.0, (4, 4): 41.0, (4, 16): 45.0,
+        (8, 0): 80.0, (8, 4): 70.0, (8, 16): 60.0,
+    }  # fmt: skip
+    assert choose([1, 2, 4, 8], rates).table == ((1, 16), (2, 4), (4, 4), (8, 0))
 
 
 def test_measure_times_every_batch_and_width(model: LanguageModel, head: Path) -> None:

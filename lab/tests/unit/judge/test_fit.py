@@ -19,13 +19,13 @@ from foretoken.models.fingerprint import fingerprint
 from foretoken.options.sampling import SamplingParams
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.regression import Standard, regress
-from foretoken.train.roc import auc, smallest_threshold
+from foretoken.train.roc import auc
 from foretoken_lab.judge import fit as fitting
 from foretoken_lab.judge import train as training
 from foretoken_lab.judge.fit import GRID, fit, macro_auc
 from foretoken_lab.judge.labels import Labels, read_states
 from foretoken_lab.judge.mining import Mining
-from foretoken_lab.judge.train import best_without_head, quality, threshold_of, without_head
+from foretoken_lab.judge.train import best_without_head, quality, smallest_threshold, threshold_of, without_head
 from foretoken_lab.judge.triples import read_triples
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -228,6 +228,24 @@ def test_quality_by_hand() -> None:
         found.of(one), score_N[one], 0.5, {name: each_N[one] for name, each_N in without.items()}
     )
     assert nothing["false_accepts_interval"] is None
+
+
+@pytest.mark.parametrize(
+    ("false_accepts", "wanted"),
+    [(0.0, 0.9), (0.24, 0.9), (0.25, 0.7), (0.5, 0.7), (0.75, 0.1), (0.99, 0.1), (1.0, 0.0)],
+)
+def test_the_smallest_threshold_by_hand(false_accepts: float, wanted: float) -> None:
+    score_N, good_N = torch.tensor([0.9, 0.1, 0.95, 0.7, 0.7, 0.2]), torch.tensor([0, 0, 1, 0, 0, 1]).bool()
+    found = smallest_threshold(score_N, good_N, false_accepts)
+    assert found == pytest.approx(wanted)
+    above = [float((score_N[~good_N] > level).float().mean()) for level in (found, found - 1e-6)]
+    assert above[0] <= false_accepts
+    assert above[1] > false_accepts or found == 0.0  # no smaller one would do
+
+
+def test_a_share_of_the_bad_ones_is_counted_exactly() -> None:
+    score_N = torch.linspace(0.01, 0.5, 50)
+    assert int((score_N > smallest_threshold(score_N, torch.zeros(50).bool(), 0.02)).sum()) == 1
 
 
 def test_the_threshold_holds_within_every_source_that_has_bad_tokens() -> None:

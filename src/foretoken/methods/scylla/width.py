@@ -9,7 +9,6 @@ Widths between measured batches are interpolated; larger batches have the last w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,19 +85,3 @@ class Widths:
         if found.get("target_fingerprint") != fingerprint:
             raise ModelError(f"widths={path}: was measured with another target ('{found.get('target')}'); {_REMEDY}")
         return widths
-
-
-def choose(batches: Sequence[int], rates: Mapping[tuple[int, int], float]) -> Widths:
-    """Choose for every batch the width with the highest rate, never more than for a smaller batch.
-
-    Args:
-        batches: increasing.
-        rates: (requests, nodes) -> tokens per second; nodes 0 is plain decoding. Fewer nodes win ties.
-    """
-    table, most = [], None
-    for batch in batches:
-        known = {nodes: rate for (size, nodes), rate in rates.items() if size == batch}
-        best = min(known, key=lambda nodes: (-known[nodes], nodes))
-        most = best if most is None else min(most, best)
-        table.append((batch, most))
-    return Widths(tuple(table))

@@ -12,7 +12,7 @@ from foretoken.core.draft import Draft
 from foretoken.core.errors import ModelError
 from foretoken.methods.scylla.drafter import ScyllaDrafter
 from foretoken.methods.scylla.network import Scylla
-from foretoken.methods.scylla.width import Widths, choose
+from foretoken.methods.scylla.width import Widths
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
@@ -50,16 +50,6 @@ def test_between_measured_batches_it_is_interpolated() -> None:
     assert found == sorted(found, reverse=True)
     assert widths.most == 16
     assert Widths(((3, 5),)).at(1) == Widths(((3, 5),)).at(9) == 5
-
-
-def test_the_best_rate_is_chosen_and_never_more_than_before() -> None:
-    rates = {
-        (1, 0): 10.0, (1, 4): 12.0, (1, 16): 15.0,
-        (2, 0): 20.0, (2, 4): 26.0, (2, 16): 26.0,
-        (4, 0): 40.0, (4, 4): 41.0, (4, 16): 45.0,
-        (8, 0): 80.0, (8, 4): 70.0, (8, 16): 60.0,
-    }  # fmt: skip
-    assert choose([1, 2, 4, 8], rates).table == ((1, 16), (2, 4), (4, 4), (8, 0))
 
 
 @pytest.mark.parametrize(
