@@ -186,7 +186,7 @@ def test_targets_that_cannot_be_cut(method: str, tmp_path: Path) -> None:
             compose.build({"method": method}, model)
 
 
-PROGRESS = ("loading ", "checking ")  # of a load that takes long
+PROGRESS = ("loading ", "checking ", "packing ")  # of a load that takes long
 
 
 @pytest.mark.parametrize(
