@@ -107,18 +107,18 @@ class PendingStates:
         """One request's; None if its first rows were missed."""
         return self._of.get(request_id)
 
-    def before_root(self, context: Context, room: int = 0) -> Pending | None:
+    def before_root(self, context: Context, margin: int = 0) -> Pending | None:
         """The request's state if all rows before its root are known; a draft without an outcome is dropped.
 
         Args:
-            room: positions that must be left in the cache after the root.
+            margin: positions that must be left in the cache after the root.
         """
         state = self._of.get(context.request_id)
         if state is None:
             return None
         state.unverified = None
         rows, known = len(context.tokens) - 1, self._slots.lengths[state.slot] + state.num_rows
-        return state if rows == known > 0 and rows + room < self._slots.max_length else None
+        return state if rows == known > 0 and rows + margin < self._slots.max_length else None
 
     def begin(self, request_id: int) -> Pending | None:
         """Register a request; None if all slots are taken."""

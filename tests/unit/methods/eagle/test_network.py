@@ -473,6 +473,7 @@ def test_the_command_line_says_it_in_one_line(folder: Path, capsys: pytest.Captu
     command = ["generate", "x", "--method", "eagle", "--dtype", "float32", "--set", f"head={folder}"]
     assert main(command) == 1
     _, err = capsys.readouterr()
-    (line,) = (each for each in err.splitlines() if not each.startswith(("loading ", "checking ", "packing ")))  # a slow load
+    progress = ("loading ", "checking ", "packing ")  # of a slow load
+    (line,) = (each for each in err.splitlines() if not each.startswith(progress))
     assert line.startswith("error: ")
     assert "d2t leads to tokens" in line
