@@ -1,4 +1,4 @@
-"""Writes the kept list of what is public, tests/behaviour/public_surface.txt, after a deliberate change.
+"""Writes the kept list of public names, tests/behaviour/public_surface.txt, after a deliberate change.
 
     python scripts/surface.py
 

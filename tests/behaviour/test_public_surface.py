@@ -1,4 +1,4 @@
-"""What is public is what the kept list says; ``python scripts/surface.py`` writes it after a deliberate change."""
+"""The public names are those of the kept list; ``python scripts/surface.py`` writes it after a deliberate change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_kind_is_on_the_list(found: list[str]) -> None:
         assert line in found
 
 
-def test_a_signature_tells_required_arguments_from_others() -> None:
+def test_a_signature_marks_arguments_with_defaults() -> None:
     def call(self: object, a: int, b: int = 1, *, c: int, d: int = 2, **more: int) -> None: ...
 
     assert public_surface._parameters(call) == "(a, b=, *, c, d=, **more)"

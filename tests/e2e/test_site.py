@@ -25,6 +25,11 @@ def test_every_page_is_in_the_site_once():
     assert set(named) == {page.name for page in DOCS.glob("*.md")}
 
 
+def test_no_page_is_longer_than_a_quarter_of_an_hour():
+    words = {page.name: len(re.findall(r"\S*\w\S*", page.read_text("utf-8"))) for page in DOCS.rglob("*.md")}
+    assert {name: count for name, count in words.items() if count > 1500} == {}
+
+
 def test_every_card_is_reached_from_the_first_page():
     linked = re.findall(r"\]\(methods/([\w]+)\.md\)", (DOCS / "index.md").read_text("utf-8"))
     assert sorted(linked) == sorted(card.stem for card in (DOCS / "methods").glob("*.md"))

@@ -1,4 +1,4 @@
-"""What is public from version 0.1.0 on, as lines that a test compares with a kept list.
+"""The public interfaces from version 0.1.0 on, as lines that a test compares with a kept list.
 
 Names of the library with their signatures, commands with their flags, HTTP paths with their fields, metrics, exit
 codes, environment variables, entry points and formats of files. ``scripts/surface.py`` writes the list,
@@ -85,15 +85,15 @@ def _of_class(cls: type[Any]) -> Iterator[str]:
 
 
 def _parameters(function: Any) -> str:
-    """A signature without types, with a mark at what has a default."""
+    """A signature without types; "=" marks an argument with a default."""
     given = inspect.signature(function).parameters.values()
-    shown = []
+    shown: list[str] = []
     for each in given:
         if each.name in ("self", "cls"):
             continue
         if each.kind is each.KEYWORD_ONLY and "*" not in shown and not any(name.startswith("*") for name in shown):
             shown.append("*")
-        star = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        star = "*" if each.kind is each.VAR_POSITIONAL else "**" if each.kind is each.VAR_KEYWORD else ""
         shown.append(f"{star}{each.name}{'=' if each.default is not each.empty else ''}")
     return f"({', '.join(shown)})"
 
@@ -131,6 +131,6 @@ def _others() -> Iterator[str]:
             yield f"{entry.kind} {entry.name}: option {row['name']}{' (required)' * (row['default'] == 'required')}"
     for what, number in FORMATS.items():
         yield f"file {what}: {number}"
-    code = (path.read_text(encoding="utf-8") for path in Path(foretoken.__file__).parent.rglob("*.py"))
-    for name in {name for text in code for name in re.findall(r"\bFORETOKEN_[A-Z_]+", text)}:
+    sources = (path.read_text(encoding="utf-8") for path in Path(foretoken.__file__).parent.rglob("*.py"))
+    for name in {name for text in sources for name in re.findall(r"\bFORETOKEN_[A-Z_]+", text)}:
         yield f"environment {name}"
