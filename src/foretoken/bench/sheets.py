@@ -5,7 +5,7 @@ Every figure over all prompts is followed by the same figure by category.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from foretoken.bench.harness import BASELINE
@@ -80,216 +80,175 @@ def groups_of(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 # ---------------------------------------------------------------------- the sheets
 
 
-def _overall(results: Sequence[Mapping[str, Any]]) -> Sheet:
-    return Sheet(
-        "overview",
+Row = Mapping[str, Any]  # figures of a method, over all prompts or of a category
+_Columns = Sequence[tuple[str, Callable[[Row], Cell]]]
+
+
+def _sheet(title: str, meaning: str, columns: _Columns, rows: Iterable[Row], labels: int = 1) -> Sheet:
+    """A table from its headings and the cell of a row under each."""
+    cells = [[cell(row) for _, cell in columns] for row in rows]
+    return Sheet(title, meaning, [head for head, _ in columns], cells, labels)
+
+
+def _method(row: Row) -> Cell:
+    return Cell(row["method"])
+
+
+def _overall(results: Sequence[Row]) -> Sheet:
+    columns: _Columns = [
+        ("method", _method),
+        ("speed-up", speedup),
+        ("lowest to highest", lambda row: Cell(spread(row))),
+        ("tokens per second", lambda row: number(row["tokens_per_second"], "{:.0f}")),
+        ("tokens per step", lambda row: number(row["tokens_per_step"])),
+        ("accepted", _accepted),
+        ("same tokens", _equality),
+        ("failed", _failures),
+    ]
+    meaning = (
         "Tokens per step includes the token that every step adds, so plain decoding is 1.00. Accepted: of all draft "
         "tokens. Same tokens: answers equal to plain decoding's, which “same distribution” does not promise when "
-        "sampling.",
-        (
-            "method",
-            "speed-up",
-            "lowest to highest",
-            "tokens per second",
-            "tokens per step",
-            "accepted",
-            "same tokens",
-            "failed",
-        ),
-        [
-            (
-                Cell(result["method"]),
-                speedup(result),
-                Cell(spread(result)),
-                number(result["tokens_per_second"], "{:.0f}"),
-                number(result["tokens_per_step"]),
-                _accepted(result),
-                _equality(result),
-                _failures(result),
-            )
-            for result in results
-        ],
+        "sampling."
     )
+    return _sheet("overview", meaning, columns, results)
 
 
-def _by_category(results: Sequence[Mapping[str, Any]]) -> Sheet:
-    rows = []
-    for result in results:
-        for name, figures in groups_of(result).items():
-            first = figures.get("first_token_seconds")
-            rows.append(
-                (
-                    Cell(result["method"] if name == "all" else ""),
-                    Cell(name),
-                    speedup(figures) if result["method"] != BASELINE else Cell(DASH),
-                    Cell(spread(figures) if result["method"] != BASELINE else DASH),
-                    number(None if first is None else 1e3 * first, "{:.1f}"),
-                    number(figures.get("decode_tokens_per_second"), "{:.0f}"),
-                    speedup(figures, "decode_speedup") if result["method"] != BASELINE else Cell(DASH),
-                    number(figures["tokens_per_step"]),
-                )
-            )
-    return Sheet(
-        "speed-up by category, and decoding, apart from reading the prompt",
-        "First token: the prefill time of a call, per prompt. The next three columns cover decoding only.",
-        (
-            "method",
-            "category",
-            "speed-up",
-            "lowest to highest",
-            "first token ms",
-            "decoding tokens per second",
-            "decoding speed-up",
-            "tokens per step",
-        ),
-        rows,
-        labels=2,
-    )
+def _categories(results: Sequence[Row]) -> list[Row]:
+    """Figures of each method and of its categories; only the first has the method's name."""
+    return [
+        {**figures, "method": result["method"] if name == "all" else "", "category": name, "of": result["method"]}
+        for result in results
+        for name, figures in groups_of(result).items()
+    ]
 
 
-def _latency(results: Sequence[Mapping[str, Any]]) -> Sheet:
+def _by_category(results: Sequence[Row]) -> Sheet:
+    def against_plain(cell: Callable[[Row], Cell]) -> Callable[[Row], Cell]:
+        return lambda row: Cell(DASH) if row["of"] == BASELINE else cell(row)
+
+    columns: _Columns = [
+        ("method", _method),
+        ("category", lambda row: Cell(row["category"])),
+        ("speed-up", against_plain(speedup)),
+        ("lowest to highest", against_plain(lambda row: Cell(spread(row)))),
+        ("first token ms", lambda row: _first_token(row.get("first_token_seconds"))),
+        ("decoding tokens per second", lambda row: number(row.get("decode_tokens_per_second"), "{:.0f}")),
+        ("decoding speed-up", against_plain(lambda row: speedup(row, "decode_speedup"))),
+        ("tokens per step", lambda row: number(row["tokens_per_step"])),
+    ]
+    meaning = "First token: the prefill time of a call, per prompt. The next three columns cover decoding only."
+    title = "speed-up by category, and decoding, apart from reading the prompt"
+    return _sheet(title, meaning, columns, _categories(results), labels=2)
+
+
+def _first_token(seconds: float | None) -> Cell:
+    return number(None if seconds is None else 1e3 * seconds, "{:.1f}")
+
+
+def _waiting(name: str, quantile: str) -> Callable[[Row], Cell]:
+    return lambda row: milliseconds((row.get("latency") or {}).get(name), quantile)
+
+
+def _latency(results: Sequence[Row]) -> Sheet:
     counts = [result["latency"] for result in results if result.get("latency")]
     answers, gaps = (sorted({each[name] for each in counts}) for name in ("num_answers", "num_gaps"))
-    return Sheet(
-        "what a reader waits for, milliseconds",
+    columns: _Columns = [
+        ("method", _method),
+        ("first token P50", _waiting("first_token_seconds", "p50")),
+        ("P99", _waiting("first_token_seconds", "p99")),
+        ("between tokens mean", _waiting("between_tokens_seconds", "mean")),
+        ("P50", _waiting("between_tokens_seconds", "p50")),
+        ("P99", _waiting("between_tokens_seconds", "p99")),
+        ("whole answer P50", _waiting("answer_seconds", "p50")),
+        ("P99", _waiting("answer_seconds", "p99")),
+    ]
+    meaning = (
         "P50 and P99, from the queueing of a request. Tokens that are accepted together arrive together: the first of "
         "them waits for the whole step and the others do not wait, so a P50 between tokens may be 0; the mean is "
-        f"decoding's. {_span(answers)} answers and {_span(gaps)} gaps of each method.",
-        ("method", "first token P50", "P99", "between tokens mean", "P50", "P99", "whole answer P50", "P99"),
-        [
-            (
-                Cell(result["method"]),
-                *(
-                    milliseconds((result.get("latency") or {}).get(name), each)
-                    for name, each in (
-                        ("first_token_seconds", "p50"),
-                        ("first_token_seconds", "p99"),
-                        ("between_tokens_seconds", "mean"),
-                        ("between_tokens_seconds", "p50"),
-                        ("between_tokens_seconds", "p99"),
-                        ("answer_seconds", "p50"),
-                        ("answer_seconds", "p99"),
-                    )
-                ),
-            )
-            for result in results
-        ],
+        f"decoding's. {_span(answers)} answers and {_span(gaps)} gaps of each method."
     )
+    return _sheet("what a reader waits for, milliseconds", meaning, columns, results)
 
 
-def _costs(results: Sequence[Mapping[str, Any]]) -> Sheet:
-    rows = []
-    for result in results:
-        shares, memory = share_of_time(result), result.get("memory") or {}
-        rows.append(
-            (
-                Cell(result["method"]),
-                *(number(100 * shares[part] if shares else None, "{:.0f}%") for part in ("draft", "verify", "other")),
-                megabytes(memory.get("cache_bytes")),
-                megabytes(memory.get("drafter_bytes")),
-            )
-        )
-    return Sheet(
-        "where time and memory go",
+def _costs(results: Sequence[Row]) -> Sheet:
+    def share(part: str) -> Callable[[Row], Cell]:
+        return lambda row: number(100 * shares[part] if (shares := share_of_time(row)) else None, "{:.0f}%")
+
+    columns: _Columns = [
+        ("method", _method),
+        *((part, share(part)) for part in ("draft", "verify", "other")),
+        ("target's cache MB", _memory("cache_bytes")),
+        ("drafter MB", _memory("drafter_bytes")),
+    ]
+    meaning = (
         "Time is drafting, the target's forward with the verification, and the rest. The target's keys and "
-        "values, and what the drafter holds in tensors of its own: weights, keys and values, tables.",
-        ("method", "draft", "verify", "other", "target's cache MB", "drafter MB"),
-        rows,
+        "values, and what the drafter holds in tensors of its own: weights, keys and values, tables."
     )
+    return _sheet("where time and memory go", meaning, columns, results)
 
 
-def _acceptance(results: Sequence[Mapping[str, Any]]) -> Sheet:
+def _memory(name: str) -> Callable[[Row], Cell]:
+    return lambda row: megabytes((row.get("memory") or {}).get(name))
+
+
+def _acceptance(results: Sequence[Row]) -> Sheet:
     drafting = [result for result in results if result["acceptance_by_position"]]
     deepest = max(min(len(result["acceptance_by_position"]), MAX_DEPTH) for result in drafting)
-    rows = []
-    for depth in range(deepest):
-        cells = []
-        for result in drafting:
-            rates, counts = result["acceptance_by_position"], result["observations_by_position"]
-            if depth < len(rates):
-                cells.append(Cell(f"{rates[depth]:.2f} of {counts[depth]}", doubtful=counts[depth] < FEW))
-            else:
-                cells.append(Cell(DASH))
-        rows.append((Cell(str(depth + 1)), *cells))
+
+    def at(depth: int, result: Row) -> Cell:
+        rates, counts = result["acceptance_by_position"], result["observations_by_position"]
+        if depth >= len(rates):
+            return Cell(DASH)
+        return Cell(f"{rates[depth]:.2f} of {counts[depth]}", doubtful=counts[depth] < FEW)
+
     return Sheet(
         "acceptance by position in the draft",
         "The share of steps that accepted the draft up to this position, among those that drafted so far; a share of "
         f"fewer than {FEW} is unreliable.",
         ("position", *(result["method"] for result in drafting)),
-        rows,
+        [[Cell(str(depth + 1)), *(at(depth, result) for result in drafting)] for depth in range(deepest)],
     )
 
 
-def _grid(results: Sequence[Mapping[str, Any]]) -> Sheet:
-    rows = []
+def _grid(results: Sequence[Row]) -> Sheet:
+    rows: list[Row] = []
     last: tuple[Any, Any] | None = None
     for result in results:
         setting = (result.get("batch_size"), result.get("prompt_tokens"))
-        latency, memory = result.get("latency") or {}, result.get("memory") or {}
         batch, length = ("", "") if setting == last else (str(setting[0]), str(setting[1] or "as is"))
+        rows.append({**result, "batch": batch, "prompt": length})
         last = setting
-        rows.append(
-            (
-                Cell(batch),
-                Cell(length),
-                Cell(result["method"]),
-                speedup(result),
-                Cell(spread(result)),
-                number(result["tokens_per_second"], "{:.0f}"),
-                speedup(result, "decode_speedup"),
-                milliseconds(latency.get("first_token_seconds"), "p50"),
-                milliseconds(latency.get("between_tokens_seconds"), "p99"),
-                megabytes(memory.get("cache_bytes")),
-                _failures(result),
-            )
-        )
-    return Sheet(
-        "by batch size and prompt length",
+    columns: _Columns = [
+        ("batch", lambda row: Cell(row["batch"])),
+        ("prompt", lambda row: Cell(row["prompt"])),
+        ("method", _method),
+        ("speed-up", speedup),
+        ("lowest to highest", lambda row: Cell(spread(row))),
+        ("tokens per second", lambda row: number(row["tokens_per_second"], "{:.0f}")),
+        ("decoding", lambda row: speedup(row, "decode_speedup")),
+        ("first ms P50", _waiting("first_token_seconds", "p50")),
+        ("next ms P99", _waiting("between_tokens_seconds", "p99")),
+        ("cache MB", _memory("cache_bytes")),
+        ("failed", _failures),
+    ]
+    meaning = (
         "Prompts per batch, and tokens per prompt. Every speed-up is over plain decoding in the same setting. "
-        "Decoding excludes the prefill. The files have the figures by category.",
-        (
-            "batch",
-            "prompt",
-            "method",
-            "speed-up",
-            "lowest to highest",
-            "tokens per second",
-            "decoding",
-            "first ms P50",
-            "next ms P99",
-            "cache MB",
-            "failed",
-        ),
-        rows,
-        labels=3,
+        "Decoding excludes the prefill. The files have the figures by category."
     )
+    return _sheet("by batch size and prompt length", meaning, columns, rows, labels=3)
 
 
-def _counted(results: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> Sheet:
-    return Sheet(
-        "counted next to",
-        "The suite's own counts.",
-        ("method", "category", *(" ".join(column.header.split()) for column in columns)),
-        [
-            (
-                Cell(result["method"] if name == "all" else ""),
-                Cell(name),
-                *(Cell(column.cell(figures)) for column in columns),
-            )
-            for result in results
-            for name, figures in groups_of(result).items()
-        ],
-        labels=2,
-    )
+def _of_suite(columns: Sequence[Column]) -> _Columns:
+    return [(" ".join(each.header.split()), lambda row, each=each: Cell(each.cell(row))) for each in columns]
+
+
+def _counted(results: Sequence[Row], columns: Sequence[Column]) -> Sheet:
+    named: _Columns = [("method", _method), ("category", lambda row: Cell(row["category"])), *_of_suite(columns)]
+    return _sheet("counted next to", "The suite's own counts.", named, _categories(results), labels=2)
 
 
 def _section(section: Section) -> Sheet:
-    return Sheet(
-        section.title,
-        "",
-        [" ".join(column.header.split()) for column in section.columns],
-        [[Cell(column.cell(row)) for column in section.columns] for row in section.rows],
-    )
+    return _sheet(section.title, "", _of_suite(section.columns), section.rows)
 
 
 # ---------------------------------------------------------------------- the cells

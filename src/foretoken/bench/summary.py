@@ -66,22 +66,25 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
     speedups = [_speed(own) / _speed(other) for own, other in _pairs_by_repeat(pairs) if _speed(other) > 0]
     total = _total(good)
     pooled = metrics_fields(total)
+    repeated: dict[str, list[float]] = {
+        "speedup": speedups,
+        "seconds": [part.seconds for part in repeats],
+        "tokens_per_second": [part.tokens_per_second for part in repeats],
+        "tokens_per_step": [part.tokens_per_step for part in repeats],
+    }
+    decoding = _decoding(good, pairs)
     figures: dict[str, Any] = {
         "num_prompts": len({id(sample.prompt) for sample in samples}),
         "num_repeats": len(repeats),
-        "speedup": _middle(speedups),
-        "seconds": _middle([total.seconds for total in repeats]),
-        "tokens_per_second": _middle([total.tokens_per_second for total in repeats]),
-        "tokens_per_step": _middle([total.tokens_per_step for total in repeats]),
-        **{name: _whole(_middle([getattr(total, name) for total in repeats])) for name in _COUNTS},
+        **{name: _middle(values) for name, values in repeated.items()},
+        **{name: _whole(_middle([getattr(part, name) for part in repeats])) for name in _COUNTS},
         "acceptance_by_position": pooled["acceptance_by_position"],
         "observations_by_position": list(total.drafted_at),
         "drafted_by_source": pooled["drafted_by_source"],
         "accepted_by_source": pooled["accepted_by_source"],
         "time": {
-            "draft": _middle([total.draft_seconds for total in repeats]),
-            "verify": _middle([total.verify_seconds for total in repeats]),
-            "other": _middle([total.other_seconds for total in repeats]),
+            name: _middle([getattr(part, f"{name}_seconds") for part in repeats])
+            for name in ("draft", "verify", "other")
         },
         "distortion": pooled["distortion"],
         "kl": pooled["kl"],
@@ -90,40 +93,34 @@ def _figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str,
     }
     if latency := _latency(good):
         figures["latency"] = latency
-    decoding = _decoding(good, pairs)
-    figures.update(decoding["figures"])
-    figures["spread"] = {
-        "speedup": _range(speedups),
-        "seconds": _range([total.seconds for total in repeats]),
-        "tokens_per_second": _range([total.tokens_per_second for total in repeats]),
-        "tokens_per_step": _range([total.tokens_per_step for total in repeats]),
-        **decoding["spread"],
-    }
+    if counts := _counts(good):
+        figures["counts"] = counts
+    figures |= {name: _middle(values) for name, values in decoding.items()}
+    figures["spread"] = {name: _range(values) for name, values in (repeated | decoding).items()}
     return figures
 
 
-def _decoding(good: Sequence[Sample], pairs: Sequence[tuple[Sample, Sample]]) -> dict[str, dict[str, Any]]:
-    """Return the figures of prefill and decoding, and the additional counts; empty if unknown."""
-    figures: dict[str, Any] = {}
-    spread: dict[str, Any] = {}
+def _counts(good: Sequence[Sample]) -> dict[str, float]:
+    """Return the run's additional counters per token; empty if there are none."""
     num_tokens = sum(len(sample.tokens) for sample in good)
-    if any(sample.counts for sample in good) and num_tokens:
-        names = dict.fromkeys(name for sample in good for name in sample.counts)
-        figures["counts"] = {name: sum(s.counts.get(name, 0.0) for s in good) / num_tokens for name in names}
+    names = dict.fromkeys(name for sample in good for name in sample.counts)
+    return {name: sum(s.counts.get(name, 0.0) for s in good) / num_tokens for name in names} if num_tokens else {}
+
+
+def _decoding(good: Sequence[Sample], pairs: Sequence[tuple[Sample, Sample]]) -> dict[str, list[float]]:
+    """Return the figures of prefill and decoding, one of each repeat; empty if unknown."""
     timed = [sample for sample in good if sample.first_token_seconds is not None]
-    if timed:
-        first = [mean(s.first_token_seconds or 0.0 for s in part) for part in _by_repeat(timed)]
-        speeds = [_decode_speed(part) for part in _by_repeat(timed)]
-        both = [pair for pair in pairs if None not in (pair[0].first_token_seconds, pair[1].first_token_seconds)]
-        parts = _pairs_by_repeat(both)
-        speedups = [_decode_speed(own) / _decode_speed(other) for own, other in parts if _decode_speed(other) > 0]
-        for name, values in (
-            ("first_token_seconds", first),
-            ("decode_tokens_per_second", speeds),
-            ("decode_speedup", speedups),
-        ):
-            figures[name], spread[name] = _middle(values), _range(values)
-    return {"figures": figures, "spread": spread}
+    if not timed:
+        return {}
+    both = [pair for pair in pairs if None not in (pair[0].first_token_seconds, pair[1].first_token_seconds)]
+    parts = _pairs_by_repeat(both)
+    return {
+        "first_token_seconds": [mean(s.first_token_seconds or 0.0 for s in part) for part in _by_repeat(timed)],
+        "decode_tokens_per_second": [_decode_speed(part) for part in _by_repeat(timed)],
+        "decode_speedup": [
+            _decode_speed(own) / _decode_speed(other) for own, other in parts if _decode_speed(other) > 0
+        ],
+    }
 
 
 def _decode_speed(samples: Sequence[Sample]) -> float:
