@@ -144,10 +144,10 @@ class QuantisedWeight:
 
     def dense(self) -> Tensor:
         """The weight that this is, float32 [O, K], columns in the layer's order."""
-        outputs, inputs = self.shape
-        values_OGk = self.codes_OK.view(outputs, -1, self.group) * self.scale_OG[..., None]
-        if self.minimum_OG is not None:
-            values_OGk = values_OGk + self.minimum_OG[..., None]
+        own, (outputs, inputs) = self.decoded(), self.shape
+        values_OGk = own.codes_OK.view(outputs, -1, self.group) * own.scale_OG[..., None]
+        if own.minimum_OG is not None:
+            values_OGk = values_OGk + own.minimum_OG[..., None]
         values_OK = values_OGk.reshape(outputs, inputs)
         if self.order_K is None:
             return values_OK
@@ -155,9 +155,9 @@ class QuantisedWeight:
 
     def split(self, outputs: Sequence[int]) -> list[QuantisedWeight]:
         """In parts of so many outputs, one below the other."""
-        sizes = list(outputs)
-        codes, scales = self.codes_OK.split(sizes), self.scale_OG.split(sizes)
-        minimums = [None] * len(sizes) if self.minimum_OG is None else self.minimum_OG.split(sizes)
+        own, sizes = self.decoded(), list(outputs)
+        codes, scales = own.codes_OK.split(sizes), own.scale_OG.split(sizes)
+        minimums = [None] * len(sizes) if own.minimum_OG is None else own.minimum_OG.split(sizes)
         return [
             QuantisedWeight(*each, self.bits, self.order_K, self.name)
             for each in zip(codes, scales, minimums, strict=True)
@@ -171,8 +171,9 @@ class QuantisedWeight:
 
     def to(self, device: torch.device) -> QuantisedWeight:
         """The same weight on another device."""
-        minimum, order = (None if each is None else each.to(device) for each in (self.minimum_OG, self.order_K))
-        codes, scale = self.codes_OK.to(device), self.scale_OG.to(device)
+        own = self.decoded()
+        minimum, order = (None if each is None else each.to(device) for each in (own.minimum_OG, own.order_K))
+        codes, scale = own.codes_OK.to(device), own.scale_OG.to(device)
         return QuantisedWeight(codes, scale, minimum, self.bits, order, self.name)
 
     def _odd(self, what: str) -> ModelError:

@@ -104,27 +104,6 @@ class LazyWeight(QuantisedWeight):
         """See :class:`QuantisedWeight`."""
         return self.decoded().minimum_OG
 
-    @property
-    def kept_in(self) -> torch.dtype:
-        """See :class:`QuantisedWeight`."""
-        return self.decoded().kept_in
-
-    def dense(self) -> Tensor:
-        """The weight that this is, float32 [O, K]."""
-        return self.decoded().dense()
-
-    def split(self, outputs: Sequence[int]) -> list[QuantisedWeight]:
-        """In parts of so many outputs, one below the other."""
-        return self.decoded().split(outputs)
-
-    def rows(self, which_O: Tensor) -> QuantisedWeight:
-        """Some outputs, int64, in this order."""
-        return self.decoded().rows(which_O)
-
-    def to(self, device: torch.device) -> QuantisedWeight:
-        """The same weight on another device."""
-        return self.decoded().to(device)
-
 
 class StoredWeight(LazyWeight):
     """A quantised weight in the blocks of its file.
