@@ -71,6 +71,13 @@ class Recipe:
         return verifier_named("block" if draft.tree.is_chain else BEST_OF_TREES[type(draft.law)])
 
     @property
+    def explanations(self) -> list[str]:
+        """What its parts have measured and chosen, a line each; for the user."""
+        parts = ((self.drafter, self.method), (self.plan, self.plan.settings_key))
+        found = [f"{name}: {part.explanation}" for part, name in parts if part.explanation]
+        return [*found, self.explanation] if self.explanation else found
+
+    @property
     def promise(self) -> str:
         """What this recipe promises about sampled output; at temperature 0 a lossless recipe gives the same text."""
         if not self.plan.exact:  # the rule is exact, but for an approximate target distribution

@@ -187,6 +187,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
             "max_model_len": llm.target.max_length,
             "method": llm.recipe.method,
             "promise": llm.recipe.promise,
+            "explanations": llm.recipe.explanations,
         }
 
     @app.get("/v1/models", summary="The served model", tags=["openai"])

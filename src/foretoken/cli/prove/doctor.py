@@ -28,11 +28,17 @@ def doctor(
         Path | None,
         typer.Option("--run", metavar="FILE", help="Explain a slow run: what --json of generate or bench wrote."),
     ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Look at a running server, http://127.0.0.1:8000.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", metavar="KEY", envvar="FORETOKEN_API_KEY", help="The server's key.")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads of the run in question.")] = None,
     json: Annotated[bool, json_option("Print the findings as one JSON object on stdout.")] = False,
     verbose: Verbose = False,
 ) -> int:
-    """Look at the machine, the native library, and a model: each line is fine, or says what to do.
+    """Look at the machine, the native library, a model or a server: each line is fine, or says what to do.
 
     Nothing is downloaded or compiled, and no weights are read. The exit code is 0 if all is well, 1 with a warning,
     2 with a failure.
@@ -44,15 +50,23 @@ def doctor(
       foretoken doctor --model zoo:base
 
       foretoken bench --json > run.json; foretoken doctor --run run.json
+
+      foretoken doctor --url http://127.0.0.1:8000
     """
-    if run is not None and (model is not None or draft_model is not None or threads is not None):
-        raise ConfigError("--run explains a file: leave --model, --draft-model and --threads out")
+    here = {"--model": model, "--draft-model": draft_model, "--threads": threads}
+    for option, what, others in (("--run", run, {**here, "--url": url}), ("--url", url, here)):
+        given = [name for name, value in others.items() if value is not None]
+        if what is not None and given:
+            raise ConfigError(f"{option} {what} is looked at alone: leave {', '.join(given)} out")
     if draft_model is not None and model is None:
         raise ConfigError("--draft-model needs the model that it drafts for: add --model")
     for name, option in ((model, "--model"), (draft_model, "--draft-model")):
         if name is not None:
             check_model_name(name, option)
-    findings = _explain(run) if run is not None else _look(model, draft_model, threads, verbose=verbose)
+    if url is not None:
+        findings = _ask(url, api_key)
+    else:
+        findings = _explain(run) if run is not None else _look(model, draft_model, threads, verbose=verbose)
     if json:
         emit_json({"findings": [asdict(each) for each in findings]})
     else:
@@ -65,6 +79,12 @@ def _explain(run: Path) -> list[Finding]:
     from foretoken.doctor import slow_run
 
     return slow_run.check(run)
+
+
+def _ask(url: str, key: str | None) -> list[Finding]:
+    from foretoken.doctor import server
+
+    return list(server.check(url, key))
 
 
 def _look(model: str | None, draft: str | None, threads: int | None, *, verbose: bool) -> list[Finding]:

@@ -196,12 +196,8 @@ def check_methods(model: str, configs: Iterable[Mapping[str, Any]], **placement:
 
 def explain(llm: Any) -> None:
     """Report the method's own measurements and choices, if it has any."""
-    recipe = llm.recipe
-    for part, name in ((recipe.drafter, recipe.method), (recipe.plan, recipe.plan.settings_key)):
-        if part.explanation:
-            note(f"{name}: {part.explanation}")
-    if recipe.explanation:
-        note(recipe.explanation)
+    for each in llm.recipe.explanations:
+        note(each)
 
 
 def check_model_name(model: str, option: str = "--model") -> None:
