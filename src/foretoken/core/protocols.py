@@ -151,10 +151,12 @@ class Drafter(Protocol):
         offers: what its drafts can carry, and whether it decides itself when to stop.
         declared: what others need to know of its class.
         explanation: its own measurements and choices, for the user, in one line; "" where it has not.
+        sources: of a drafter that chooses between others, their names; a request may ask for one of them.
         flops: floating-point operations of its own models so far; None where it does not count them.
     """
 
     name: str
+    sources: tuple[str, ...] = ()
     laws: tuple[type[Law], ...] = (PointMass,)
     branches: bool = False
     needs: Needs = Needs()

@@ -36,6 +36,7 @@ class CopiesFirst(Outer):
         super().__init__(inner)
         self._suffix = SuffixDrafter(SuffixDrafter.Config(tree=False))  # chains, which every rule takes
         self._name = inner.name
+        self.sources = tuple(name for name in (COPIES, inner.name) if name != "none")
         self.branches = self._inner.branches
         # requests with a copy in this step, and the target's states of it, if the inner drafter reads any
         self._copied: dict[int, Features | None] = {}

@@ -385,6 +385,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         max_draft: int | None = None,
+        method: str | None = None,
         cache_salt: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> list[Request]:
@@ -396,23 +397,26 @@ class LLM:
         Args:
             prompt, params: as for :meth:`generate`.
             max_draft: draft nodes a step for these requests, at most; 0: plain decoding; None: as the recipe has it.
+            method: the only one that drafts for them, of those that the recipe chooses between; None: the recipe's.
             cache_salt: only requests with the same one share the cached prefix of a prompt.
             lora_request: an adapter; None: the base model.
         Returns:
             ``params.n`` requests.
         Raises:
             InputError: the prompt is empty, too long or of the wrong kind.
-            ConfigError: params do not fit the recipe, or ``max_draft`` is out of range, or would change what a recipe
-                writes in which drafter and target take turns.
+            ConfigError: params do not fit the recipe, ``method`` is not loaded, or ``max_draft`` is out of range, or
+                would change what a recipe writes in which drafter and target take turns.
         """
         (params,) = self._admission.params_for(1, params, SamplingParams())
         if cache_salt is not None and not isinstance(cache_salt, str):
             raise ConfigError(f"cache_salt={cache_salt!r:.60} must be a text, or None")
         self._admission.check_draft(max_draft)
+        source = self._admission.source(method)
         (adapter,) = self._admission.adapters_for(1, lora_request)
         requests = self._admission.requests(prompt, params, 0, adapter)
         for request in requests:
             request.max_draft = max_draft
+            request.source = source
             request.cache_salt = cache_salt
         return requests
 

@@ -12,6 +12,7 @@ from foretoken.core.errors import RequestError
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.stop_rule import StopRule
 from foretoken.core.tree import ROOT, TokenTree
+from foretoken.drafters.copies_first import COPIES
 from foretoken.engine.draft_length.controller import Controller
 from foretoken.engine.draft_length.history_only import ROW_COST, OwnPastRule
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError, OverlapRule
@@ -302,6 +303,10 @@ class Proposer:
                 if found is not None:
                     second = replace(budget, stop_rule=found[0], rate=found[1])
                 budget = replace(budget, max_nodes=most if stop_rule is not None else 0, second=second)
+            if request.source == COPIES:
+                budget = replace(budget, second=Budget(0, 0))
+            elif request.source is not None:
+                budget = replace(budget, max_nodes=0, second=budget if budget.second is None else budget.second)
             budgets.append(budget)
         return budgets
 

@@ -74,6 +74,7 @@ class Request:
         num_cached: tokens of its prompt that were reused, not read.
         borders: lengths of its prompt, increasing, at which a chunk ends, so that others can go on from there.
         max_draft: draft nodes a step, at most; 0: plain decoding; None: as the recipe has it.
+        source: the only one of the recipe's drafters that drafts for it (``Drafter.sources``); None: the best.
         ahead_rule: decides the length of drafts ahead; None if there are none.
         prediction: its place in its predicted output; None: there is none.
         off: the code of why it has no draft in this step; "": not known.
@@ -113,6 +114,7 @@ class Request:
     num_cached: int = 0
     borders: tuple[int, ...] = ()
     max_draft: int | None = None
+    source: str | None = None
     ahead_rule: OwnPastRule | None = None
     prediction: PredictionReader | None = None
     off: str = ""

@@ -143,6 +143,13 @@ class Speculation(Fields):
     num_speculative_tokens: Annotated[
         _Index | None, Field(description="Maximum number of draft tokens per step; null: the server's setting.")
     ] = None
+    method: Annotated[
+        str | None,
+        Field(
+            description="What drafts: 'none', the server's method, or one of the two that it chooses between; "
+            "null: the server's method."
+        ),
+    ] = None
     show: Annotated[
         bool, Field(description="Report the drafter of each token, and how many of a draft were refused.")
     ] = False
@@ -154,7 +161,12 @@ class Speculation(Fields):
     @property
     def max_draft(self) -> int | None:
         """Maximum number of draft nodes per step; None: the recipe's setting."""
-        return self.num_speculative_tokens if self.enabled else 0
+        return self.num_speculative_tokens if self.enabled and self.method != "none" else 0
+
+    @property
+    def source(self) -> str | None:
+        """The only drafter of this request; None: the recipe's choice."""
+        return None if self.method == "none" else self.method
 
 
 class StreamOptions(Fields):

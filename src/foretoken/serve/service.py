@@ -25,7 +25,7 @@ from foretoken.options.sampling import SamplingParams
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import EngineLoop, Ticket
 from foretoken.serve.metrics import Timings
-from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, Sampling, SchemaFormat
+from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, Sampling, SchemaFormat, Speculation
 from foretoken.serve.tool_formats import ToolGrammar, format_of
 
 _DECLARED = tuple(each.name for each in declared(SamplingParams) if each.option.over_http)
@@ -186,14 +186,22 @@ class Service:
                 f"{len(prompts)} prompts with n={params.n} are more completions than one request may ask for, {most}"
             )
             raise ApiError(400, f"{message}: send several requests", param=param)
-        max_draft = None if body.speculation is None else body.speculation.max_draft
+        wanted = body.speculation or Speculation()
+        max_draft = wanted.max_draft
         found, adapter = [], self.adapter_of(body.model)
         for prompt in prompts:
             try:
                 found += self.llm.new_requests(
-                    prompt, params, max_draft=max_draft, cache_salt=body.cache_salt, lora_request=adapter
+                    prompt,
+                    params,
+                    max_draft=max_draft,
+                    method=wanted.source,
+                    cache_salt=body.cache_salt,
+                    lora_request=adapter,
                 )
             except ForetokenError as error:
+                if str(error).startswith("method="):
+                    raise api_error(error, "speculation.method") from None
                 if str(error).startswith("structured_outputs"):
                     raise api_error(error, form) from None
                 raise api_error(error, param if "prompt 0" in str(error) else None) from None

@@ -250,6 +250,28 @@ def test_a_request_says_how_it_was_sped_up_and_may_switch_it_off(server: Served)
         assert report["promise"] == "same text"
 
 
+def test_a_request_names_one_of_the_loaded_drafters_or_none() -> None:
+    again = continued("a b c d e f a b c d e f a b c d e f a b c", max_tokens=20)
+    config = {"method": "suffix_first", "model": "zoo:draft", "num_speculative_tokens": 4}
+    with served(with_config(config)) as server:
+
+        def sources(name: str | None) -> set[str]:
+            status, body, _ = server.send(TEXT, {**again, "speculation": {"method": name}})
+            assert status == 200
+            report = body["usage"]["completion_tokens_details"]["speculation"]
+            assert bool(report["sources"]) == (report["draft_tokens"] > 0)
+            return set(report["sources"])
+
+        assert sources("draft_model") == {"draft_model"}
+        assert sources("suffix") == {"suffix"}
+        assert sources("none") == set()
+        assert sources("suffix_first") == sources(None) != set()
+        status, body, _ = server.send(TEXT, {**again, "speculation": {"method": "eagle"}})
+    assert (status, body["error"]["param"]) == (400, "speculation.method")
+    for part in ("'eagle'", "suffix_first, suffix, draft_model, none", "load the model with that method"):
+        assert part in body["error"]["message"]
+
+
 def test_a_response_and_its_events(server: Served) -> None:
     asked = {
         "model": NAME,

@@ -87,3 +87,6 @@ class Candidate(Protocol):
 
     @property
     def shown(self) -> bool: ...
+
+    @property
+    def source(self) -> str | None: ...

@@ -53,6 +53,10 @@ class _ForModel:
     def shown(self) -> bool:
         return self.request.shown
 
+    @property
+    def source(self) -> str | None:
+        return self.request.source
+
 
 class Portfolio(Controller):
     """The controller of copying, and that of a model.
@@ -86,7 +90,7 @@ class Portfolio(Controller):
         """The rules of copies; :meth:`second` has those of the model."""
         self._seconds = {}
         if not self.model.resting:
-            seen = [_ForModel(each) for each in requests if each.shown]
+            seen = [_ForModel(each) for each in requests if each.shown and each.source != self._copies]
             rates = [self.model.rate(each, num_requests) for each in seen]
             for each, rule, rate in zip(seen, self.model.choose(seen, num_requests, queued=queued), rates, strict=True):
                 if rule is not None:
@@ -110,7 +114,7 @@ class Portfolio(Controller):
             if draft.sources[:1] == (self._copies,):
                 if called:
                     self.model.take_back(self._seconds.pop(request.request_id)[0])
-            elif called and draft.sources[-1:] != (self._copies,):
+            elif (called and draft.sources[-1:] != (self._copies,)) or request.source not in (None, self._copies):
                 self.take_back(request)
 
     def count(self, request: Candidate, draft: Draft, accepted: int) -> None:

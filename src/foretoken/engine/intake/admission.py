@@ -91,6 +91,22 @@ class Admission:
                 "another length is another text; leave it out"
             )
 
+    def source(self, method: str | None) -> str | None:
+        """The one of the recipe's drafters by which a request is drafted for; None: it is the recipe's choice.
+
+        Raises:
+            ConfigError: the method is not loaded.
+        """
+        recipe = self._recipe
+        if method is None or method == recipe.method:
+            return None
+        if method not in recipe.drafter.sources:
+            loaded = ", ".join(dict.fromkeys((recipe.method, *recipe.drafter.sources, "none")))
+            raise ConfigError(
+                f"method={method!r:.60} is not loaded here: name one of {loaded}, or load the model with that method"
+            )
+        return method
+
     def adapters_for(self, count: int, given: Any) -> list[Adapter | None]:
         """Adapters for so many prompts; each folder is read once.
 

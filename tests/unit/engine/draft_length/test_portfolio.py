@@ -84,6 +84,7 @@ class Answer:
     ledger: DraftLedger = field(default_factory=DraftLedger)
     model_ledger: DraftLedger = field(default_factory=DraftLedger)
     shown: bool = True
+    source: str | None = None
     num_read: int = 0
     params: Any = field(default_factory=lambda: SimpleNamespace(repeatable=False))
 
