@@ -30,6 +30,7 @@ from foretoken.engine.decide import Decider
 from foretoken.engine.draft_length.controller import Controller
 from foretoken.engine.draft_length.history_only import ROW_COST
 from foretoken.engine.draft_length.portfolio import Portfolio
+from foretoken.engine.draft_length.record import Record
 from foretoken.engine.executors.executor import Executor
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
 from foretoken.engine.faults import Faults
@@ -88,11 +89,15 @@ class Engine:
         reading = recipe.drafter.reading_flops(1) / target.reading_flops(1)
         offers = recipe.drafter.offers
         foretell = recipe.drafter.first_confidence if offers.foretells and recipe.adaptive else None
-        if offers.portfolio == "":
-            self.controller: Controller = Portfolio(reading, COPIES, recipe.drafter.first_confidence)
-        else:
-            copying = recipe.adaptive and recipe.drafter.flops == 0.0
-            self.controller = Controller(reading, copying=copying, foretell=foretell)
+        copying = recipe.adaptive and recipe.drafter.flops == 0.0
+
+        def new_controller() -> Controller:
+            if offers.portfolio == "":
+                return Portfolio(reading, COPIES, recipe.drafter.first_confidence)
+            return Controller(reading, copying=copying, foretell=foretell)
+
+        self._record = Record(target, recipe)
+        self.controller = self._record.taught(new_controller)
         self.executor: Executor = executors.NAMED[recipe.executor]()
         self.lock = threading.RLock()  # one step at a time, whoever asks for it; requests change inside of it only
         last_state = None if recipe.verifier is None else recipe.verifier.needs.last_state
@@ -141,6 +146,7 @@ class Engine:
         """End threads that an executor has started, and processes of the drafter's."""
         with self.lock:
             self.executor.close()
+            self._record.write(self.controller)
             self.recipe.drafter.close()
 
     @property
@@ -332,6 +338,7 @@ class Engine:
         for request in touched:
             if request.finished:
                 self.controller.ended(request.num_output)
+                self._record.keep(self.controller)
                 self._faults.leave(request)
         return touched
 

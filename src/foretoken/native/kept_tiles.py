@@ -139,18 +139,23 @@ class KeptTiles:
                 total -= each
 
 
-def kept_tiles(key: str) -> KeptTiles | None:
-    """The kept weights of this key; None where none are to be kept.
+def most_kept() -> float:
+    """Bytes that packed weights may take on disk; 0: nothing is kept between runs.
 
     Raises:
         ConfigError: ``FORETOKEN_KEPT_GB`` is no number.
     """
     given = os.environ.get("FORETOKEN_KEPT_GB", "")
     try:
-        most = float(given or _DEFAULT_GB)
+        return float(given or _DEFAULT_GB) * 1e9
     except ValueError:
         raise ConfigError(f"FORETOKEN_KEPT_GB={given!r:.60}: give the GB that packed weights may take, or 0") from None
-    return KeptTiles(own_cache_folder(), key, most * 1e9) if most > 0 else None
+
+
+def kept_tiles(key: str) -> KeptTiles | None:
+    """The kept weights of this key; None where none are to be kept."""
+    most = most_kept()
+    return KeptTiles(own_cache_folder(), key, most) if most > 0 else None
 
 
 def kept_or_made(names: Sequence[str], make: Callable[[], T]) -> T | CodedTiles:

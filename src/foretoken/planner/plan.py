@@ -10,17 +10,14 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from foretoken import catalog
 from foretoken.bench import harness
 from foretoken.core.errors import InputError
-from foretoken.core.provenance import cpu_name
 from foretoken.data.prompts import Prompt
+from foretoken.engine.draft_length.record import machine_of
 from foretoken.engine.llm import LLM
 from foretoken.engine.plan_file import VERSION
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.native import variants
 from foretoken.options.sampling import SamplingParams
 from foretoken.planner import costs as cost_model
 from foretoken.planner.candidates import Candidate, candidates
@@ -175,7 +172,7 @@ def make(llm: LLM, wanted: Wanted, progress: Progress = lambda state, share: Non
     _replay(usable, target, trace, costs, until, show)
     replayed = sorted((each for each in usable if each.predicted), key=lambda each: -each.predicted)
     plain = trace.num_tokens / sum(costs.plain(each) for each in trace.answers)
-    plan = Plan(_target(llm), _machine(target), _workload(prompts, trace), costs, listed, plain)
+    plan = Plan(_target(llm), machine_of(target), _workload(prompts, trace), costs, listed, plain)
     best = _different(replayed)[:_MEASURED]
     end = now + left
     two = sum(costs.plain(each) for each in trace.answers[:2])
@@ -321,12 +318,6 @@ def _is_busy(target: Any) -> bool:
 def _target(llm: LLM) -> dict[str, Any]:
     target = llm.target
     return {"name": target.name, "fingerprint": fingerprint_of(target.source), "dtype": target.precision}
-
-
-def _machine(target: Any) -> dict[str, Any]:
-    decoder = target.native_decoder
-    variant = "general" if decoder is None else variants.of_this_machine()[0].name
-    return {"processor": cpu_name(), "variant": variant, "threads": torch.get_num_threads()}
 
 
 def _workload(prompts: Sequence[Prompt], trace: Trace) -> dict[str, Any]:

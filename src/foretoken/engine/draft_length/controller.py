@@ -41,7 +41,7 @@ from foretoken.core.verdict import Verdict
 from foretoken.engine.draft_length.confidence import Confidence
 from foretoken.engine.draft_length.draft_ledger import Candidate, DraftLedger
 from foretoken.engine.draft_length.length_rule import LengthRule, Prices
-from foretoken.engine.draft_length.moving_averages import LATE, Line, Mean
+from foretoken.engine.draft_length.moving_averages import KEPT, LATE, Line, Mean
 from foretoken.engine.draft_length.step_costs import Reading, StepCosts
 
 _SHARE = 1.0 / 128  # of all time that trials may cost, and a quarter as much of a request's own time
@@ -54,6 +54,7 @@ _ADVANCE = 16.0  # tokens that few requests may owe in all while they find out
 _LITTLE = 8  # unread tokens of a request with which a step still shows the gain of a draft
 _HOPED = 0.5  # gain of a draft before any was measured
 _FEW = 3  # requests: where no more run together, what drafting may gain is worth reading on credit
+_MOST_KEPT, _MOST_LOST = 1.0, 0.25  # tokens that a draft gains or loses by a former run
 _KEEPS = 0.98
 _PLAIN_TURN = 64  # so many steps with drafts, and one is plain: the cost of plain steps changes, too
 _LONGEST_REST = 31  # steps without a call of the drafter and without measurement
@@ -111,6 +112,32 @@ class Controller:
             self._asked = []
             self._regime(num_requests).save(_SHARE * num_requests)
         return self.resting
+
+    def learned(self) -> dict[str, Any]:
+        """What another run may begin with: shares and ratios, no seconds."""
+        regimes = {
+            str(magnitude): [each.costs.row, each.gain.value, each.gain.weight, each.rate]
+            for magnitude, each in self._regimes.items()
+            if each.costs.row_told
+        }
+        return {"stands": self.confidence.by_tenth(), "answer": self._answer.value, "regimes": regimes}
+
+    def recall(self, learned: Mapping[str, Any]) -> None:
+        """Begin with what :meth:`learned` gave in a former run; all of it weighs as much as a few observations.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is no such thing.
+        """
+        self.confidence.recall([_number(each, 0.0, 1.0) for each in learned["stands"]])
+        if learned["answer"]:
+            self._answer.recall(_number(learned["answer"], 1.0, 1e9))
+        for magnitude, (row, gain, weight, rate) in learned["regimes"].items():
+            regime = self._regime(1 << int(magnitude) >> 1)
+            regime.costs.recall(_number(row, -1.0, 2.0))
+            if weight:  # a loss is believed after a few more drafts, a gain as ever
+                gain = min(_MOST_KEPT, max(-_MOST_LOST, _number(gain, -1e3, 1e3)))
+                regime.gain.recall(gain, min(_number(weight, 0.0, 1e3), KEPT if gain > 0.0 else _EVIDENCE - KEPT))
+                regime.rated.recall(_number(rate, 1.0, 1e3))
 
     @property
     def why_undrafted(self) -> str:
@@ -422,6 +449,18 @@ class Controller:
         self._backlog += unread
         ledger.num_read = len(request.tokens)
         ledger.asked_at = self._step
+
+
+def _number(value: Any, least: float, most: float) -> float:
+    """A number of a record.
+
+    Raises:
+        ValueError, TypeError: it is none, or out of range.
+    """
+    found = float(value)
+    if not least <= found <= most:
+        raise ValueError(f"{found} is not from {least} to {most}")
+    return found
 
 
 def _own_savings(request: Candidate) -> float:

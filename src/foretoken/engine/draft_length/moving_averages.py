@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LATE = 5.0  # a time so many times the expected one is cut there: the machine was busy with something else
+KEPT = 4.0  # observations that a mean of a former run stands for: soon outweighed by what this run sees
 _DOUBT = (0.07 / 0.25) ** 2  # a time's spread over that of the slope beforehand, both as shares of the mean
 
 
@@ -26,6 +27,10 @@ class Mean:
         """Take in one observation."""
         self._sum = self._sum * self._keeps + value * weight
         self.weight = self.weight * self._keeps + weight
+
+    def recall(self, value: float, weight: float = KEPT) -> None:
+        """Begin with the mean of a former run, as if it were of so many observations."""
+        self._sum, self.weight = value * weight, weight
 
     @property
     def value(self) -> float:

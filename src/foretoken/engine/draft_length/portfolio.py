@@ -12,7 +12,7 @@ The drafter compares the two (drafters/copies_first.py). Copies that follow a mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,13 @@ class Portfolio(Controller):
         self.model = Controller(reading, steps=self._steps)
         self._copies = copies
         self._seconds: dict[int, tuple[_ForModel, StopRule, float]] = {}  # by request: the model's rule and rate
+
+    def learned(self) -> dict[str, Any]:
+        return {**super().learned(), "model": self.model.learned()}
+
+    def recall(self, learned: Mapping[str, Any]) -> None:
+        super().recall(learned)
+        self.model.recall(learned["model"])
 
     @property
     def why_undrafted(self) -> str:

@@ -48,6 +48,11 @@ class StepCosts:
         return self._squares >= _MEASURED
 
     @property
+    def row_told(self) -> bool:
+        """Whether it was measured in this run, or in a former one."""
+        return self._squares >= _MEASURED / 2.0
+
+    @property
     def row(self) -> float:
         """The cost of one more row, in steps of the fewest; negative where drafting saves the verification work."""
         return max(_LEAST_ROW, (self._products + _DOUBT / self._fewest) / (self._squares + _DOUBT))
@@ -56,6 +61,11 @@ class StepCosts:
     def base(self) -> float:
         """Seconds of a step of the fewest rows."""
         return self._seconds.value / _times(self.row, self._rows.value)
+
+    def recall(self, row: float) -> None:
+        """Begin with the cost of a row of a former run; it still counts as not measured."""
+        self._squares = _MEASURED / 2.0
+        self._products = row * (self._squares + _DOUBT) - _DOUBT / self._fewest
 
     def token(self, num_requests: int) -> float:
         """The cost of a token by plain decoding, in steps of the fewest rows."""

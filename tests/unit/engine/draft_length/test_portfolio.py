@@ -6,6 +6,7 @@ real ones; copies, the drafts of a model, and which tokens are accepted follow a
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -371,3 +372,55 @@ def test_copies_after_a_model_s_tokens_are_compared_and_counted_apart():
     portfolio.count(answer, draft, 3)
     assert (answer.model_ledger.nodes, answer.model_ledger.gained) == (2, 2.0)
     assert (answer.ledger.nodes, answer.ledger.gained) == (2, 1.0)
+
+
+DEAR, NO_WORTH = 5.0, EXPENSIVE  # a model whose drafts do not pay
+
+
+@cache
+def learned(kind: str, node: float, row: float) -> str:
+    """What a portfolio keeps after a stream."""
+    adaptive = Adaptive()
+    speed(stream(kind), node, row, adaptive.choose, adaptive.meter)
+    return json.dumps(adaptive.portfolio.learned())
+
+
+def rates(kind: str, count: int, node: float, row: float, seeds: int = 4, record: str | None = None) -> list[float]:
+    """The speeds of new processes on streams of so many texts, perhaps with a record."""
+    found = []
+    for seed in range(seeds):
+        adaptive = Adaptive()
+        if record is not None:
+            adaptive.portfolio.recall(json.loads(record))
+        found.append(speed(stream(kind, count, 100 + seed), node, row, adaptive.choose, adaptive.meter))
+    return found
+
+
+def test_a_new_process_begins_with_what_the_last_one_learned() -> None:
+    adaptive = Adaptive()
+    before = json.loads(learned("code", DEAR, NO_WORTH))
+    adaptive.portfolio.recall(before)
+    after = adaptive.portfolio.learned()
+    assert after["stands"] == pytest.approx(before["stands"])
+    assert after["model"]["regimes"]["1"][:2] == pytest.approx(before["model"]["regimes"]["1"][:2])
+    fresh = sum(rates("chat", 1, DEAR, NO_WORTH))
+    assert sum(rates("chat", 1, DEAR, NO_WORTH, record=learned("chat", DEAR, NO_WORTH))) > 1.01 * fresh
+
+
+@pytest.mark.parametrize(("then", "now"), [((DEAR, NO_WORTH), (0.7, CHEAP)), ((0.7, CHEAP), (DEAR, NO_WORTH))])
+@pytest.mark.parametrize(("stale", "kind"), [("chat", "edits"), ("edits", "chat")])
+def test_a_record_of_another_time_is_soon_forgotten(
+    then: tuple[float, float], now: tuple[float, float], stale: str, kind: str
+) -> None:
+    """Other texts, and drafts that pay now as they did not then, or the other way round."""
+    assert sum(rates(kind, 3, *now, record=learned(stale, *then))) >= 0.98 * sum(rates(kind, 3, *now))
+
+
+def test_a_record_that_is_believed_like_this_run_is_too_slow_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_EVIDENCE": 400.0, "_MOST_LOST": 2.0}.items():
+        monkeypatch.setattr(controllers, name, value)
+    wrong = json.loads(learned("edits", DEAR, NO_WORTH))
+    for each in (wrong, wrong["model"]):
+        each["regimes"]["1"][1:3] = [-2.0, 400.0]
+    now = "code", 1, 0.7, CHEAP
+    assert sum(rates(*now, record=json.dumps(wrong))) < 0.95 * sum(rates(*now))
