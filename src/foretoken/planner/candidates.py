@@ -13,7 +13,7 @@ from foretoken.drafting.learned_part import lies_beside
 from foretoken.drafting.published.folder import method_for
 from foretoken.models.language_model import LanguageModel
 
-NO_PART = "no trained part at hand"
+NO_PART = "no trained network at hand (foretoken train)"
 _DTYPES = ("int8", "int4")
 
 

@@ -21,7 +21,9 @@ def page(plan: Plan) -> bytes:
         "<style>body{font:15px sans-serif;max-width:60em;margin:2em auto;padding:0 1em}svg text{font:13px sans-serif}"
         "pre{overflow-x:auto;background:#f4f4f4;padding:1em}</style>",
         f"<h1>{escape(plan.target['name'])}</h1><h2>Times plain decoding</h2>",
-        "<p>Measured in a dark colour, predicted only in a light one. The line is plain decoding.</p>",
+        "<p>Plain decoding computes one token a step. A method guesses the next ones cheaply, and the model checks all "
+        "of them in one step; the text stays the same. Bars: measured in a dark colour, only predicted in a light "
+        "one. The line is plain decoding.</p>",
         _bars(ranked[:12]),
     ]
     for title, name in (("tokens of context", "by_context"), ("requests together", "by_requests")):

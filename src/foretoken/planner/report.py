@@ -1,18 +1,19 @@
-"""The screen of ``foretoken plan``: at most 25 lines of 100 columns."""
+"""The screen of ``foretoken plan``: at most 25 lines of 80 columns, for readers without knowledge of the methods."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from foretoken import catalog
 from foretoken.planner.candidates import NO_PART, Candidate
 from foretoken.planner.costs import DraftCosts
 from foretoken.planner.plan import SAME, Plan
 
-WIDTH, LINES = 100, 25
-_BAR = 14
-_RANKED, _LOSERS = 5, 6
+WIDTH, LINES = 80, 25
+_BAR, _NAME = 7, 30
+_RANKED, _LOSERS = 5, 5
 _HEAD_TOKENS, _HEAD_SHARE = 4, 0.1  # of a part that is not trained yet
 
 
@@ -29,10 +30,10 @@ def screen(plan: Plan, saved: str = "") -> list[str]:
     changes = [*_changes(plan, ranked), *_trained(plan)]
     tail = _saved(plan, saved)
     left = LINES - len(lines) - len(tail)
-    changes = _wrapped(changes)[: max(0, min(len(changes) + 2, left // 2 - 1))]
+    changes = _wrapped(changes)[: max(0, min(len(changes) + 2, left // 2))]
     losers = losers[: max(0, left - len(changes) - 2)]
     lines += [*(["why the others lose"] if losers else []), *losers]
-    lines += [*(["what would change it"] if changes else []), *changes, *tail]
+    lines += [*(["what would change it (predicted, without the time of prompts)"] if changes else []), *changes, *tail]
     return [line[:WIDTH].rstrip() for line in lines]
 
 
@@ -51,9 +52,11 @@ def _heading(plan: Plan) -> list[str]:
     beyond = (forward(16, context) - eight) / one / 8
     return [
         f"{target['name']}, {target['dtype']}, {threads}, {machine['processor']}",
-        f"{some}, {work['tokens']:,} tokens, temperature {work['params']['temperature']:g} · {_minutes(plan.seconds)}",
-        f"plain {plan.plain:.0f} tokens/s · a row more costs {row:.0%} of a step up to 8 rows, {beyond:.0%} beyond · "
-        f"ceiling {plan.costs.ceiling:.1f} times",
+        f"{some}, {work['tokens']:,} tokens, temperature {work['params']['temperature']:g}, "
+        f"in {_minutes(plan.seconds)}",
+        f"plain decoding: {plan.plain:.0f} tokens/s; no draft can make it more than "
+        f"{plan.costs.ceiling:.1f} times as fast:",
+        f"each draft token costs at least {row:.0%} of a step, {beyond:.0%} beyond 8 of them",
     ]
 
 
@@ -66,32 +69,35 @@ def _ranking(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
     if not ranked:
         return ["no method can draft for this model"]
     best = max(each.rate for each in ranked)
-    lines = [f"{'times plain':<46}{'predicted':<14}{'measured':<18}tokens/step"]
+    lines = [f"{'times plain decoding':<{_NAME}}length  {'predicted':<13}{'measured':<17}tokens/step"]
     for number, each in enumerate(ranked, start=1):
-        name = f"{each.label}, {each.length} tokens" if each.length else each.label
-        name = name if len(name) <= 43 else f"{name[:42]}…"
+        name = f"{_short(each):<{_NAME + 1}}{each.length or 'auto':>4}"
         predicted = f"{each.predicted:.2f} +- {each.error:.2f}" if each.predicted else "-"
         low, high = each.spread or (0.0, 0.0)
         measured = "-" if each.measured is None else f"{each.measured:.2f} ({low:.2f}-{high:.2f})"
         bar = "#" * round(_BAR * each.rate / max(best, 1.0))
-        lines.append(f"{number} {name:<44}{predicted:<14}{measured:<18}{each.tokens_per_step:<5.1f}{bar}")
-    notes = [f"{number} differs from its prediction" for number, each in enumerate(ranked, 1) if each.differs]
+        lines.append(f"{number} {name} {predicted:<13}{measured:<17}{each.tokens_per_step:<5.1f}{bar}")
+    notes = [
+        f"{number} was not predicted well: trust the measurement"
+        for number, each in enumerate(ranked, 1)
+        if each.differs
+    ]
     close = [
         str(number)
         for number, each in enumerate(ranked[1:], 2)
         if ranked[0].rate - each.rate < max(ranked[0].error, each.error)
     ]
-    notes += [f"{', '.join(close)}: as fast as 1, within the error"] if close else []
+    notes += [f"{', '.join(close)}: perhaps as fast as 1, the difference is within the error"] if close else []
     if plan.busy:
-        notes.append("other programs kept this machine busy: repeat it when it is quiet")
+        notes.append("other programs kept this machine busy: repeat it when that is over")
     if plan.chosen is None:
-        notes.append("plain decoding is chosen: nothing gains 2 %")
+        notes.append("nothing gains 2 %: plain decoding is chosen")
     return [*lines, *_wrapped(notes)]
 
 
 def _losers(plan: Plan, usable: Sequence[Candidate], others: Sequence[Candidate]) -> list[str]:
     winner = plan.chosen
-    lines = [f"  {each.label[:40]:<41}{each.rate:<5.2f}{_why(each, winner)}" for each in usable[:_LOSERS]]
+    lines = [f"  {_short(each):<{_NAME + 1}}{each.rate:<5.2f}{_why(each, winner)}" for each in usable[:_LOSERS]]
     if len(usable) > _LOSERS:
         lines.append(f"  {len(usable) - _LOSERS} more forms of these, down to {usable[-1].rate:.2f} (--json)")
     reasons: dict[str, dict[str, None]] = {}
@@ -107,20 +113,20 @@ def _losers(plan: Plan, usable: Sequence[Candidate], others: Sequence[Candidate]
 def _why(each: Candidate, winner: Candidate | None) -> str:
     """Why a candidate loses, a clause."""
     if not each.replayed:
-        return f"brings {each.tokens_per_step:.1f} tokens a step; run, not replayed"
+        return f"{each.tokens_per_step:.1f} tokens a step, in a real run"
     if each.tokens_per_step < each.needed:
-        return f"brings {each.tokens_per_step:.1f} tokens a step, needs {each.needed:.1f}"
-    cost = f"drafts cost {each.draft_share:.0%} of a step"
+        return f"{each.tokens_per_step:.1f} tokens a step, pays from {each.needed:.1f}"
+    cost = f"drafting takes {each.draft_share:.0%}"
     if winner is None or winner is each:
         return cost
     less = winner.tokens_per_step - each.tokens_per_step
-    return f"{cost}, {abs(less):.1f} tokens {'fewer' if less > 0 else 'more'} than 1"
+    return f"{cost}, {abs(less):.1f} tokens {'less' if less > 0 else 'more'}"
 
 
 def _changes(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
     """The gain over contexts and numbers of requests, and the leader at each."""
     found = []
-    for title, name in (("context", "by_context"), ("requests", "by_requests")):
+    for title, name in (("context in tokens", "by_context"), ("requests at once", "by_requests")):
         places = sorted({place for each in ranked for place in getattr(each, name)})
         if len(places) < 2:
             continue
@@ -128,10 +134,11 @@ def _changes(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
         for place in places:
             leader = max(ranked, key=lambda each: getattr(each, name).get(place, 0.0))
             gain = getattr(leader, name)[place]
-            words.append(f"{place:,}: {leader.config['method']} {gain:.1f}" if gain > 1.0 else f"{place:,}: plain")
-        end = next((place for place in places if all(getattr(each, name).get(place, 0.0) <= 1.0 for each in ranked)), 0)
-        words += [f"it ends at {end:,}"] if end else []
-        found.append(f"{title}, decoding alone (predicted) " + " · ".join(words))
+            if gain <= 1.0:
+                words.append(f"{place:,} none: it ends")
+                break
+            words.append(f"{place:,} {leader.config['method']} {gain:.1f}")
+        found.append(f"{title}: " + " · ".join(words))
     return found
 
 
@@ -149,9 +156,18 @@ def _trained(plan: Plan) -> list[str]:
     needed = plan.costs.break_even(_HEAD_TOKENS, context, DraftCosts((0,), (share,)))
     best = 1.0 if plan.chosen is None else plan.chosen.rate
     return [
-        f"a trained part that drafts {_HEAD_TOKENS} tokens in {_HEAD_SHARE:.0%} of a step needs {best * needed:.1f} "
-        f"tokens a step to win; its real number is unknown: foretoken train {' | '.join(names)}"
+        f"a draft network of your own (foretoken train {' | '.join(names)}) wins if it brings "
+        f"{best * needed:.1f} tokens a step ({_HEAD_TOKENS} draft tokens in {_HEAD_SHARE:.0%} of a step)"
     ]
+
+
+def _short(each: Candidate) -> str:
+    """The method and its options, a folder by its last name."""
+    method, draft = each.config["method"], str(each.config.get("model", ""))
+    draft = draft if draft.startswith("zoo:") else Path(draft).name
+    options = (f"{key}={value}" for key, value in each.config.items() if key not in ("method", "verifier", "model"))
+    name = " ".join([method, *([f"+ {draft}"] if draft else []), *(each.removeprefix("dtype=") for each in options)])
+    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
 
 
 def _wrapped(lines: Sequence[str]) -> list[str]:
@@ -162,8 +178,7 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
 
 def _saved(plan: Plan, saved: str) -> list[str]:
     if saved:
-        use = f'use: --plan {saved}   or   speculative_config={{"plan": "{saved}"}}'
-        whole = f"saved {saved} · {use}"
+        whole = f'saved {saved}: --plan {saved}, in Python {{"plan": "{saved}"}}'
         return [whole] if len(whole) <= WIDTH else [f"saved {saved}", "use it with --plan, or in speculative_config"]
     if plan.chosen is None:
         return ["use: --method none"]

@@ -11,7 +11,7 @@ from foretoken.core.errors import InputError
 from foretoken.data.prompts import Prompt
 from foretoken.options.sampling import SamplingParams
 from foretoken.planner import costs as cost_model
-from foretoken.planner.candidates import Candidate, candidates
+from foretoken.planner.candidates import NO_PART, Candidate, candidates
 from foretoken.planner.plan import Wanted, make
 from foretoken.planner.trace import TRACE_FILE
 from helpers import zoo_llms
@@ -38,7 +38,7 @@ def test_a_plan_measures_plain_decoding_and_what_may_draft(tmp_path: Path, monke
     assert found["ngram"].by_length.keys() == set(range(1, 17))
     assert found["ngram"].by_requests.keys() == {1, 2}
     assert "datastore" in found["rest"].reason
-    assert found["scylla"].reason == "no trained part at hand"
+    assert found["scylla"].reason == NO_PART
     assert any(state.startswith("replaying ngram") for state in states)
     record = json.loads(json.dumps(plan.record()))
     assert not any("plain_form" in each for each in record["candidates"])
