@@ -27,6 +27,7 @@ class Candidate:
         plain_form: of a tree or a rounded drafter, the same with default options.
         length: draft tokens of its best prediction.
         predicted, error: times plain decoding, and half of the interval of 90 %.
+        predicted_of_run: the same of the prompts that were run for real.
         measured, spread: times plain decoding in the real run, and its interval of 90 %.
         measured_tokens_per_second: of whole answers.
         differs: whether prediction and measurement differ by more than the error.
@@ -45,6 +46,7 @@ class Candidate:
     length: int = 0
     predicted: float = 0.0
     error: float = 0.0
+    predicted_of_run: float = 0.0
     measured: float | None = None
     spread: tuple[float, float] | None = None
     measured_tokens_per_second: float | None = None
@@ -103,6 +105,7 @@ def candidates(
         for each in (catalog.entries("drafter") if methods is None else [catalog.find(n, "drafter") for n in methods])
         if each.name != "none"
     ]
+    entries.sort(key=lambda each: not is_tried(each))
     found: list[list[Candidate]] = [[], [], []]
     for entry in entries:
         for config in _configs(entry, target, drafts):
@@ -116,6 +119,12 @@ def candidates(
             dtypes = _dtypes(entry, target)
             found[2] += [Candidate({**config, "dtype": dtype}, plain_form=plain) for dtype in dtypes]
     return [each for group in found for each in group]
+
+
+def is_tried(entry: catalog.Entry) -> bool:
+    """Whether it is tried however late it is: look-ups take a moment, and the default must be compared."""
+    declared = entry.load().declared
+    return declared.finds_model or not (declared.draft_model or declared.learned_part is not None)
 
 
 def _configs(

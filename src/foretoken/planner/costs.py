@@ -243,18 +243,19 @@ def measure_draft(
         RequestError: the drafter failed.
     """
     answer = max(trace.answers, key=lambda each: len(each.tokens))
-    times, reading = defaultdict[int, list[float]](list), 0.0
+    times, readings = defaultdict[int, list[float]](list), list[float]()
     for length in DRAFT_LENGTHS:
         if times and perf_counter() > until:
             break
-        reading = max(reading, _time_steps(target, drafter, verifier, trace, answer, costs, length, times))
+        readings.append(_time_steps(target, drafter, verifier, trace, answer, costs, length, times))
     if not times:
         return DraftCosts()
     nodes = sorted(times)
     medians = {each: statistics.median(times[each]) for each in nodes}
     kept = [each for each in nodes if len(times[each]) >= min(3, len(times[nodes[-1]]))] or nodes
     typical = statistics.median(medians.values())
-    each_token = max(0.0, reading - typical) / len(answer.prompt_ids)
+    # each length has read the prompt once: another program can only have made that slower
+    each_token = max(0.0, min(readings) - typical) / len(answer.prompt_ids)
     if kept[0] > 0 and len(kept) > 1:  # an empty draft costs what the line through the first two gives, or nothing
         first, second = kept[:2]
         slope = (medians[second] - medians[first]) / (second - first)

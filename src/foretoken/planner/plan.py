@@ -20,7 +20,7 @@ from foretoken.engine.plan_file import VERSION
 from foretoken.models.fingerprint import fingerprint_of
 from foretoken.options.sampling import SamplingParams
 from foretoken.planner import costs as cost_model
-from foretoken.planner.candidates import Candidate, candidates
+from foretoken.planner.candidates import Candidate, candidates, is_tried
 from foretoken.planner.predict import evaluate, interval_of
 from foretoken.planner.replay import States
 from foretoken.planner.trace import Trace, record
@@ -202,7 +202,7 @@ def _replay(
             each.reason = SAME
         elif plain_form is not None and _hopeless(plain_form, usable):
             each.reason = "its plain form gains too little"
-        elif now > until and place:
+        elif now > until and not is_tried(catalog.find(each.config["method"], "drafter")):
             each.reason = "not tried, the time was over (--minutes)"
         else:
             show(f"replaying {each.label}")
@@ -267,8 +267,8 @@ def _measure(
             each.tokens_per_step = sum(one.num_tokens for one in counts) / max(1, sum(one.num_steps for one in counts))
             continue
         same = min(count, len(each.seconds))
-        predicted = sum(plain[:same]) / sum(each.seconds[:same])
-        each.differs = abs(each.measured - predicted) > each.error + half
+        each.predicted_of_run = sum(plain[:same]) / sum(each.seconds[:same])
+        each.differs = abs(each.measured - each.predicted_of_run) > each.error + half
     for label, engine in engines.items():
         if label != PLAIN:
             engine.close()
