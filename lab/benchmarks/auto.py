@@ -7,6 +7,9 @@ exactly" with its text (`copies`), and its first --short tokens only (`short`), 
 of --batch prompts goes through all methods one after the other, in an order that rotates, and the engines live through
 the whole stream, as a server's does. A ratio is that of tokens per second to plain decoding's on the same prompts: the
 median over groups, and the quartiles. With --threads 1 read the ratios of processor time where the machine is shared.
+The ratio by counts depends on the load least: the steps of all groups, each at the cost of its rows as the planner's
+cost model measured it (foretoken/planner/costs.py), and drafting by its share of the time of verifications. At the end
+stands the regret: how far `auto` is, by counts, behind the best of the others for each kind, and below plain decoding.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from rich.table import Table
 
 from foretoken import LLM, SamplingParams
 from foretoken.data.prompts import BUNDLED_SUITE, Prompt, limit_per_category, read_prompts
+from foretoken.planner import costs as cost_model
+from foretoken.planner.trace import record
 from foretoken_lab.measurement import Measurement
 
 COPIES, SHORT, PLAIN = "copies", "short", "none"
@@ -41,10 +46,13 @@ def main() -> int:
     )
     engines = {name: llm.with_method(config) for name, config in _recipes(options).items()}
     print(f"auto: {engines['auto'].recipe.drafter.explanation}")
-    rows = _measure(llm, engines, _groups(options), options)
+    groups = _groups(options)
+    rows = _measure(llm, engines, groups, _costs(llm, groups, options), options)
     Console(width=150).print(_table(rows))
+    regret = _regret(rows)
+    print("regret of auto by counts: " + ", ".join(f"{kind} {each:.1%}" for kind, each in regret.items()))
     measurement.write(
-        {"rows": rows, "auto": engines["auto"].recipe.drafter.explanation},
+        {"rows": rows, "regret_by_counts": regret, "auto": engines["auto"].recipe.drafter.explanation},
         model=options.model,
         dtype=options.dtype,
         suite=Path(options.suite).name,
@@ -85,12 +93,34 @@ def _groups(options: argparse.Namespace) -> list[tuple[str, list[Prompt]]]:
     return groups * options.repeats
 
 
+def _costs(llm: LLM, groups: list[tuple[str, list[Prompt]]], options: argparse.Namespace) -> list[float]:
+    """The cost of a step by its draft tokens, in plain steps of as many requests."""
+    prompt = llm.chat_prompt([{"role": "user", "content": groups[0][1][0].text}])["prompt_token_ids"]
+    trace = record(llm.target, [(0, prompt)], SamplingParams(max_tokens=32, temperature=0.0), 30.0)
+    found = cost_model.measure(llm.target, trace, seconds=60.0, contexts=(256,), requests=(options.batch,))
+    forward = found.forward[options.batch]
+    return [forward(1 + nodes, 256) / forward(1, 256) for nodes in range(17)]
+
+
+def _regret(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """By kind: how far auto is below the best of all methods, plain decoding included."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        found[row["kind"]][row["method"]] = row["count_ratio"]
+    return {kind: round(1.0 - ratios["auto"] / max(ratios.values()), 4) for kind, ratios in found.items()}
+
+
 def _measure(
-    llm: LLM, engines: dict[str, LLM], groups: list[tuple[str, list[Prompt]]], options: argparse.Namespace
+    llm: LLM,
+    engines: dict[str, LLM],
+    groups: list[tuple[str, list[Prompt]]],
+    costs: list[float],
+    options: argparse.Namespace,
 ) -> list[dict[str, Any]]:
     """One row for each kind and method, and of all kinds."""
     ratios: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    times: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     sources: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     labels = list(engines)
     for turn, (kind, prompts) in enumerate(groups):
@@ -109,20 +139,30 @@ def _measure(
                 drafted = sum(each.metrics.num_draft_tokens for each in outputs)
                 counts[key] = [old + new for old, new in zip(counts[key], (tokens, steps, drafted), strict=True)]
                 for each in outputs:
+                    drafts = [costs[min(nodes, 16)] for nodes, _ in each.metrics.drafts]
+                    steps_taken = sum(drafts) + each.metrics.num_steps - len(drafts)
+                    more = steps_taken, each.metrics.draft_seconds, each.metrics.verify_seconds
+                    times[key] = [old + new for old, new in zip(times[key], more, strict=True)]
                     for source, count in each.metrics.accepted_by_source.items():
                         sources[key][source] = sources[key].get(source, 0) + count
         for label in labels:
             pair = rates[label][0] / rates[PLAIN][0], rates[label][1] / rates[PLAIN][1]
             for key in ((kind, label), ("all", label)):
                 ratios[key].append(pair)
-    return [_row(*key, found, counts[key], sources[key]) for key, found in ratios.items()]
+    return [_row(*key, found, counts[key], times[key], sources[key]) for key, found in ratios.items()]
 
 
 def _row(
-    kind: str, label: str, found: list[tuple[float, float]], counts: list[int], sources: dict[str, int]
+    kind: str,
+    label: str,
+    found: list[tuple[float, float]],
+    counts: list[int],
+    times: list[float],
+    sources: dict[str, int],
 ) -> dict[str, Any]:
     clock, processor = ([round(each, 3) for each in _quartiles(column)] for column in zip(*found, strict=True))
     tokens, steps, drafted = counts
+    modelled, drafting, verifying = times
     return {
         "kind": kind,
         "method": label,
@@ -131,6 +171,7 @@ def _row(
         "ratio_quartiles": [clock[0], clock[2]],
         "processor_ratio": processor[1],
         "processor_ratio_quartiles": [processor[0], processor[2]],
+        "count_ratio": round(tokens / modelled / (1.0 + (drafting / verifying if label != PLAIN else 0.0)), 3),
         "tokens_per_step": round(tokens / steps, 3),
         "draft_tokens": drafted,
         "accepted_by_source": sources,
@@ -142,9 +183,8 @@ def _quartiles(values: tuple[float, ...]) -> list[float]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "kind", "method", "groups", "speed to none", "by processor time", "tokens/step", "drafted", "accepted"
-    )
+    speeds = "speed to none", "by processor time", "by counts"
+    table = Table("kind", "method", "groups", *speeds, "tokens/step", "drafted", "accepted")
     for row in sorted(rows, key=lambda each: str(each["kind"])):
         low, high = row["ratio_quartiles"]
         least, most = row["processor_ratio_quartiles"]
@@ -154,6 +194,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             str(row["groups"]),
             f"{row['ratio']:.2f} ({low:.2f} to {high:.2f})",
             f"{row['processor_ratio']:.2f} ({least:.2f} to {most:.2f})",
+            f"{row['count_ratio']:.2f}",
             f"{row['tokens_per_step']:.2f}",
             str(row["draft_tokens"]),
             ", ".join(f"{name} {count}" for name, count in row["accepted_by_source"].items()),
