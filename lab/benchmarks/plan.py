@@ -1,4 +1,4 @@
-"""How well `foretoken plan` predicts: every replayed method is run for real, too, beside its prediction.
+"""How well `foretoken plan` predicts: every replayed method is run for real, too, and compared with its prediction.
 
     python lab/benchmarks/plan.py --model zoo:smollm2-135m --model zoo:base --limit 2 --minutes 20 --json plan.json
 

@@ -68,7 +68,7 @@ class Record:
                 self._path = folder / f"auto-{hashlib.sha256(self._key.encode()).hexdigest()[:20]}.json"
 
     def taught(self, make: Callable[[], Controller]) -> Controller:
-        """A controller that begins with what was learned, if there is a record."""
+        """A controller that begins with the record, if there is one."""
         found = make()
         if self._path is None:
             return found
@@ -89,7 +89,7 @@ class Record:
             self.write(controller)
 
     def write(self, controller: Controller) -> None:
-        """Write what was learned since the last time, if anything was."""
+        """Write the record, if an answer has ended since the last time."""
         if self._path is None or not self._new:
             return
         self._learned_at, self._new = monotonic(), False

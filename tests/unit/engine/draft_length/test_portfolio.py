@@ -374,7 +374,7 @@ def test_copies_after_a_model_s_tokens_are_compared_and_counted_apart():
     assert (answer.ledger.nodes, answer.ledger.gained) == (2, 1.0)
 
 
-DEAR, NO_WORTH = 5.0, EXPENSIVE  # a model whose drafts do not pay
+DEAR, NO_WORTH = 5.0, EXPENSIVE  # drafts of such a model do not pay
 
 
 @cache

@@ -44,7 +44,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("auto-*.json")) if folder.is_dir() else []
 
 
-def test_what_was_learned_is_there_for_the_same_model_and_no_other(folder: Path) -> None:
+def test_a_record_serves_the_same_model_and_no_other(folder: Path) -> None:
     first, controller = record(), practised()
     first.write(controller)
     assert not files(folder), "no answer has ended: there is nothing new"
