@@ -8,8 +8,9 @@ of --batch prompts goes through all methods one after the other, in an order tha
 the whole stream, as a server's does. A ratio is that of tokens per second to plain decoding's on the same prompts: the
 median over groups, and the quartiles. With --threads 1 read the ratios of processor time where the machine is shared.
 The ratio by counts depends on the load least: the steps of all groups, each at the cost of its rows as the planner's
-cost model measured it (foretoken/planner/costs.py), and drafting by its share of the time of verifications. At the end
-stands the regret: how far `auto` is, by counts, behind the best of the others for each kind, and below plain decoding.
+cost model measured it (foretoken/planner/costs.py), and each draft token at what it costs, by processor time, in the
+stream with the first fixed length of its method. At the end stands the regret: how far `auto` is, by counts, behind
+the best of the others for each kind, and below plain decoding.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def _measure(
     """One row for each kind and method, and of all kinds."""
     ratios: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-    times: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    modelled: dict[tuple[str, str], float] = defaultdict(float)  # plain steps, without drafting
+    nodes: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    spent: dict[str, float] = defaultdict(float)  # processor time
     sources: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     labels = list(engines)
     for turn, (kind, prompts) in enumerate(groups):
@@ -134,22 +137,35 @@ def _measure(
             seconds, processor = time.perf_counter() - began, time.process_time() - processor
             tokens = sum(each.metrics.num_tokens for each in outputs)
             rates[label] = tokens / seconds, tokens / processor
+            spent[label] += processor
             for key in ((kind, label), ("all", label)):
                 steps = sum(each.metrics.num_steps for each in outputs)
                 drafted = sum(each.metrics.num_draft_tokens for each in outputs)
                 counts[key] = [old + new for old, new in zip(counts[key], (tokens, steps, drafted), strict=True)]
                 for each in outputs:
                     drafts = [costs[min(nodes, 16)] for nodes, _ in each.metrics.drafts]
-                    steps_taken = sum(drafts) + each.metrics.num_steps - len(drafts)
-                    more = steps_taken, each.metrics.draft_seconds, each.metrics.verify_seconds
-                    times[key] = [old + new for old, new in zip(times[key], more, strict=True)]
+                    modelled[key] += sum(drafts) + each.metrics.num_steps - len(drafts)
+                    named = each.metrics.drafted_by_source or {label.split()[0]: each.metrics.num_draft_tokens}
+                    for source, count in named.items():
+                        nodes[key][source] = nodes[key].get(source, 0) + count
                     for source, count in each.metrics.accepted_by_source.items():
                         sources[key][source] = sources[key].get(source, 0) + count
         for label in labels:
             pair = rates[label][0] / rates[PLAIN][0], rates[label][1] / rates[PLAIN][1]
             for key in ((kind, label), ("all", label)):
                 ratios[key].append(pair)
-    return [_row(*key, found, counts[key], times[key], sources[key]) for key, found in ratios.items()]
+    plain_step = spent[PLAIN] / counts["all", PLAIN][1]
+    prices = {}
+    for label in labels:
+        method, _, length = label.partition(" ")
+        if length == str(options.lengths[0]) and nodes["all", label].get(method):
+            drafting = spent[label] / plain_step - modelled["all", label]
+            prices[method] = max(0.0, drafting) / nodes["all", label][method]
+    whole = {
+        key: modelled[key] + sum(prices.get(source, 0.0) * count for source, count in nodes[key].items())
+        for key in ratios
+    }
+    return [_row(*key, found, counts[key], whole[key], sources[key]) for key, found in ratios.items()]
 
 
 def _row(
@@ -157,12 +173,11 @@ def _row(
     label: str,
     found: list[tuple[float, float]],
     counts: list[int],
-    times: list[float],
+    plain_steps: float,
     sources: dict[str, int],
 ) -> dict[str, Any]:
     clock, processor = ([round(each, 3) for each in _quartiles(column)] for column in zip(*found, strict=True))
     tokens, steps, drafted = counts
-    modelled, drafting, verifying = times
     return {
         "kind": kind,
         "method": label,
@@ -171,7 +186,7 @@ def _row(
         "ratio_quartiles": [clock[0], clock[2]],
         "processor_ratio": processor[1],
         "processor_ratio_quartiles": [processor[0], processor[2]],
-        "count_ratio": round(tokens / modelled / (1.0 + (drafting / verifying if label != PLAIN else 0.0)), 3),
+        "count_ratio": round(tokens / plain_steps, 3),
         "tokens_per_step": round(tokens / steps, 3),
         "draft_tokens": drafted,
         "accepted_by_source": sources,

@@ -3,7 +3,8 @@
     step = V(rows, context) + D(nodes) + o
 
 V is the lower quartile of interleaved forwards, scaled to the recorded steps: another program interrupts a long forward
-more often than a short one, so that medians of few and of many rows are not comparable on a busy machine. D is timed in
+more often than a short one, so that medians of few and of many rows are not comparable on a busy machine. One thread's
+processor time has no such interruptions: it is measured where there is one thread. D is timed in
 real steps, relative to the target's forward of the same step: alone, a draft model finds its weights in the processor's
 cache. o is a plain step without its forward.
 """
@@ -16,8 +17,10 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
+
+import torch
 
 from foretoken.core.errors import RequestError
 from foretoken.core.protocols import Drafter, Verifier
@@ -213,6 +216,7 @@ def _time_rows(
 ) -> tuple[list[float], float]:
     """Lower quartiles of interleaved forwards by rows, and their spread."""
     began, times = perf_counter(), defaultdict[int, list[float]](list)
+    clock = thread_time if target.device.type == "cpu" and torch.get_num_threads() == 1 else perf_counter
     for repeat in range(-1, REPEATS):
         if repeat >= _LEAST_REPEATS and perf_counter() - began > seconds:
             break
@@ -222,10 +226,10 @@ def _time_rows(
                 cache.reserve(slot, count)
                 tokens = [text[(repeat + place) % len(text)] for place in range(count)]
                 batch.add_chunk(slot, cache.lengths[slot], tokens, wanted=count, verification=True)
-            start = perf_counter()
+            start = clock()
             target.forward(batch, DensePlan(cache, batch))
             if repeat >= 0:  # the first is a warm-up
-                times[count].append(perf_counter() - start)
+                times[count].append(clock() - start)
     quartiles = [statistics.quantiles(times[count], n=4) for count in rows]
     spreads = [(upper - lower) / 2 / middle for lower, middle, upper in quartiles]
     return rising([each[0] for each in quartiles]), statistics.median(spreads)

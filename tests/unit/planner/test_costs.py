@@ -30,6 +30,7 @@ class Clock:
         self.now = 0.0
         for module in _CLOCKS:
             monkeypatch.setattr(f"{module}.perf_counter", lambda: self.now)
+        monkeypatch.setattr("foretoken.planner.costs.thread_time", lambda: self.now)
 
 
 def test_a_prediction_is_within_two_percent_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
