@@ -258,8 +258,8 @@ def measure_draft(
     medians = {each: statistics.median(times[each]) for each in nodes}
     kept = [each for each in nodes if len(times[each]) >= min(3, len(times[nodes[-1]]))] or nodes
     typical = statistics.median(medians.values())
-    # each length has read the prompt once: another program can only have made that slower
-    each_token = max(0.0, min(readings) - typical) / len(answer.prompt_ids)
+    # each length has read the prompt once
+    each_token = max(0.0, statistics.median(readings) - typical) / len(answer.prompt_ids)
     if kept[0] > 0 and len(kept) > 1:  # an empty draft costs what the line through the first two gives, or nothing
         first, second = kept[:2]
         slope = (medians[second] - medians[first]) / (second - first)
