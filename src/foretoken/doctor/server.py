@@ -129,10 +129,12 @@ def _drafting(samples: _Samples, method: str) -> Iterator[Finding]:
         return
     accepted = samples.of("spec_decode_num_accepted_tokens_total") / max(1.0, drafted)
     facts = f"{samples.of('tokens_per_step'):.2f} tokens a step; {drafted:.0f} draft tokens, {accepted:.0%} accepted"
-    few = drafted > 0 and accepted < _FEW_ACCEPTED
-    remedy = "this draft seldom agrees on these texts: 'foretoken plan' on such prompts finds a better one"
-    yield found("drafting", facts, warn=remedy if few else "")
-    off = samples.by("speculation_off_steps_total")
+    off, remedy = samples.by("speculation_off_steps_total"), ""
+    if drafted and accepted < _FEW_ACCEPTED:
+        remedy = "this draft seldom agrees on these texts: 'foretoken plan' on such prompts finds a better one"
+    elif not drafted and not off:
+        remedy = "this method found nothing to draft, or nothing that pays: leave --method out, or ask 'foretoken plan'"
+    yield found("drafting", facts, warn=remedy)
     for code, steps in sorted(off.items(), key=lambda pair: -pair[1]):
         meaning, _, remedy = _REASONS.get(code, code).partition(": ")
         alone = not drafted and steps > sum(off.values()) / 2

@@ -73,3 +73,5 @@ def test_each_cause_of_slowness_has_a_remedy() -> None:
     assert all(each.remedy for each in warned.values())
     (off,) = server._drafting(samples, "none")
     assert off.status == "warn"
+    (idle,) = server._drafting(server._Samples('vllm:generation_tokens_total{model_name="m"} 9.0\n'), "suffix")
+    assert "found nothing" in idle.remedy

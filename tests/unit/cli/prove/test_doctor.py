@@ -49,3 +49,10 @@ def test_mistakes_are_one_line(
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_server_is_looked_at_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--url", "http://127.0.0.1:9"]) == 2
+    assert capsys.readouterr().out.startswith("FAIL  server")
+    assert main(["doctor", "--url", "http://127.0.0.1:9", "--model", "zoo:base"]) == 2
+    assert "leave --model out" in capsys.readouterr().err
