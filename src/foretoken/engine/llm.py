@@ -53,9 +53,9 @@ class LLM:
             ``{"plan": FILE}`` takes what ``foretoken plan --out FILE`` chose for this model.
         dtype, kv_cache_dtype, revision, trust_remote_code, max_model_len, device, threads: how the checkpoint is
             loaded, see :class:`~foretoken.options.model.ModelOptions`.
-        max_num_seqs, max_rows_per_step, seed, generation_config, enable_prefix_caching, prefix_cache_bytes: of the
-            engine, see :class:`~foretoken.options.model.EngineOptions`. Recipes that cannot reuse prefixes
-            (``recipe.reuses_prefixes``) do not.
+        max_num_seqs, max_rows_per_step, seed, generation_config, enable_prefix_caching, prefix_cache_bytes,
+            prefix_cache_dir, prefix_cache_gb: of the engine, see :class:`~foretoken.options.model.EngineOptions`.
+            Recipes that cannot reuse prefixes (``recipe.reuses_prefixes``) do not.
         others: options of vLLM's ``LLM`` with the value that always holds here (``tensor_parallel_size=1``); one line
             of the log names them, and every other is refused (engine/intake/vllm_options.py).
     Raises:
@@ -82,6 +82,8 @@ class LLM:
         generation_config: str = EngineOptions.generation_config,
         enable_prefix_caching: bool | None = EngineOptions.enable_prefix_caching,
         prefix_cache_bytes: int = EngineOptions.prefix_cache_bytes,
+        prefix_cache_dir: str | None = EngineOptions.prefix_cache_dir,
+        prefix_cache_gb: float = EngineOptions.prefix_cache_gb,
         **others: Any,
     ) -> None:
         check_options(others, [name for name in inspect.signature(LLM).parameters if name != "others"])
@@ -92,6 +94,8 @@ class LLM:
             generation_config="none" if str(generation_config) == "vllm" else generation_config,  # its name for it
             enable_prefix_caching=False if enable_prefix_caching is None else enable_prefix_caching,
             prefix_cache_bytes=prefix_cache_bytes,
+            prefix_cache_dir=prefix_cache_dir,
+            prefix_cache_gb=prefix_cache_gb,
         )
         loading = ModelOptions(
             dtype=dtype,
@@ -175,6 +179,7 @@ class LLM:
         from foretoken.engine import compose, plan_file
         from foretoken.engine.drive import Driver
         from foretoken.engine.intake.admission import Admission
+        from foretoken.engine.prefix_files import files_of
         from foretoken.engine.step import Engine
         from foretoken.engine.totals import Totals
 
@@ -185,12 +190,16 @@ class LLM:
         self.max_num_seqs, self.max_rows_per_step = _limits(options, target)
         settings = plan_file.settled(speculative_config, target.name, lambda: target.source)
         self.recipe = compose.build(settings, target)
+        folder, files = options.prefix_cache_dir, None
+        if folder is not None and self.recipe.reuses_prefixes:
+            files = files_of(target, folder, int(options.prefix_cache_gb * 1e9))
         self.engine = Engine(
             target,
             self.recipe,
             max_slots=self.max_num_seqs,
             max_rows=self.max_rows_per_step,
-            prefix_bytes=options.prefix_cache_bytes if options.enable_prefix_caching else None,
+            prefix_bytes=options.prefix_cache_bytes if options.enable_prefix_caching or folder else None,
+            prefix_files=files,
         )
         self._prompts = PromptReader(target)
         self._admission = Admission(target, self.recipe, self._prompts, options.seed)

@@ -15,14 +15,20 @@ comes third with the same beginning has it. A chunk of the prompt ends there, wh
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from foretoken.core.protocols import Drafter
 from foretoken.engine.features.feature_replay import FeatureReplay
-from foretoken.engine.request import Request
+from foretoken.engine.request import CacheKey, Request
 from foretoken.forward.cache import KVCache
+
+if TYPE_CHECKING:
+    from foretoken.engine.prefix_files import PrefixFiles
+
+log = logging.getLogger(__name__)
 
 _LEAST = 16  # tokens that are worth a look-up
 
@@ -34,12 +40,13 @@ class Prefixes:
         cache: the target's; kept slots are not free in it.
         max_bytes: bounds the cache with kept slots, the hidden states kept for drafters, and marked states, each.
         drafter: its needs limit how much can be reused.
+        files: keep on disk what leaves memory; None: it is forgotten.
     Attributes:
         shown: hidden states of the rows that slots begin with; empty if the drafter needs none.
         joined: requests that have inherited rows which their drafter has not seen yet.
     """
 
-    def __init__(self, cache: KVCache, max_bytes: int, drafter: Drafter) -> None:
+    def __init__(self, cache: KVCache, max_bytes: int, drafter: Drafter, files: PrefixFiles | None = None) -> None:
         self.shown = FeatureReplay()
         self.joined: list[Request] = []
         self._cache = cache
@@ -47,7 +54,12 @@ class Prefixes:
         self._drafter = drafter
         wanted = drafter.needs.hidden_layers
         self._last = None if wanted is None else wanted.last  # rows of a prompt's end that are shown, and no others
-        self._kept: OrderedDict[int, tuple[list[int], Any]] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[list[int], CacheKey]] = OrderedDict()
+        self._files = files
+        if files is not None and (not cache.can_roll_back or (wanted is not None and wanted.last is None)):
+            why = "has states" if not cache.can_roll_back else "is read by a drafter that needs hidden states"
+            log.warning("prefixes stay in memory: a cache that %s is not stored on disk", why)
+            self._files = None
 
     @property
     def free_slots(self) -> int:
@@ -77,7 +89,10 @@ class Prefixes:
         """
         cache, slot = self._cache, -1
         best, owner, common = self._longest(request, running) if request.prompt_logprobs is None else (0, -1, 0)
-        if best >= _LEAST:
+        stored = 0
+        if self._files is not None and request.prompt_logprobs is None:
+            stored, _ = self._files.longest(request.tokens, request.cache_key, self._limit(request))
+        if best >= _LEAST and best >= stored:
             kept = self._kept.get(owner)
             if kept is not None and (2 * best >= len(kept[0]) or self.free_slots == 1):
                 del self._kept[owner]
@@ -95,6 +110,8 @@ class Prefixes:
             self._make_room()
             slot = cache.acquire()
             self.shown.drop(slot)
+            if self._files is not None and request.prompt_logprobs is None:
+                best = self._from_disk(self._files, request, slot)
         request.num_cached = best
         if not cache.can_roll_back:
             request.borders = _borders(best, common, self._limit(request))
@@ -104,6 +121,12 @@ class Prefixes:
         """A chunk of a prompt was read, but not its end."""
         if self._cache.lengths[request.slot] in request.borders:
             self._cache.mark(request.slot, self._max_bytes)
+
+    def store(self) -> None:
+        """Write all kept slots to disk, if there are files."""
+        for slot, (tokens, key) in self._kept.items():
+            if self._files is not None:
+                self._files.store(tokens, key, self._cache, slot)
 
     def clear(self) -> None:
         """Give all kept slots back."""
@@ -126,6 +149,15 @@ class Prefixes:
                     best, owner = usable, slot
         return best, owner, longest
 
+    def _from_disk(self, files: PrefixFiles, request: Request, slot: int) -> int:
+        """Put the longest stored beginning of a prompt into an empty slot; how many tokens it has."""
+        while True:
+            count, name = files.longest(request.tokens, request.cache_key, self._limit(request))
+            if count < _LEAST:
+                return 0
+            if files.load(name, self._cache, slot, count):
+                return count  # else the file was damaged, and is gone
+
     def _limit(self, request: Request) -> int:
         """How much of a prompt can be reused at most: the rest is needed for logits or for the drafter's states."""
         return max(0, request.num_prompt - max(1, self._last or 0))
@@ -145,7 +177,9 @@ class Prefixes:
 
     def _give_up(self, slot: int) -> None:
         """A kept slot is free again."""
-        del self._kept[slot]
+        tokens, key = self._kept.pop(slot)
+        if self._files is not None:
+            self._files.store(tokens, key, self._cache, slot)
         self.shown.drop(slot)
         self._cache.release(slot)
 

@@ -19,6 +19,9 @@ from foretoken.engine.text.detokenise import TextStream
 from foretoken.forward.adapter import Adapter
 from foretoken.options.sampling import SamplingParams
 
+CacheKey = tuple[str | None, Adapter | None]
+"""What requests that share cached rows have in common: their salt and their adapter."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -124,7 +127,7 @@ class Request:
     admitted: float = 0.0
 
     @property
-    def cache_key(self) -> tuple[str | None, Adapter | None]:
+    def cache_key(self) -> CacheKey:
         """What requests that share cached rows have in common."""
         return self.cache_salt, self.adapter
 

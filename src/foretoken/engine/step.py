@@ -37,6 +37,7 @@ from foretoken.engine.faults import Faults
 from foretoken.engine.features.feature_backlog import FeatureBacklog
 from foretoken.engine.features.resumed_forward import resumed_forward
 from foretoken.engine.prediction import SOURCE
+from foretoken.engine.prefix_files import PrefixFiles
 from foretoken.engine.prefixes import Prefixes
 from foretoken.engine.propose import Proposer
 from foretoken.engine.recipe import Recipe
@@ -62,10 +63,18 @@ class Engine:
         max_rows: rows of one forward, at most.
         prefix_bytes: how large the cache may grow so that prefixes can be reused; None: nothing is reused. A recipe
             with an approximate plan reuses nothing either.
+        prefix_files: prefixes on disk; None: there are none.
     """
 
     def __init__(
-        self, target: LanguageModel, recipe: Recipe, *, max_slots: int, max_rows: int, prefix_bytes: int | None = None
+        self,
+        target: LanguageModel,
+        recipe: Recipe,
+        *,
+        max_slots: int,
+        max_rows: int,
+        prefix_bytes: int | None = None,
+        prefix_files: PrefixFiles | None = None,
     ) -> None:
         self.target = target
         self.recipe = recipe
@@ -77,7 +86,7 @@ class Engine:
             )
         self.prefixes: Prefixes | None = None
         if prefix_bytes is not None and recipe.reuses_prefixes:
-            self.prefixes = Prefixes(self.cache, prefix_bytes, recipe.drafter)
+            self.prefixes = Prefixes(self.cache, prefix_bytes, recipe.drafter, prefix_files)
         self.scheduler = Scheduler(
             self.cache,
             max_rows,
@@ -147,6 +156,8 @@ class Engine:
         with self.lock:
             self.executor.close()
             self._record.write(self.controller)
+            if self.prefixes is not None:
+                self.prefixes.store()
             self.recipe.drafter.close()
 
     @property

@@ -38,11 +38,13 @@ class Adapter:
     Attributes:
         name: for messages and clients.
         products: by the name of the module that each corrects.
+        digest: the hash of its files.
         packed: for the base's native decoder; None: the base has none.
     """
 
     name: str
     products: Mapping[str, LowRank]
+    digest: str
     packed: Packed | None = None
 
 

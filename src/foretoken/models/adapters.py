@@ -5,6 +5,7 @@ What cannot be computed as a low-rank product next to a linear layer is refused 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load as read_tensors
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
@@ -45,7 +46,7 @@ def load_adapter(target: LanguageModel, name: str, folder: str | Path) -> Adapte
     Raises:
         ModelError: it cannot be read, does not fit the model, or is of a kind that only a merge computes.
     """
-    config, weights = _read(name, home_expanded(folder))
+    config, weights, digest = _read(name, home_expanded(folder))
     products, sides = {}, _sides(name, weights)
     places = None if target.native_decoder is None else _places(target)
     for module, (down_RK, up_OR) in sides.items():
@@ -57,16 +58,16 @@ def load_adapter(target: LanguageModel, name: str, folder: str | Path) -> Adapte
             down_RK.float().contiguous().to(target.device), (up_OR.float() * scale).contiguous().to(target.device)
         )
     packed = None if places is None else _packed(target, products, places)
-    return Adapter(name, products, packed)
+    return Adapter(name, products, digest, packed)
 
 
-def _read(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], str]:
     for file in (CONFIG, _WEIGHTS):
         if not (folder / file).is_file():
             raise ModelError(f"adapter '{name}': there is no {folder / file}: give a folder that peft has saved")
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        weights = load_file(folder / _WEIGHTS)
+        content = [(folder / file).read_bytes() for file in (CONFIG, _WEIGHTS)]
+        config, weights = json.loads(content[0]), read_tensors(content[1])
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"adapter '{name}': {folder} cannot be read ({type(error).__name__}: {error})") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
@@ -80,7 +81,7 @@ def _read(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     began = config.get("init_lora_weights")
     if isinstance(began, str) and began.lower().startswith(_OWN_BASE):
         raise _odd(name, f"it has init_lora_weights={began!r:.40}, which changes the base model's weights")
-    return config, weights
+    return config, weights, hashlib.sha256(b"".join(content)).hexdigest()
 
 
 def _sides(name: str, weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -161,3 +161,14 @@ class EngineOptions(Checked):
     prefix_cache_bytes: Annotated[
         int, Option("Limit of the KV cache with prefixes.", least=1, most=2**63 - 1, on_command_line=False)
     ] = 2**30
+    prefix_cache_dir: Annotated[
+        str | None,
+        Option(
+            "Keep prefixes that leave memory in this folder, also after the end.",
+            metavar="DIR",
+            more="With it, enable_prefix_caching is on.",
+        ),
+    ] = None
+    prefix_cache_gb: Annotated[
+        float, Option("Limit of the files in prefix_cache_dir, in 10^9 bytes.", above=0, most=10**6, metavar="N")
+    ] = 10.0

@@ -57,7 +57,7 @@ class HarmonyReader:
         return self.parts(text, final=final)[1:]
 
     def parts(self, text: str, *, final: bool) -> tuple[str, str, list[dict[str, Any]]]:
-        """Return what is new: reasoning, text, and calls as OpenAI streams them."""
+        """Return the new reasoning, text, and calls as OpenAI streams them."""
         self._held += text
         found, news = {"reasoning": "", "text": ""}, dict[int, dict[str, Any]]()
         while self._held:

@@ -71,8 +71,9 @@ def generate(
             "'temperature', …",
         ),
     ] = None,
-    lora: Annotated[
-        str | None, _face("--lora", metavar="NAME=DIR", help="LoRA folder, applied next to the model's weights.")
+    loras: Annotated[
+        list[str] | None,
+        _face("--lora", metavar="NAME=DIR", help="LoRA folder for all prompts, applied next to the model's weights."),
     ] = None,
     system: Annotated[str | None, _face("--system", metavar="TEXT", help="System message before the prompt.")] = None,
     raw: Annotated[
@@ -110,9 +111,10 @@ def generate(
         raise ConfigError("--system needs the chat template that --raw leaves out: keep one")
     if prediction is not None:
         params = dataclasses.replace(params, prediction=_read_prediction(prediction))
-    adapter = (
-        next((LoRARequest(name, 1, folder) for name, folder in named_folders([lora]).items()), None) if lora else None
-    )
+    adapters = [LoRARequest(name, 1, folder) for name, folder in named_folders(loras or ()).items()]
+    if len(adapters) > 1:
+        raise ConfigError("--lora: one adapter is applied to all prompts; keep one")
+    adapter = next(iter(adapters), None)
     # check the whole input before loading the model
     records = _gather_prompts(prompt, prompts)
     for record in () if json else records:

@@ -181,6 +181,8 @@ def serve(
     for origin in origins or ():
         if not _ORIGIN.fullmatch(origin):
             raise ConfigError(f"--allow-origin {origin}: write http://HOST:PORT, https://HOST or *")
+    if no_prefix_caching and engine.prefix_cache_dir is not None:
+        raise ConfigError("--prefix-cache-dir keeps what --no-prefix-caching leaves out: keep one")
     adapters = named_folders(loras or ())
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
 
