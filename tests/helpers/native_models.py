@@ -60,6 +60,12 @@ _TWO = {
 _QUARTER = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 _LOCAL = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64}
+_ALPHA = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0}
+_SCORED = {
+    "n_routed_experts": 5, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied, biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -105,6 +111,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {"attention_bias": True}),
     "glm4": ("glm4", {"attention_bias": True}),
     "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "moe_intermediate_size": 64,
+            "moe_num_shared_experts": 1,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 2,
+            "moe_layer_interval": 1,
+        },
+    ),
+    "ministral3": (
+        "ministral3",
+        {
+            "sliding_window": 21,
+            "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 16},
+        },
+    ),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {"rope_parameters": _ALPHA}),
+    "exaone4": ("exaone4", {**_ALTERNATING, "sliding_window_pattern": 2}),
+    "exaone4, no windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone_moe": ("exaone_moe", {**_ALTERNATING, **_SCORED, "num_shared_experts": 1}),
+    "olmo": ("olmo", {}),
+    "gpt_oss": ("gpt_oss", {**_ALTERNATING, **_LOCAL, "rope_parameters": _YARN}),
+    "glm4_moe": ("glm4_moe", {**_SCORED, "use_qk_norm": True}),
+    "dots1": ("dots1", {**_SCORED}),
+    "solar_open": ("solar_open", {**_SCORED}),
+    "minimax_m2": ("minimax_m2", {**_LOCAL, "rotary_dim": 16, "rope_parameters": _PARTIAL}),
     "ministral": ("ministral", _ALTERNATING),
     "seed_oss": ("seed_oss", {}),
     "cwm": ("cwm", _ALTERNATING),
@@ -162,6 +197,9 @@ def twins(family: str, kind_of_weights: torch.dtype | str) -> tuple[Any, Any]:
                 weight.copy_(1 + 0.3 * torch.randn(weight.shape))
             else:  # peaked attention: a wrong mask must show
                 weight.copy_(torch.randn(weight.shape) * (0.5 if weight.ndim == 1 else 2.5 / weight.shape[-1] ** 0.5))
+        for name, buffer in reference.named_buffers():
+            if "correction" in name:
+                buffer.copy_(0.3 * torch.randn(buffer.shape))
     own = copy.deepcopy(config)  # from_config notes the attention implementation in it
     twin = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attention.NAME).eval()
     twin.load_state_dict(reference.state_dict())

@@ -118,6 +118,8 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         gain = getattr(block, name)
         if gain is None or gain.shape != (heads, layout.head_dim):
             _check_gain(name, gain, layout.head_dim * (heads if every else 1))
+    if block.sinks_H is not None and block.sinks_H.shape != (layout.heads,):
+        raise ValueError(f"block.sinks_H is {list(block.sinks_H.shape)}: [{layout.heads}]")
     if block.parallel:
         ends = block.attention_end_norm_D is not None or block.mlp_end_norm_D is not None
         if ends or layout.residual_scale != 1 or (block.up is None) == (block.experts is None):
@@ -155,17 +157,17 @@ def _check_experts(experts: Experts, width: int) -> None:
         raise ValueError(f"experts.router_ED is {list(experts.router_ED.shape)}: {[count, width]}")
     if experts.opening_D is not None and experts.opening_D.shape != (width,):
         raise ValueError(f"experts.opening_D is {list(experts.opening_D.shape)}: [{width}]")
+    for name in ("router_bias_E", "correction_E"):
+        found = getattr(experts, name)
+        if found is not None and found.shape != (count,):
+            raise ValueError(f"experts.{name} is {list(found.shape)}: [{count}]")
     for name, outputs, inputs in (("gate", channels, width), ("up", channels, width), ("down", width, channels)):
-        _check_projection(f"experts.{name}", getattr(experts, name), count * outputs, inputs, biased=False)
+        _check_projection(f"experts.{name}", getattr(experts, name), count * outputs, inputs)
 
 
-def _check_projection(
-    name: str, given: Projection, outputs: int, inputs: int, *, biased: bool = True, scaled: bool = False
-) -> None:
+def _check_projection(name: str, given: Projection, outputs: int, inputs: int, *, scaled: bool = False) -> None:
     if tuple(given.weight_OK.shape) != (outputs, inputs):
         raise ValueError(f"{name} is {list(given.weight_OK.shape)}: {[outputs, inputs]}")
-    if given.bias_O is not None and not biased:
-        raise ValueError(f"{name} has a bias: native code adds none there")
     if given.bias_O is not None and given.bias_O.shape != (outputs,):
         raise ValueError(f"{name} has a bias {list(given.bias_O.shape)}: [{outputs}]")
     if isinstance(given.scale, Tensor) and given.scale.shape != (outputs,):

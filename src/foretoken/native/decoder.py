@@ -238,8 +238,8 @@ class NativeDecoder:
         """Angles of at least ``length`` positions, by each of the layout's rotaries."""
         tables = [each.up_to(length) for each in self._rotaries]
         native = (structs.Angles * len(tables))()
-        for each, (cos_Nh, sin_Nh) in zip(native, tables, strict=True):
-            each.cos, each.sin = cos_Nh.data_ptr(), sin_Nh.data_ptr()
+        for each, table in zip(native, tables, strict=True):
+            each.cos, each.sin, each.queries = map(_address, table)
         return Angles(native, tables)
 
     def _with_head(self, head: Head) -> structs.Model:
@@ -373,7 +373,16 @@ class NativeDecoder:
             width=experts.width,
             normed=int(experts.normed),
             opens=int(opening_D is not None),
+            sigmoid=int(experts.sigmoid),
+            factor=experts.factor,
+            correction=self._gain(experts.correction_E),
         )
+        if experts.router_bias_E is not None:
+            described_experts.router_bias = self._floats(_padded_bias(experts.router_bias_E, len(router_ED)))
+        if experts.gate.bias_O is not None or experts.up.bias_O is not None:
+            described_experts.gate_up_bias = self._floats(_in_turn(_bias_of(experts.gate), _bias_of(experts.up)))
+        if experts.down.bias_O is not None:
+            described_experts.down_bias = self._floats(experts.down.bias_O)
         self._keep.append(described_experts)
         native.experts = ctypes.pointer(described_experts)
         return gate_up, down
@@ -389,7 +398,8 @@ class NativeDecoder:
         out = self._packed(block.out)
         native.qkv, native.out = described(qkv), described(out)
         native.out_scale, native.out_bias = self._scales(block.out), self._bias(block.out)
-        native.window = block.window
+        native.window, native.norm_last = block.window, int(block.norm_last)
+        native.sinks = self._gain(block.sinks_H)
         if block.rotary is not None:
             native.rot_dim, native.angles = 2 * self._rotaries[block.rotary].half, block.rotary
         native.attention_norm = self._gain(block.attention_norm_D)
@@ -450,8 +460,10 @@ def _address(values: Tensor | None) -> int | None:
     return None if values is None else values.data_ptr()
 
 
-def _padded_bias(bias_O: Tensor) -> Tensor:
-    return torch.nn.functional.pad(bias_O.detach().to(torch.float32), (0, -len(bias_O) % 16))
+def _padded_bias(bias_O: Tensor, outputs: int = 0) -> Tensor:
+    """With zeros up to whole tiles of at least so many outputs."""
+    missing = max(outputs, len(bias_O)) - len(bias_O)
+    return torch.nn.functional.pad(bias_O.detach().to(torch.float32), (0, missing + -(len(bias_O) + missing) % 16))
 
 
 def _in_turn(gate_F: Tensor, up_F: Tensor) -> Tensor:

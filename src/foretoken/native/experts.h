@@ -63,24 +63,46 @@ static inline Matrix one_of(const Matrix *all, long which, long tiles) {
     return y;
 }
 
+/* Scores to exp(score - their highest); returns the sum. */
+static float softmaxed(const Experts *x, float *scores, float highest) {
+    float whole = 0;
+    for (long e = 0; e < x->count; e += LANES)
+        *(part_unaligned *)(scores + e) = part_exponential(*(const part_unaligned *)(scores + e) - highest);
+    for (long e = 0; e < x->count; e++) whole += scores[e];
+    return whole;
+}
+
 /* The experts with the highest scores, and their shares; of equal scores the earlier. Overwrites the scores: `count` of them,
  * in whole vectors. A NaN score makes all shares NaN. */
 static void choose_experts(const Experts *x, float *scores, int32_t *choices, float *shares) {
     const long E = x->count;
+    const int late = !x->sigmoid && !x->correction; /* softmaxed after the choice, which it does not change */
+    float whole = 0, sum = 0;
+    if (x->sigmoid) {
+        for (long e = 0; e < E; e += LANES)
+            *(part_unaligned *)(scores + e) = 1.0f / (1.0f + part_exponential(-*(const part_unaligned *)(scores + e)));
+        for (long e = 0; e < E; e++) whole += scores[e];
+        whole = whole != whole ? whole : 1; /* shares of none: those of sigmoids are their values */
+    } else if (!late) {
+        float highest = scores[0];
+        for (long e = 1; e < E; e++) highest = scores[e] > highest ? scores[e] : highest;
+        whole = softmaxed(x, scores, highest);
+    }
     for (long e = 0, held = 0; e < E; e++) {
         long at = held;
-        while (at && scores[e] > scores[choices[at - 1]]) at--;
+        if (x->correction) {
+            const float score = scores[e] / whole + x->correction[e];
+            while (at && score > scores[choices[at - 1]] / whole + x->correction[choices[at - 1]]) at--;
+        } else {
+            while (at && scores[e] > scores[choices[at - 1]]) at--;
+        }
         if (at == x->chosen) continue;
         held += held < x->chosen;
         for (long i = held - 1; i > at; i--) choices[i] = choices[i - 1];
         choices[at] = (int32_t)e;
     }
-    const float best = scores[choices[0]];
-    float sum = 0, whole = 0;
-    for (long e = 0; e < E; e += LANES)
-        *(part_unaligned *)(scores + e) = part_exponential(*(const part_unaligned *)(scores + e) - best);
-    for (long e = 0; e < E; e++) whole += scores[e];
+    if (late) whole = softmaxed(x, scores, scores[choices[0]]);
     for (long j = 0; j < x->chosen; j++) sum += shares[j] = scores[choices[j]];
     if (!x->normed || whole != whole) sum = whole;
-    for (long j = 0; j < x->chosen; j++) shares[j] /= sum;
+    for (long j = 0; j < x->chosen; j++) shares[j] = shares[j] / sum * (float)x->factor;
 }

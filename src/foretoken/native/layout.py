@@ -54,10 +54,14 @@ class Experts:
 
     Attributes:
         router_ED: scores the experts; a row goes through the ``chosen`` experts with the highest scores.
-        gate, up: of all experts, one below the other, [E F, D]; without biases.
+        gate, up: of all experts, one below the other, [E F, D].
         down: the same, [E D, F].
         chosen: experts of a row.
         normed: shares are a softmax over the chosen experts; else over all of them.
+        router_bias_E: added to the scores, or None.
+        sigmoid: shares are sigmoids of the scores, of the chosen ones divided by their sum if ``normed``.
+        correction_E: added to sigmoids or to the softmax over all experts for the choice alone; or None.
+        factor: of the shares.
         opening_D: the output of the block's MLP is multiplied by sigmoid(opening . x); None: by 1.
     """
 
@@ -68,6 +72,10 @@ class Experts:
     chosen: int
     normed: bool
     opening_D: Tensor | None = None
+    router_bias_E: Tensor | None = None
+    sigmoid: bool = False
+    correction_E: Tensor | None = None
+    factor: float = 1.0
 
     @property
     def count(self) -> int:
@@ -91,6 +99,8 @@ class Block:
         attention_end_norm_D: gain of the norm of its output; None: the output is added to the stream as it is.
         q_norm_d, k_norm_d: gains of norms over each head's query and key, [d] or each head its own [heads, d], or over
             all of them together, [heads d]; or None.
+        norm_last: queries and keys are normed after they are rotated.
+        sinks_H: each head's score of a column that nothing is read from, or None.
         window: positions a row sees, itself included; 0: all.
         rotary: by which of the layout's rotaries; None: queries and keys are not rotated.
         gate, up, down: the MLP's projections, ``down(act(gate(x)) * up(x))``; gate None: ``down(act(up(x)))``; all
@@ -122,6 +132,8 @@ class Block:
     mlp_shift_D: Tensor | None = None
     parallel: bool = False
     parallel_mixer: StateBlock | None = None
+    norm_last: bool = False
+    sinks_H: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +211,7 @@ class Head(NamedTuple):
     bias_V: Tensor | None = None
 
 
-Rotary = Callable[[Tensor], tuple[Tensor, Tensor]]
+Rotary = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +226,15 @@ class Layout:
         scaling: of attention scores.
         num_blocks: number of blocks.
         blocks: first to last; iterated once, so a generator may load each block when it is needed.
-        rotary: positions int64 [N] -> cos and sin, float32 [N, half], ``half`` at most head_dim / 2; or several.
+        rotary: positions int64 [N] -> cos and sin, float32 [N, half], ``half`` at most head_dim / 2, and perhaps a
+            factor of queries [N]; or several.
         max_length: positions that a row may have.
         final_norm_D: gain of the norm before the head.
         head: projection to V logits, or another decoder's packed head.
         embedding_VD: in ``dtype``, or in a float32 layout the blocks of a file; None: every forward is entered with
             hidden states.
-        activation: of gates, or of MLPs without: "silu", "gelu", "gelu_tanh", "relu" or "relu_squared".
+        activation: of gates, or of MLPs without: "silu", "gelu", "gelu_tanh", "relu" or "relu_squared"; of gates alone:
+            "clamped_swiglu".
         centred: norms subtract the mean first (LayerNorm); else they do not (RMSNorm).
         final_shift_D: added after the norm before the head, or None.
         position_embedding_ND: in ``dtype``, of ``max_length`` positions: added to embeddings; or None.

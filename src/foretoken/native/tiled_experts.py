@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import torch
 from torch import nn
 
-from foretoken.forward.quantised_experts import ByExpert, QuantisedExperts
+from foretoken.forward.quantised_experts import ByExpert, ClampedGate, QuantisedExperts, in_turn
 from foretoken.forward.quantised_weight import QuantisedLinear
 from foretoken.native.packing import TiledLinear, TiledPair, Tiles
 
@@ -25,12 +26,18 @@ class TiledExperts(ByExpert):
         super().__init__()
         self._own = (own,)  # not registered
         self._gate_up, self._down, self._library = gate_up, down, library
-        self.act_fn = own.act_fn
+        self._turned = not hasattr(own, "act_fn")  # GPT-OSS's
+        self.act_fn = ClampedGate(own.alpha, own.limit) if self._turned else own.act_fn
         if isinstance(own, QuantisedExperts):
             self.num_experts, self.width, self.channels = own.num_experts, own.width, own.channels
+            self.biases = own.biases
             own.weights = []
             return
         self.num_experts, self.width, self.channels = own.down_proj.shape
+        if self._turned:
+            self.width, self.channels = self.channels, self.width
+            both = own.gate_up_proj_bias.detach()
+            self.biases = torch.cat([both[:, ::2], both[:, 1::2]], dim=1), own.down_proj_bias.detach()
         own.gate_up_proj = own.down_proj = None
 
     def linears(self, expert: int) -> tuple[TiledPair, TiledLinear]:
@@ -52,7 +59,10 @@ class TiledExperts(ByExpert):
                 assert isinstance(gate_up, QuantisedLinear)
                 assert isinstance(down, QuantisedLinear)
                 pairs.append((gate_up.quantised, down.quantised))
-            return QuantisedExperts(pairs, self.act_fn)
-        for name in ("gate_up_proj", "down_proj"):
-            setattr(own, name, nn.Parameter(getattr(self, name), requires_grad=False))
+            return QuantisedExperts(pairs, self.act_fn, self.biases)
+        weights = self.gate_up_proj, self.down_proj
+        for name, weight in zip(
+            ("gate_up_proj", "down_proj"), in_turn(*weights) if self._turned else weights, strict=True
+        ):
+            setattr(own, name, nn.Parameter(weight, requires_grad=False))
         return own

@@ -97,7 +97,12 @@ typedef struct {
     Matrix router;        /* to `count` scores and the shared MLP's gate, padded to whole tiles; not quantised */
     Matrix gate_up, down; /* of all of them, one after the other */
     int64_t count, chosen, width; /* `chosen` of each row; channels of one of them */
+    const float *router_bias;             /* [router tiles * 16], or NULL */
+    const float *gate_up_bias, *down_bias; /* of each expert, gate_up's in the order of its tiles; or NULL */
     int64_t normed;       /* whether shares are of the chosen ones only */
+    int64_t sigmoid;      /* scores are squashed one by one before experts are chosen, and not softmaxed */
+    const float *correction; /* [count], added to squashed or softmaxed scores for the choice alone; or NULL */
+    double factor;        /* of the shares */
     int64_t opens;        /* whether the sigmoid of the router's last output multiplies the layer's MLP */
 } Experts;
 
@@ -110,6 +115,8 @@ typedef struct Layer {
     const float *attention_end_norm, *mlp_end_norm; /* of a branch's output; NULL: it is added as it is */
     const float *q_norm, *k_norm;                   /* over each head, [head][head_dim], or NULL */
     const float *q_all_norm, *k_all_norm;           /* over all heads together, or NULL */
+    int64_t norm_last;                              /* heads are normed after they are rotated */
+    const float *sinks;                             /* [heads], scores of a column that nothing is read from; or NULL */
     int64_t window;                                 /* 0: full attention */
     int64_t rot_dim, angles;                        /* elements of a head that are rotated, 0 for none; by which angles */
     int64_t index;
@@ -131,7 +138,7 @@ typedef struct {
 } LowRank;
 
 /* The activation of a gate, or of an MLP without gates; structs.py reads these names. */
-enum { SILU, GELU_TANH, RELU_SQUARED, GELU, RELU };
+enum { SILU, GELU_TANH, RELU_SQUARED, GELU, RELU, CLAMPED_SWIGLU };
 
 /* Read only: several teams may work with it at once. */
 typedef struct {
@@ -210,6 +217,7 @@ typedef struct {
 /* Rotary angles. */
 typedef struct {
     const float *cos, *sin; /* [positions][rot_dim / 2] */
+    const float *queries;   /* [positions], factors of queries; or NULL */
 } Angles;
 
 typedef struct {

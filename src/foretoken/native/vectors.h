@@ -186,6 +186,10 @@ static inline __attribute__((always_inline)) part part_activated(int kind, part 
         const part y = part_max((part){0}, x);
         return y * y;
     }
+    if (kind == CLAMPED_SWIGLU) { /* GPT-OSS's */
+        x = -part_max(all_of_part(-7.0f), -x);
+        return x / (1.0f + part_exponential(-1.702f * x));
+    }
     return x / (1.0f + part_exponential(-x));
 }
 

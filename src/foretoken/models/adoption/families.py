@@ -34,6 +34,7 @@ _ACTIVATIONS = {
         ("relu2", "relu_squared"),
     )
 }
+_GPT_OSS_GATE = (1.702, 7.0)  # alpha and limit
 
 
 class Way(NamedTuple):
@@ -83,6 +84,7 @@ class Family:
         parallel: the MLP has the input of attention; a setting in the config takes precedence.
         interleaved: rotary pairs neighbours.
         doubled: of the library's rotary tables, each angle stands twice side by side, not once in each half.
+        single: of the library's rotary tables, each angle stands once.
         rotates_windows: layers without a window are not rotated.
         one_window: all layers have the config's window; else each has its own.
         caps_scores: attention scores are capped as the config says; a few configs say so for nothing.
@@ -107,6 +109,7 @@ class Family:
     parallel: bool = False
     interleaved: bool = False
     doubled: bool = False
+    single: bool = False
     rotates_windows: bool = False
     one_window: bool = False
     caps_scores: bool = False
@@ -132,6 +135,8 @@ FAMILIES = {
     "qwen2": Family(),
     "qwen3": Family(),
     "smollm3": Family(),
+    "ministral3": Family(one_window=True),
+    "hunyuan_v1_dense": Family(),
     "ministral": Family(),
     "seed_oss": Family(),
     "cwm": Family(),
@@ -143,9 +148,18 @@ FAMILIES = {
     "qwen2_moe": Family(shared="shared_expert"),
     "qwen3_moe": Family(),
     "olmoe": Family(),
+    "gpt_oss": Family(router="router", single=True),
+    "glm4_moe": Family(shared="shared_experts"),
+    "dots1": Family(shared="shared_experts"),
+    "exaone_moe": Family(shared="shared_experts", rotates_windows=True),
+    "solar_open": Family(shared="shared_experts"),
+    "minimax_m2": Family(),
+    "ernie4_5_moe": Family(shared="shared_experts", interleaved=True),
     "phi3": Family(one_window=True),
     "olmo2": _BEHIND,
     "olmo3": _BEHIND,
+    "exaone4": replace(_BEHIND, rotates_windows=True),
+    "olmo": Family(centred=True),
     "gemma": Family(gain_offset=1.0),
     "gemma2": replace(_AROUND, caps_scores=True),
     "gemma3_text": _AROUND,
@@ -186,6 +200,7 @@ class Layer(NamedTuple):
 
     Attributes:
         opening: gate of the MLP next to experts.
+        correction: added to the experts' scores for their choice; or None.
     """
 
     attention: Any
@@ -198,6 +213,7 @@ class Layer(NamedTuple):
     experts: Any
     router: Any
     opening: Any
+    correction: Any
 
     @property
     def norms(self) -> tuple[Any, Any, Any, Any]:
@@ -238,6 +254,8 @@ class Layer(NamedTuple):
     def activation(self) -> str | None:
         """Of the MLP's gate or the experts', as layouts call it; None for one that they do not know."""
         gated = self.experts if self.mlp is None else self.mlp
+        if (getattr(gated, "alpha", None), getattr(gated, "limit", None)) == _GPT_OSS_GATE:
+            return "clamped_swiglu"
         names = ("act_fn", "activation_fn", "activation", "act")
         module = next((found for name in names if (found := getattr(gated, name, None)) is not None), None)
         return _ACTIVATIONS.get(type(module))
@@ -291,6 +309,8 @@ class Parts(NamedTuple):
         """The gain of a norm."""
         if norm is None:
             return None
+        if not hasattr(norm, "weight"):  # OLMo's
+            return torch.ones(norm.normalized_shape)
         weight: Tensor = norm.weight
         return weight if not self.family.gain_offset else weight.float() + self.family.gain_offset
 
@@ -300,7 +320,8 @@ class Parts(NamedTuple):
 
     def head_gain(self, attention: Any, which: str) -> Tensor | None:
         """Of the norms of its heads' queries ("q") or keys ("k"); [heads, d] where each head has its own."""
-        norm = getattr(attention, f"{which}_norm", None) or getattr(attention, f"{which}_layernorm", None)
+        names = (f"{which}_norm", f"{which}_layernorm", {"q": "query_layernorm", "k": "key_layernorm"}[which])
+        norm = next((found for name in names if (found := getattr(attention, name, None)) is not None), None)
         own = getattr(norm, "norms", None)
         return self.gain(norm) if own is None else torch.stack([each.weight for each in own])
 
@@ -323,14 +344,21 @@ class Parts(NamedTuple):
         """A rotary as the library computes it."""
         module, others = self.body.rotary_emb, () if kind is None else (kind,)
 
-        def at(positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        rope = getattr(self.attention.config, "rope_parameters", None) or {}
+        beta = rope.get("llama_4_scaling_beta")  # queries grow beyond the context of the first training
+
+        def at(positions_N: Tensor) -> tuple[Tensor, ...]:
             # tables are made by the piece; beyond the last position some kinds turn to other frequencies for all of it
             served_1N = positions_N.clamp(max=max_length - 1)[None]
             cos, sin = module(torch.zeros(1, 1, dtype=torch.float32), served_1N, *others)
-            half = cos.shape[-1] // 2
+            half = cos.shape[-1] // (1 if self.family.single else 2)
             if self.family.doubled:
                 return cos[0, :, ::2].contiguous(), sin[0, :, ::2].contiguous()
-            return cos[0, :, :half], sin[0, :, :half]
+            tables = cos[0, :, :half], sin[0, :, :half]
+            if beta is None:
+                return tables
+            times_N = torch.floor(served_1N[0] / rope["original_max_position_embeddings"])
+            return *tables, 1 + beta * torch.log(1 + times_N)
 
         return at
 
@@ -361,8 +389,9 @@ def parts_of(model: Any) -> Parts:
     layers = []
     for layer in body.layers:
         attention, mixer, mlp = _thirds(family, layer)
-        experts, router, opening = getattr(mlp, "experts", None), None, None
+        experts, router, opening, correction = getattr(mlp, "experts", None), None, None, None
         if experts is not None:
+            correction = _correction(mlp, getattr(mlp, family.router, None))
             router, opening = getattr(mlp, family.router, None), getattr(mlp, f"{family.shared}_gate", None)
             mlp = getattr(mlp, str(family.shared), getattr(layer, str(family.shared), None))
         norm, end_norm, mlp_norm, mlp_end_norm = (
@@ -379,9 +408,18 @@ def parts_of(model: Any) -> Parts:
             experts,
             router,
             opening,
+            correction,
         )
         layers.append(Layer._make(parts))
     return Parts(family, parallel, body, layers, getattr(body, family.embedding), getattr(body, family.final_norm))
+
+
+def _correction(block: Any, router: Any) -> Any:
+    """What is added to the scores of experts for their choice: in the router, in a part of it (Ernie), or around it."""
+    found = (
+        getattr(each, "e_score_correction_bias", None) for each in (router, getattr(router, "moe_statics", 0), block)
+    )
+    return next((each for each in found if each is not None), None)
 
 
 def _thirds(family: Family, layer: Any) -> tuple[Any, Any, Any]:

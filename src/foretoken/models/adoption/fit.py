@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from foretoken.core.phases import PHASES
 from foretoken.forward.plain import own_ways, why_not_plain
-from foretoken.forward.quantised_experts import QuantisedExperts
+from foretoken.forward.quantised_experts import QuantisedExperts, in_halves
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer
 from foretoken.forward.stored_embedding import StoredEmbedding, dtype_of, is_plain_embedding
@@ -30,7 +30,7 @@ from foretoken.native.superblocks import MixedTiles
 from foretoken.native.tiled_experts import TiledExperts
 
 # tables that do not depend on the sequence at hand; longrope's do so beyond the positions that are served
-_PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn", "longrope"})
+_PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn", "longrope", "ntk_alpha"})
 
 _PROJECTED = ("project_in", "project_out")  # of OPT's smallest but one
 _SILENCE = 1.0  # seconds of packing before a line says how far it is
@@ -86,7 +86,8 @@ def _odd_heads(parts: Parts) -> str | None:
     width = _head_dim(attention)
     if width % 16 or width > 512:
         return f"its head width {width} is not a multiple of 16"
-    norms = (getattr(attention, name, None) for name in ("q_norm", "q_layernorm", "k_norm", "k_layernorm"))
+    names = ("q_norm", "q_layernorm", "query_layernorm", "k_norm", "k_layernorm", "key_layernorm")
+    norms = (getattr(attention, name, None) for name in names)
     if any(getattr(norm, "bias", None) is not None for norm in norms):
         return "norms of its queries and keys add something"
     return None
@@ -148,12 +149,18 @@ def _not_plain(linear: Any, dtype: torch.dtype) -> str | None:
 def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     """The feature of a layer's experts that native code lacks; None if there is none."""
     experts, router = layer.experts, layer.router
+    if getattr(router, "num_group", 1) > 1:
+        return "are chosen by groups"
+    turned = layer.activation == "clamped_swiglu"
     quantised = isinstance(experts, QuantisedExperts)
     given = (
         [(router, "weight")] if quantised else [(experts, "gate_up_proj"), (experts, "down_proj"), (router, "weight")]
     )
     for module in (experts, router):
         others = {name for name, _ in module.named_parameters()} - {name for part, name in given if part is module}
+        others -= {"moe_statics.e_score_correction_bias"}
+        if turned:
+            others -= {"bias", "gate_up_proj_bias", "down_proj_bias"}
         if others:
             return f"have '{min(others)}' next to their weights"
     weights: list[Any] = [getattr(module, name, None) for module, name in given]
@@ -164,6 +171,8 @@ def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     if quantised:
         return f"are {experts.channels} wide, no multiple of 32" if experts.channels % 32 else None
     gate_up_EFD, down_EDF, _ = weights
+    if turned:
+        gate_up_EFD, down_EDF = gate_up_EFD.mT, down_EDF.mT
     channels = down_EDF.shape[-1]
     if gate_up_EFD.shape != (count, 2 * channels, width) or down_EDF.shape != (count, width, channels):
         return f"are laid out as {list(gate_up_EFD.shape)} and {list(down_EDF.shape)}"
@@ -282,7 +291,7 @@ def _layout(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]) 
         kv_heads=1 if attention is None else _kv_heads(parts, config),
         head_dim=16 if attention is None else _head_dim(attention),
         mlp_width=max(_mlp_widths(parts), default=0),
-        norm_eps=norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps,
+        norm_eps=next((getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name)), 1e-5),
         scaling=1.0 if attention is None else attention.scaling,
         num_blocks=config.num_hidden_layers,
         blocks=_blocks(model, parts, {mixer.layer: mixer for mixer in mixers}),
@@ -335,7 +344,10 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             continue
         q, k, v = (_times(each, factors.attention_in, bias=1.0) for each in _heads(layer, config))
         window = getattr(config if parts.family.one_window else attention, "sliding_window", None)
-        rotated = getattr(attention, "use_rope", bool(window) or not parts.family.rotates_windows)
+        everywhere = window is None and hasattr(attention, "is_sliding")  # EXAONE without windows
+        if not getattr(attention, "is_sliding", True):
+            window = None
+        rotated = getattr(attention, "use_rope", bool(window) or everywhere or not parts.family.rotates_windows)
         yield Block(
             q=q,
             k=_times(k, factors.key),
@@ -357,6 +369,8 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             mlp_shift_D=parts.shift(layer.mlp_norm),
             parallel=parts.parallel,
             parallel_mixer=mixing,
+            norm_last=hasattr(attention, "query_layernorm"),
+            sinks_H=getattr(attention, "sinks", None),
         )
 
 
@@ -396,15 +410,23 @@ def _added(of: Projection, factor: float) -> Projection:
 
 def _experts(layer: Layer) -> Experts:
     """Those of a layer; their weights are stacked, the gate's above the other factor's."""
-    experts = layer.experts
+    experts, biases = layer.experts, getattr(layer.experts, "biases", None)
     weights: tuple[Tensor | QuantisedWeight, ...]
     if isinstance(experts, QuantisedExperts):
         gates, ups = zip(*(each.split([experts.channels] * 2) for each, _ in experts.weights), strict=True)
         weights = joined(gates), joined(ups), joined([down for _, down in experts.weights])
     else:
-        gate_EFD, up_EFD = experts.gate_up_proj.chunk(2, dim=1)
-        weights = gate_EFD.flatten(0, 1), up_EFD.flatten(0, 1), experts.down_proj.flatten(0, 1)
-    gate, up, down = map(Projection, weights)
+        both, down = experts.gate_up_proj, experts.down_proj
+        if layer.activation == "clamped_swiglu":
+            both, down = in_halves(both, down)
+            turned = experts.gate_up_proj_bias
+            biases = torch.cat([turned[:, ::2], turned[:, 1::2]], dim=1), experts.down_proj_bias
+        gate_EFD, up_EFD = both.chunk(2, dim=1)
+        weights = gate_EFD.flatten(0, 1), up_EFD.flatten(0, 1), down.flatten(0, 1)
+    biases_of: tuple[Tensor | None, ...] = (None, None, None)
+    if biases is not None:
+        biases_of = *(each.flatten() for each in biases[0].chunk(2, dim=1)), biases[1].flatten()
+    gate, up, down = map(Projection, weights, biases_of)
     return Experts(
         router_ED=layer.router.weight,
         gate=gate,
@@ -413,6 +435,10 @@ def _experts(layer: Layer) -> Experts:
         chosen=layer.router.top_k,
         normed=getattr(layer.router, "norm_topk_prob", True),
         opening_D=None if layer.opening is None else layer.opening.weight[0],
+        router_bias_E=getattr(layer.router, "bias", None),
+        sigmoid=layer.correction is not None and not hasattr(layer.router, "moe_statics"),
+        correction_E=None if layer.correction is None else layer.correction.flatten(),
+        factor=float(getattr(layer.router, "routed_scaling_factor", 1.0)),
     )
 
 

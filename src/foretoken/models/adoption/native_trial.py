@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.protocols import Plan, Scoring
 from foretoken.core.tree import TokenTree
 from foretoken.forward.batch import PackedBatch, Segment
@@ -243,10 +242,8 @@ class PlainAttention(Plan):
         return y_THP.to(projected.raw_TC.dtype).to(y_THP.dtype) if self._rounded else y_THP
 
     def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
-        """See forward/dense.py; the families that are tried have no sinks."""
+        """See forward/dense.py."""
         scaling, window, softcap, sinks_H = scoring
-        if sinks_H is not None:
-            raise UnsupportedArchitecture(f"layer {layer} has a sink, which is not known here")
         self._windows[layer] = window
         keys_SGCD, values_SGCD = self._cache.buffers(layer, k_GTD, v_GTD)
         repeats = q_HTD.shape[0] // k_GTD.shape[0]
@@ -260,7 +257,11 @@ class PlainAttention(Plan):
             scores_HRL = q_HTD[:, rows].float() @ k_HLD.transpose(1, 2) * scaling
             if softcap is not None:
                 scores_HRL = softcap * torch.tanh(scores_HRL / softcap)
-            weights_HRL = scores_HRL.masked_fill(~visible(segment, window), -torch.inf).softmax(dim=-1)
+            scores_HRL = scores_HRL.masked_fill(~visible(segment, window), -torch.inf)
+            if sinks_H is not None:
+                sinks_HR1 = sinks_H.float().view(-1, 1, 1).expand(-1, segment.num_rows, 1)
+                scores_HRL = torch.cat([scores_HRL, sinks_HR1], dim=-1)
+            weights_HRL = scores_HRL.softmax(dim=-1)[..., : k_HLD.shape[1]]
             if self._rounded:
                 weights_HRL = weights_HRL.to(v_GTD.dtype).float()
             outputs.append((weights_HRL @ v_HLD).to(v_GTD.dtype).transpose(0, 1))
