@@ -80,7 +80,7 @@ class MappedArchitecture:
 
 
 def _applied(operation: Any, stored: Tensor | QuantisedWeight, place: str, file: GGUFFile) -> Tensor | QuantisedWeight:
-    """What one of the library's operations makes of a tensor; blocks stay blocks."""
+    """Apply one of the library's operations to a tensor; blocks stay blocks."""
     if isinstance(operation, ConcatenateRows):
         raise ModelError(f"model '{file.path}': its tensor '{place}' is no stack of experts")
     if isinstance(stored, Tensor):
