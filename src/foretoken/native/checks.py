@@ -93,7 +93,7 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         _check_experts(block.experts, width)
     if isinstance(block, StateBlock):
         inner = block.mixer.heads * block.mixer.head_width
-        projected = inner + block.mixer.channels + block.mixer.heads  # z; x, B and C; dt
+        projected = inner + block.mixer.channels + (inner if block.mixer.short else block.mixer.heads)  # z; x, B, C; dt
         _check_projection("block.project", block.project, projected, width, scaled=True)
         _check_projection("block.out", block.out, width, inner)
         return

@@ -141,7 +141,7 @@ class StateBlock:
     """A layer with a state-space mixer in the place of attention, or a mixer parallel to attention; see ssm.inc.
 
     Attributes:
-        project: to z, x, B, C and dt of a row, in this order.
+        project: to z, x, B, C and dt of a row, in this order; of a short convolution to z, x and a factor of x.
         out: from the gated and normed rows.
         mixer: sizes and parameters of the recurrence between them.
         mixer_norm_D: gain of the norm before it.

@@ -68,6 +68,7 @@ def described_mixer(native: structs.Mixer, block: StateBlock, place: int, stride
     native.rate, native.step_bias = floats(mixer.rate_H), floats(mixer.step_bias_H)
     native.skip = floats(torch.zeros(mixer.heads) if mixer.skip_H is None else mixer.skip_H)
     native.gain, native.norm_first = floats(block.gain_I), int(block.norm_first)
+    native.is_short = int(mixer.short)
 
 
 class NativeStates:

@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 16
+#define ABI 17
 #define UNITS_AHEAD 48 /* units of a weight that a product prefetches: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -57,7 +57,8 @@ typedef uint32_t part_of_units_unaligned __attribute__((vector_size(4 * LANES), 
 typedef float vf_unaligned __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t vu_unaligned __attribute__((vector_size(64), aligned(4)));
 
-/* A Mamba-2 mixer; see ssm.inc. A projected row is z [inner], x, B and C [channels], dt [heads]. */
+/* A Mamba-2 mixer; see ssm.inc. A projected row is z [inner], x, B and C [channels], dt [heads]. Of a short convolution (LFM2) it
+ * is z, x and a factor of x, [inner] each; there is no SiLU, no B, C and dt, and states stay zero. */
 typedef struct {
     int64_t place; /* among the model's mixers */
     int64_t heads, groups, state, width, taps, channels, inner, stride, norm_group;
@@ -66,6 +67,7 @@ typedef struct {
     const float *rate, *step_bias, *skip;     /* [heads] */
     const float *gain;                        /* [inner] */
     int64_t norm_first;                       /* before the gate; no norm at all where `norm_group` is 0 */
+    int64_t is_short;
 } Mixer;
 
 /* How superblocks of 256 inputs are stored, see superblocks.h; structs.py reads these names. */

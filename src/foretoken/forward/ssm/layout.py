@@ -146,8 +146,9 @@ class Mixer:
             mixed_TC = mixed_TC + self.conv_bias_C.to(wide)
         T, width = len(mixed_TC), self.groups * self.state_size
         if self.short:
-            none_T11 = mixed_TC.new_zeros(T, 1, 1)
-            return scan.Rows(none_T11, none_T11, mixed_TC[:, None], gates_T2H[:, 0], gates_T2H[:, 1], self.delta)
+            none_T1N = mixed_TC.new_zeros(T, 1, self.state_size)
+            v_THP = mixed_TC.view(T, self.heads, self.head_width)
+            return scan.Rows(none_T1N, none_T1N, v_THP, gates_T2H[:, 0], gates_T2H[:, 1], self.delta)
         mixed_TC = F.silu(mixed_TC)
         if self.late is not None:
             dt_TH, k_TN, q_TN = (each.to(wide) for each in self.late(mixed_TC))
@@ -202,7 +203,7 @@ def mixers(model: Any) -> list[Mixer]:
     found: list[Mixer] = []
     for number, layer in enumerate(layers):
         for name, module in layer.named_modules():
-            if _is_short(module):
+            if is_short(module):
                 found.append(_tried(_short_convolution(number, module), model))
             if not hasattr(module, "A_log"):
                 continue
@@ -230,22 +231,25 @@ def _read(layer: int, module: Any) -> Mixer:
     return _delta_net(layer, module) if hasattr(module, "head_k_dim") else _mamba2(layer, module)
 
 
-def _is_short(module: Any) -> bool:
+def is_short(module: Any) -> bool:
     """Whether it has the parts of LFM2's convolutions; :func:`_tried` compares its outputs."""
     return all(hasattr(module, name) for name in ("conv", "in_proj", "out_proj", "conv_kernel_size"))
 
 
 def _short_convolution(layer: int, module: Any) -> Mixer:
+    channels = module.conv.in_channels
+    width = next((width for width in (64, 16) if channels % width == 0), channels)  # native code takes such parts
+    one_H = torch.ones(channels // width, device=module.conv.weight.device)
+
     def project(x_TD: Tensor) -> Projected:
         before_TD, after_TD, x_TD = module.in_proj(x_TD[None])[0].chunk(3, dim=-1)
-        return Projected(after_TD, before_TD * x_TD, x_TD.new_zeros(len(x_TD), 1))
+        return Projected(after_TD, before_TD * x_TD, x_TD.new_zeros(len(x_TD), len(one_H)))
 
-    def finish(y_T1D: Tensor, z_TD: Tensor) -> Tensor:
-        out: Tensor = module.out_proj((z_TD * y_T1D[:, 0]).to(z_TD.dtype)[None])[0]
+    def finish(y_THP: Tensor, z_TD: Tensor) -> Tensor:
+        out: Tensor = module.out_proj((z_TD * y_THP.flatten(1)).to(z_TD.dtype)[None])[0]
         return out
 
-    one_H = torch.ones(1, device=module.conv.weight.device)
-    sizes = {"heads": 1, "groups": 1, "state_size": 1, "head_width": module.conv.in_channels}
+    sizes = {"heads": len(one_H), "groups": 1, "state_size": 16, "head_width": width}
     return _record(
         layer, module, module.conv, -one_H, project=project, finish=finish, skip_H=one_H, short=True, **sizes
     )

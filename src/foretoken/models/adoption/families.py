@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers.activations import ACT2FN
 
@@ -57,6 +58,7 @@ _WAYS = (
     Way(("dense_h_to_4h",), "dense_4h_to_h", gated=False),
     Way(("fc1",), "fc2", gated=False),
     Way(("c_fc",), "c_proj", gated=False),
+    Way(("w1", "w3"), "w2", gated=True),  # LFM2's, through SiLU
 )
 _HEADS = ("q_proj", "k_proj", "v_proj")
 _BY_HEAD = "query_key_value"  # one projection: outputs are a head's query, key and value, then the next head's
@@ -128,6 +130,9 @@ _AROUND = Family(  # Gemma's
     gain_offset=1.0,
 )
 _COHERE = Family(mlp_norm="input_layernorm", centred=True, parallel=True, interleaved=True, doubled=True)
+_LFM2 = Family(
+    final_norm="embedding_norm", mixer="conv", mlp="feed_forward", attention_norm="operator_norm", mlp_norm="ffn_norm"
+)
 FAMILIES = {
     "llama": Family(),
     "arcee": Family(),
@@ -185,6 +190,8 @@ FAMILIES = {
     "nemotron": Family(centred=True, gain_offset=1.0),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, rotates_windows=True),
+    "lfm2": _LFM2,
+    "lfm2_moe": _LFM2,
     "mamba2": Family(body="backbone", embedding="embeddings", final_norm="norm_f", attention_norm="norm"),
     "bamba": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
     "falcon_h1": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
@@ -256,6 +263,8 @@ class Layer(NamedTuple):
         gated = self.experts if self.mlp is None else self.mlp
         if (getattr(gated, "alpha", None), getattr(gated, "limit", None)) == _GPT_OSS_GATE:
             return "clamped_swiglu"
+        if hasattr(gated, "w1") or getattr(gated, "act_fn", None) is F.silu:  # LFM2's
+            return "silu"
         names = ("act_fn", "activation_fn", "activation", "act")
         module = next((found for name in names if (found := getattr(gated, name, None)) is not None), None)
         return _ACTIVATIONS.get(type(module))
@@ -419,7 +428,7 @@ def _correction(block: Any, router: Any) -> Any:
     found = (
         getattr(each, "e_score_correction_bias", None) for each in (router, getattr(router, "moe_statics", 0), block)
     )
-    return next((each for each in found if each is not None), None)
+    return next((each for each in found if each is not None), getattr(block, "expert_bias", None))  # LFM2's
 
 
 def _thirds(family: Family, layer: Any) -> tuple[Any, Any, Any]:

@@ -18,7 +18,7 @@ from foretoken.core.phases import PHASES
 from foretoken.forward.plain import own_ways, why_not_plain
 from foretoken.forward.quantised_experts import QuantisedExperts, in_halves
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
-from foretoken.forward.ssm.layout import Mixer
+from foretoken.forward.ssm.layout import Mixer, is_short
 from foretoken.forward.stored_embedding import StoredEmbedding, dtype_of, is_plain_embedding
 from foretoken.models.adoption.families import FAMILIES, Layer, Parts, parts_of
 from foretoken.native import build, mapped, states
@@ -261,7 +261,8 @@ class Adoption:
         self._swap(attention, layer.out, out)
 
     def _take_mixer(self, mixer: Any, project: Tiles, out: Tiles) -> None:
-        self._swap(mixer, "in_proj", project)
+        order_O = _order_of_short(mixer.in_proj) if is_short(mixer) else None
+        self._replace(mixer, "in_proj", self._linear(mixer.in_proj, project, order_O))
         self._swap(mixer, "out_proj", out)
 
     def _linear(self, linear: Any, packed: Tiles, order_O: Tensor | None = None) -> TiledLinear:
@@ -377,6 +378,10 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
 def _state_block(mixer: Mixer, norm_D: Tensor, factor: float) -> StateBlock:
     """The block of a mixer without an MLP; the factor multiplies its output."""
     module: Any = mixer.module
+    if mixer.short:
+        project = _rows(_projection(module.in_proj), _order_of_short(module.in_proj))
+        gain_I = torch.ones(mixer.heads * mixer.head_width)
+        return StateBlock(project, _projection(module.out_proj), mixer, norm_D, gain_I, norm_group=0, norm_eps=1.0)
     norm, inner = module.norm, mixer.heads * mixer.head_width
     project = _projection(module.in_proj)
     if hasattr(module, "mup_vector"):
@@ -393,6 +398,12 @@ def _state_block(mixer: Mixer, norm_D: Tensor, factor: float) -> StateBlock:
         norm_eps=norm.variance_epsilon if normed else 1.0,
         norm_first=normed and getattr(norm, "norm_before_gate", False),
     )
+
+
+def _order_of_short(in_proj: Any) -> Tensor:
+    """Which outputs are the gate, the factor before the convolution, and the other: the library has the gate second."""
+    before, gate, x = torch.arange(in_proj.out_features).chunk(3)
+    return torch.cat([gate, before, x])
 
 
 def _times(of: Projection, factor: Tensor | float, *, bias: Tensor | float | None = None) -> Projection:
@@ -436,7 +447,9 @@ def _experts(layer: Layer) -> Experts:
         normed=getattr(layer.router, "norm_topk_prob", True),
         opening_D=None if layer.opening is None else layer.opening.weight[0],
         router_bias_E=getattr(layer.router, "bias", None),
-        sigmoid=layer.correction is not None and not hasattr(layer.router, "moe_statics"),
+        # Ernie's are softmaxed, LFM2's are not even where nothing corrects them
+        sigmoid=(layer.correction is not None and not hasattr(layer.router, "moe_statics"))
+        or hasattr(layer.router, "use_expert_bias"),
         correction_E=None if layer.correction is None else layer.correction.flatten(),
         factor=float(getattr(layer.router, "routed_scaling_factor", 1.0)),
     )
