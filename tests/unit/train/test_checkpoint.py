@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +12,7 @@ from safetensors import SafetensorError
 
 from foretoken.core.errors import ForetokenError
 from foretoken.train import checkpoint
+from helpers import warm
 
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, 2).T}
 OPTIMISER = {"a/step": torch.tensor(3.0)}
@@ -91,7 +90,8 @@ def test_a_full_disk_leaves_the_one_before(tmp_path, monkeypatch, moment, earlie
 
 
 LIMITED = """
-import sys
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 from pathlib import Path
 import torch
 from foretoken.train import checkpoint
@@ -102,12 +102,7 @@ checkpoint.save(Path(sys.argv[1]), 2, {"a": torch.zeros(100_000)}, {}, {"step": 
 def test_a_real_write_that_fails_leaves_the_one_before(tmp_path):
     before = save(tmp_path, 1)
 
-    def small_files():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path)], preexec_fn=small_files, capture_output=True, text=True
-    )
+    done = warm.run([sys.executable, "-c", LIMITED, str(tmp_path)])
     assert done.returncode == 1
     assert "ForetokenError" in done.stderr
     assert "step-00000001, is kept" in done.stderr

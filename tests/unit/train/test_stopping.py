@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import warm
+
 PREPARING = """
 import hashlib, sys
 from pathlib import Path
@@ -31,7 +33,7 @@ NATIVE = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)  # minutes, without the
 
 def start(folder: Path, work: str, minutes: float | None = None) -> subprocess.Popen[str]:
     script = PREPARING.format(work=work, minutes=minutes)
-    process = subprocess.Popen(
+    process = warm.Popen(
         [sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
@@ -83,9 +85,7 @@ def hang(loss):
 run(Path(sys.argv[1]), objective=At(2, hang))
 """
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=90, check=False
-    )
+    done = warm.run([sys.executable, "-c", script, str(tmp_path)], timeout=90)
     assert "stopped at step 2; give the same command to go on from" in done.stderr, done.stderr
     assert done.returncode == 130
     assert time.monotonic() - began < 60

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
 from helpers import delays as delays_at
+from helpers import warm
 from helpers.threads import one_thread
 from helpers.zoo_llms import PROMPTS, assert_idle, base, ids, with_config
 
@@ -54,6 +56,13 @@ def gone_within(pid: int | None, seconds: float) -> bool:
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pid)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def helpers_begin_with_the_libraries_imported() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "subprocess", SimpleNamespace(Popen=warm.Popen))
+        yield
 
 
 @pytest.fixture(scope="module")
