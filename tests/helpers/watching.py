@@ -33,6 +33,7 @@ class Watch:
         self.depths: list[int] = []
         self.sizes: list[int] = []
         self._checked = caches
+        self._fresh: dict[int, _Fresh] = {}
         engine: Any = llm.engine
         self._target = engine.target
         self._step, self._forward = engine.step, engine.forward
@@ -76,40 +77,96 @@ class Watch:
             return
         drafter: Any = self.llm.recipe.drafter
         depth = getattr(drafter, "exit_layer", None)
-        fresh, hidden = fresh_rows(self._target, request.tokens[:length], depth)
-        compare(committed(cache, request.slot), fresh, exact=self.exact)
+        fresh = self._fresh.get(request.request_id)
+        if fresh is None or fresh.depth != depth or fresh.tokens != request.tokens[:length][: len(fresh.tokens)]:
+            fresh = self._fresh[request.request_id] = _Fresh(self._target, depth)
+        fresh.read(request.tokens[:length])
+        compare(committed(cache, request.slot), committed(fresh.cache, 0), exact=self.exact)
         state = getattr(drafter, "_states", {}).get(request.request_id)
         if depth is not None and state is not None:
-            self._look_at_adapter(drafter, state, hidden, length)
+            self._look_at_adapter(drafter, state, fresh)
 
-    def _look_at_adapter(self, drafter: Any, state: Any, hidden_TD: Tensor, length: int) -> None:
+    def _look_at_adapter(self, drafter: Any, state: Any, fresh: _Fresh) -> None:
         """Its read rows and the pending ones are together the committed rows, in order."""
         own = drafter._cache
         read = own.lengths[state.slot]
-        assert read + state.num_waiting == length
-        waiting = torch.cat(state.waiting) if state.waiting else hidden_TD[:0]
-        compare([waiting], [hidden_TD[read:]], exact=self.exact)
+        assert read + state.num_waiting == len(fresh.tokens)
+        waiting = torch.cat(state.waiting) if state.waiting else fresh.hidden_TD[:0]
+        compare([waiting], [fresh.hidden_TD[read:]], exact=self.exact)
         if not read:
             return
-        batch = PackedBatch()
-        batch.add_chunk(0, 0, [0] * read, wanted=0)
-        cache = KVCache(own.num_layers, 1, own.max_length)
-        cache.reserve(cache.acquire(), read)
-        drafter._head.forward(batch, cache, hidden_TD[:read], top=0)
-        cache.commit(0, range(read))
+        adapted = fresh.adapt(drafter, read)
         first = drafter.exit_layer if own.num_layers > 1 else 0  # an oracle has no layers below the exit
-        compare(committed(own, state.slot, first), committed(cache, 0, first), exact=self.exact)
+        compare(committed(own, state.slot, first), committed(adapted, 0, first), exact=self.exact)
+
+
+class _Fresh:
+    """A request's committed tokens, read without the engine: every row once, when it is first committed.
+
+    Attributes:
+        depth: at which hidden states are kept; None: that of the last layer.
+        tokens: the ones that were read.
+        cache: their rows, in slot 0.
+        hidden_TD: their hidden states.
+    """
+
+    def __init__(self, target: LanguageModel, depth: int | None) -> None:
+        self.depth = depth
+        self.tokens: list[int] = []
+        self.cache = target.new_cache(1)
+        self.cache.acquire()
+        self.hidden_TD = torch.empty(0)
+        self._target = target
+        self._adapted: KVCache | None = None
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read the ones after those that were read."""
+        more = tokens[len(self.tokens) :]
+        if more:
+            hidden_TD = _read(self._target, self.cache, more, (self.depth or self._target.num_layers,))
+            (rows_TD,) = hidden_TD.values()
+            self.hidden_TD = torch.cat([self.hidden_TD, rows_TD]) if self.tokens else rows_TD
+            self.tokens += more
+
+    def adapt(self, drafter: Any, count: int) -> KVCache:
+        """A cache of the adapter's with the first ``count`` rows, in slot 0."""
+        own, cache = drafter._cache, self._adapted
+        if cache is None or cache.lengths[0] > count:
+            cache = self._adapted = KVCache(own.num_layers, 1, own.max_length)
+            cache.acquire()
+        known = cache.lengths[0]
+        if known < count:
+            batch = PackedBatch()
+            batch.add_chunk(0, known, [0] * (count - known), wanted=0)
+            cache.reserve(0, count - known)
+            drafter._head.forward(batch, cache, self.hidden_TD[known:count], top=0)
+            cache.commit(0, range(count - known))
+        return cache
+
+
+def _read(target: LanguageModel, cache: KVCache, tokens: Sequence[int], depths: tuple[int, ...]) -> dict[int, Tensor]:
+    """Commit these tokens to slot 0, and return their hidden states at these depths."""
+    cache.reserve(0, len(tokens))
+    batch = PackedBatch()
+    batch.add_chunk(0, cache.lengths[0], tokens, wanted=0)
+    hidden = target.forward(batch, DensePlan(cache, batch), span=Span(0, target.num_layers, taps=depths)).hidden
+    cache.commit(0, range(len(tokens)))
+    return hidden
+
+
+def fresh_states(target: LanguageModel, tokens: Sequence[int], depths: Sequence[int]) -> dict[int, Tensor]:
+    """Hidden states at these depths, of one forward of these tokens."""
+    cache = target.new_cache(1)
+    cache.acquire()
+    return _read(target, cache, tokens, tuple(depths))
 
 
 def fresh_rows(target: LanguageModel, tokens: Sequence[int], depth: int | None = None) -> tuple[list[Tensor], Tensor]:
     """Keys and values of every layer after one forward of these tokens, and the hidden states at a depth."""
     cache = target.new_cache(1)
-    cache.reserve(cache.acquire(), len(tokens))
-    batch = PackedBatch()
-    batch.add_chunk(0, 0, tokens, wanted=0)
+    cache.acquire()
     depth = depth or target.num_layers
-    hidden = target.forward(batch, DensePlan(cache, batch), span=Span(0, target.num_layers, taps=(depth,))).hidden
-    cache.commit(0, range(len(tokens)))
+    hidden = _read(target, cache, tokens, (depth,))
     return committed(cache, 0), hidden[depth]
 
 

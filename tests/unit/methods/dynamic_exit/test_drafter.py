@@ -25,7 +25,7 @@ from foretoken.models.language_model import Output
 from foretoken.options.sampling import SamplingParams
 from helpers.golden import Session, tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.watching import Watch, fresh_rows
+from helpers.watching import Watch, fresh_rows, fresh_states
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_drafter
 
 EXACT = target().native_decoder is not None
@@ -280,10 +280,9 @@ class Spy(DynamicExitDrafter):
                 assert same(again, logits)
             session = Session(self._target)
             plain = session.chunk(session.cache.acquire(), text)[len(tokens) - 1 :]
-            for depth in range(1, 9):
+            for depth, expected in fresh_states(self._target, text, range(1, 9)).items():
                 rows = state.hidden[depth] if depth > exit_layer else drafted.hidden(depth)
                 assert len(rows) == 1 + len(outcome.draft)
-                _, expected = fresh_rows(self._target, text, depth)
                 assert same(rows, expected[len(tokens) - 1 :])
             assert same(self._target.score(state.hidden[8]).logits_MV, plain)
             assert list(state.best) == plain.argmax(-1).tolist()
