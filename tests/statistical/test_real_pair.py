@@ -33,13 +33,13 @@ def one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.statistical
 def test_a_sound_rule_passes_and_a_wrong_temperature_fails_at_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part, "QUICK_LOOKS", (100, 160))
+    monkeypatch.setattr(part, "QUICK_LOOKS", (60, 100))
     plain = generate(None)
     assert sampled_law(plain, generate(RatioVerifier()), quick=True).passed
     section = sampled_law(plain, generate(planted("temperature applied twice to p")), quick=True)
     (found,) = section.details["tests"]
     assert found["reason"] == "the recipe's distribution is not plain sampling's"
-    assert [look["num_each"] for look in found["recipe"]] == [100]
+    assert [look["num_each"] for look in found["recipe"]] == [60]
 
 
 @pytest.mark.slow
