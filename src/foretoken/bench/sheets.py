@@ -239,7 +239,10 @@ def _grid(results: Sequence[Row]) -> Sheet:
 
 
 def _of_suite(columns: Sequence[Column]) -> _Columns:
-    return [(" ".join(each.header.split()), lambda row, each=each: Cell(each.cell(row))) for each in columns]
+    def cell_of(column: Column) -> Callable[[Row], Cell]:
+        return lambda row: Cell(column.cell(row))
+
+    return [(" ".join(each.header.split()), cell_of(each)) for each in columns]
 
 
 def _counted(results: Sequence[Row], columns: Sequence[Column]) -> Sheet:

@@ -74,7 +74,7 @@ class PrefixFiles:
             with safe_open(path, "pt") as file:
                 told, stored = file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             if told.get("model") != self._model or told.get("content") != _content(stored):
-                raise ValueError("its content is not what was written")
+                raise ValueError("its content has changed")
             os.utime(path)
         except (OSError, ValueError, SafetensorError) as error:
             log.warning("the stored prefix %s is not used, and removed: %s", path, error)
@@ -131,7 +131,7 @@ class PrefixFiles:
         return f"{self._model[:16]}-{_hash(f'{None if adapter is None else adapter.digest} {salt!r}')[:32]}-"
 
     def _known(self, begin: str) -> dict[str, list[int]]:
-        """The tokens of each file whose name begins so."""
+        """The tokens of each file with this beginning of its name."""
         found = {}
         with suppress(OSError):
             for name in os.listdir(self._folder):

@@ -60,7 +60,7 @@ def test_a_restart_goes_on_with_the_same_bits(dtype: str, tmp_path: Path) -> Non
     assert request.num_cached == len(PROMPT) - 1
     assert request.output_ids == whole.output_ids
     assert all(map(torch.equal, kept, rows(again, len(PROMPT))))
-    other = run(again, [*PROMPT[:100], 3])  # what is in memory is reused, and what is on disk is not lost
+    other = run(again, [*PROMPT[:100], 3])  # memory is reused, and no file is lost
     assert other.num_cached == 100
 
 

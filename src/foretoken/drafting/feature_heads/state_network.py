@@ -241,7 +241,7 @@ class StateNetwork(LearnedPart, TrainableNetwork):
 
     @classmethod
     def shape_for(cls, num_layers: int) -> dict[str, Any]:
-        """Fields of the config of an untrained network beside its sizes, for a target of so many layers."""
+        """Fields of the config of an untrained network, apart from its sizes, for a target of so many layers."""
         return {}
 
     def take(self, tensors: Mapping[str, Tensor]) -> None:

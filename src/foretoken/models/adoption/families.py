@@ -424,7 +424,7 @@ def parts_of(model: Any) -> Parts:
 
 
 def _correction(block: Any, router: Any) -> Any:
-    """What is added to the scores of experts for their choice: in the router, in a part of it (Ernie), or around it."""
+    """The addend of the experts' scores, for their choice: in the router, in a part of it (Ernie), or around it."""
     found = (
         getattr(each, "e_score_correction_bias", None) for each in (router, getattr(router, "moe_statics", 0), block)
     )
