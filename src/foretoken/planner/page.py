@@ -7,7 +7,7 @@ from html import escape
 
 from foretoken.planner.candidates import Candidate
 from foretoken.planner.plan import Plan
-from foretoken.planner.report import screen
+from foretoken.planner.report import screen, short_name
 
 _COLOURS = ("#3366aa", "#cc6633", "#339966", "#8855aa", "#777777")
 _WIDTH, _HEIGHT, _LEFT, _ROW = 720, 240, 260, 26
@@ -40,7 +40,7 @@ def _bars(ranked: Sequence[Candidate]) -> str:
     for place, each in enumerate(ranked):
         y, colour = place * _ROW + 6, "#3366aa" if each.measured is not None else "#b5c7e3"
         found.append(
-            f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(each.label[:38])}</text>'
+            f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(short_name(each))}</text>'
             f'<rect x="{_LEFT}" y="{y}" width="{each.rate * scale:.0f}" height="{_ROW - 8}" fill="{colour}"/>'
             f'<text x="{_LEFT + each.rate * scale + 6:.0f}" y="{y + 14}">{each.rate:.2f}</text>'
         )
@@ -70,6 +70,6 @@ def _lines(ranked: Sequence[Candidate], name: str) -> str:
         points = " ".join(f"{x(place):.0f},{y(gain):.0f}" for place, gain in sorted(values.items()))
         found.append(
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
-            f'<text x="{_WIDTH - 265}" y="{20 + 20 * number}" fill="{colour}">{escape(each.label[:36])}</text>'
+            f'<text x="{_WIDTH - 265}" y="{20 + 20 * number}" fill="{colour}">{escape(short_name(each))}</text>'
         )
     return "".join([*found, "</svg>"])

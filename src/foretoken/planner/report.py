@@ -71,7 +71,7 @@ def _ranking(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
     best = max(each.rate for each in ranked)
     lines = [f"{'times plain decoding':<{_NAME}}length  {'predicted':<13}{'measured':<17}tokens/step"]
     for number, each in enumerate(ranked, start=1):
-        name = f"{_short(each):<{_NAME + 1}}{each.length or 'auto':>4}"
+        name = f"{short_name(each):<{_NAME + 1}}{each.length or 'auto':>4}"
         predicted = f"{each.predicted:.2f} +- {each.error:.2f}" if each.predicted else "-"
         low, high = each.spread or (0.0, 0.0)
         measured = "-" if each.measured is None else f"{each.measured:.2f} ({low:.2f}-{high:.2f})"
@@ -97,7 +97,7 @@ def _ranking(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
 
 def _losers(plan: Plan, usable: Sequence[Candidate], others: Sequence[Candidate]) -> list[str]:
     winner = plan.chosen
-    lines = [f"  {_short(each):<{_NAME + 1}}{each.rate:<5.2f}{_why(each, winner)}" for each in usable[:_LOSERS]]
+    lines = [f"  {short_name(each):<{_NAME + 1}}{each.rate:<5.2f}{_why(each, winner)}" for each in usable[:_LOSERS]]
     if len(usable) > _LOSERS:
         lines.append(f"  {len(usable) - _LOSERS} more forms of these, down to {usable[-1].rate:.2f} (--json)")
     reasons: dict[str, dict[str, None]] = {}
@@ -161,7 +161,7 @@ def _trained(plan: Plan) -> list[str]:
     ]
 
 
-def _short(each: Candidate) -> str:
+def short_name(each: Candidate) -> str:
     """The method and its options, a folder by its last name."""
     method, draft = each.config["method"], str(each.config.get("model", ""))
     draft = draft if draft.startswith("zoo:") else Path(draft).name
