@@ -104,7 +104,8 @@ def _losers(plan: Plan, usable: Sequence[Candidate], others: Sequence[Candidate]
     for each in others:
         if each.plain_form is not None and each.reason == SAME:
             continue
-        reasons.setdefault(each.reason, {})[each.config["method"]] = None
+        form = [f"{key}={value}" for key, value in each.config.items() if key in ("dtype", "tree") and each.plain_form]
+        reasons.setdefault(each.reason, {})[" ".join([each.config["method"], *form])] = None
     for reason, names in sorted(reasons.items(), key=lambda pair: len(pair[1])):
         lines += _wrapped([f"{', '.join(names)}: {reason}"])[:2]
     return lines

@@ -106,6 +106,13 @@ def test_a_long_list_of_reasons_keeps_the_choice_on_the_screen() -> None:
     assert lines[-1].startswith("saved plan.json")
 
 
+def test_a_form_that_was_not_tried_is_told_from_one_that_was() -> None:
+    made = plan()
+    suffix = made.candidates[2]
+    made.candidates.append(Candidate({"method": "suffix", "dtype": "int8"}, "the time was over", plain_form=suffix))
+    assert "  suffix dtype=int8: the time was over" in screen(made)
+
+
 def test_the_file_has_what_the_screen_says() -> None:
     record = plan().record()
     assert record["chosen"] == {"method": "suffix_first", "model": "zoo:draft", "num_speculative_tokens": 5}
