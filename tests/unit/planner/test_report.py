@@ -106,7 +106,7 @@ def test_a_long_list_of_reasons_keeps_the_choice_on_the_screen() -> None:
     assert lines[-1].startswith("saved plan.json")
 
 
-def test_a_form_that_was_not_tried_is_told_from_one_that_was() -> None:
+def test_a_form_that_was_not_tried_has_a_name_of_its_own() -> None:
     made = plan()
     suffix = made.candidates[2]
     made.candidates.append(Candidate({"method": "suffix", "dtype": "int8"}, "the time was over", plain_form=suffix))
