@@ -71,6 +71,7 @@ class Family:
     Attributes:
         body: of the causal model, which holds everything but the head.
         embedding, final_norm: in the body.
+        rotary: in the body, what computes rotary tables.
         position_embedding: in the body, the learned position embedding, and how many of its rows come before the first
             position's; or None.
         attention, mixer, mlp: of a layer; if a layer has no such name, it lacks the part. An MLP
@@ -95,6 +96,7 @@ class Family:
     body: str = "model"
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
+    rotary: str = "rotary_emb"
     position_embedding: tuple[str, int] | None = None
     attention: str = "self_attn"
     mixer: str = "mixer"
@@ -191,7 +193,7 @@ FAMILIES = {
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, rotates_windows=True),
     "lfm2": _LFM2,
-    "lfm2_moe": _LFM2,
+    "lfm2_moe": replace(_LFM2, rotary="pos_emb"),
     "mamba2": Family(body="backbone", embedding="embeddings", final_norm="norm_f", attention_norm="norm"),
     "bamba": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
     "falcon_h1": Family(final_norm="final_layernorm", mixer="mamba", mlp="feed_forward", mlp_norm="pre_ff_layernorm"),
@@ -337,9 +339,9 @@ class Parts(NamedTuple):
     @property
     def rotary_kinds(self) -> dict[str | None, str]:
         """How positions are rotated, by type of layer, or by None where all do alike; empty where none are."""
-        if self.attention is None or getattr(self.body, "rotary_emb", None) is None:
+        if self.attention is None or getattr(self.body, self.family.rotary, None) is None:
             return {}
-        kinds = self.body.rotary_emb.rope_type
+        kinds = getattr(self.body, self.family.rotary).rope_type
         return dict(kinds) if isinstance(kinds, dict) else {None: kinds}
 
     def rotary_of(self, attention: Any) -> str | None:
@@ -351,7 +353,7 @@ class Parts(NamedTuple):
 
     def rotary(self, kind: str | None, max_length: int) -> Rotary:
         """A rotary as the library computes it."""
-        module, others = self.body.rotary_emb, () if kind is None else (kind,)
+        module, others = getattr(self.body, self.family.rotary), () if kind is None else (kind,)
 
         rope = getattr(self.attention.config, "rope_parameters", None) or {}
         beta = rope.get("llama_4_scaling_beta")  # queries grow beyond the context of the first training
