@@ -13,7 +13,7 @@ from foretoken.cli.main import main
 from foretoken.methods.kangaroo import train as kangaroo
 from foretoken.methods.kangaroo.network import Adapter
 from foretoken.models.fingerprint import fingerprint
-from foretoken.train import mixture, outputs
+from foretoken.train import acceptance, mixture, outputs
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
@@ -34,6 +34,7 @@ def small_steps(monkeypatch):
     monkeypatch.setattr(outputs, "BATCH", 16)
     monkeypatch.setattr(outputs, "LENGTH", 8)
     monkeypatch.setattr(mixture, "GROW_WRITTEN", 500)
+    monkeypatch.setattr(acceptance, "MAX_TOKENS", 16)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ PROMPTS = (
 RANDOM = "random:"  # before a number of layers or a feature: an untrained adapter or head
 _load_once = cache(load)
 _compared_once = lru_cache(maxsize=8)(draft_runner.check_same_vocabulary)  # ten milliseconds for every recipe
-_measured_once = lru_cache(maxsize=4)(Costs.measured)  # a second for every recipe of `del`
+measured_once = lru_cache(maxsize=4)(Costs.measured)  # a second for every recipe of `del`
 
 
 @cache
@@ -59,7 +59,7 @@ def with_config(config: Mapping[str, Any] | None, **options: Any) -> LLM:
     with (
         mock.patch.object(draft_runner, "load", _load_once),
         mock.patch.object(draft_runner, "check_same_vocabulary", _compared_once),
-        mock.patch.object(Costs, "measured", _measured_once),
+        mock.patch.object(Costs, "measured", measured_once),
     ):
         return LLM.from_target(over, speculative_config=config, **settings)
 

@@ -5,6 +5,7 @@ What a model with another chat format wrote is in that format already; it does n
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 MARKERS = (BOS, EOS, END, *(f"<|{role}|>" for role in ROLES if role != "system"))
 
 
+@lru_cache(maxsize=4)  # for every document; a copy of the vocabulary takes milliseconds
 def has_markers(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether documents are in this tokenizer's own chat format already."""
     vocabulary = tokenizer.get_vocab()

@@ -270,9 +270,7 @@ class KangarooDrafter(Drafter):
     def _rewind(self, state: _State, context: Context) -> None:
         """Drop a draft without a verdict, and the adapter's row of its root, which is read again."""
         state.drafted, state.num_adapted = None, 0
-        committed = len(context.tokens) - 1
-        if self._cache.lengths[state.slot] > committed:
-            self._cache.rollback(state.slot, committed)
+        self._cache.rollback(state.slot, self._cache.reachable(state.slot, len(context.tokens) - 1))
 
 
 def _adapter(config: KangarooDrafter.Config, target: LanguageModel) -> tuple[Adapter, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -26,13 +27,14 @@ from foretoken.options.sampling import SamplingParams
 from helpers.golden import Session, tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.watching import Watch, fresh_rows, fresh_states
-from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_drafter
+from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, measured_once, prompt_ids, target, with_drafter
 
 EXACT = target().native_decoder is not None
 
 
 def drafter_of(**options: Any) -> DynamicExitDrafter:
-    return DynamicExitDrafter(DynamicExitDrafter.Config(**options), target())
+    with mock.patch.object(Costs, "measured", measured_once):
+        return DynamicExitDrafter(DynamicExitDrafter.Config(**options), target())
 
 
 def llm_of(drafter: Any = None, **options: Any) -> LLM:
