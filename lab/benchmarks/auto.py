@@ -9,9 +9,9 @@ the whole stream, as a server's does. A ratio is that of tokens per second to pl
 median over groups, and the quartiles. With --threads 1 read the ratios of processor time where the machine is shared.
 The ratio by counts depends on the load least: the steps of all groups, each at the cost of its rows as the planner's
 cost model measured it (foretoken/planner/costs.py), and each draft token at its cost in processor time, in the
-stream with the first fixed length of its method; with --batch as if all requests of a step drafted alike. The last lines are the regret: by counts, the distance of `auto` from
-the best of the others for each kind, and from plain decoding. FORETOKEN_KEPT_GB=8 lets `auto` begin with the record of
-a former run.
+stream with the first fixed length of its method; with --batch as if all requests of a step drafted alike. The last
+lines are the regret: by counts, the distance of `auto` from the best of the others for each kind, and from plain
+decoding. FORETOKEN_KEPT_GB=8 lets `auto` begin with the record of a former run.
 """
 
 from __future__ import annotations
