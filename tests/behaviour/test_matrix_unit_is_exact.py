@@ -84,7 +84,7 @@ def test_the_kinds_differ_in_bfloat16_and_not_in_codes(libraries: dict[str, ctyp
     for dtype, scheme, same in ((torch.bfloat16, None, False), (torch.float32, (8, None), True)):
         layout = selftest._layout(dtype, scheme)
         rows = [
-            selftest._rows(selftest.NativeDecoder(layout, library), (40, 222), threads=1, coded=False)
+            selftest._rows(selftest.NativeDecoder(layout, library), (40, 222), threads=1, kv_dtype=None)
             for library in libraries.values()
         ]
         assert torch.equal(*rows) == same

@@ -1,4 +1,4 @@
-"""Keys and values in codes of 8 bits: the codes, a row's bits, their memory, and refusals."""
+"""Keys and values that are narrower than computed: codes of 8 bits, bfloat16, a row's bits, memory, and refusals."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def test_a_row_is_a_scale_and_codes() -> None:
     with torch.no_grad():
         model.model.model.embed_tokens.weight[5:7] *= torch.tensor([[1e-33], [0.0]])
     rows = []
-    for coded in (False, True):
+    for kv_dtype in (None, torch.uint8):
         session = Session(model)
-        session.cache = KVCache(model.num_layers, 1, model.max_length, coded=coded)
+        session.cache = KVCache(model.num_layers, 1, model.max_length, kv_dtype=kv_dtype)
         session.chunk(session.cache.acquire(), text(250))
         rows.append((session.cache.keys[0], session.cache.values[0]))
     for plain, codes in zip(*rows, strict=True):
@@ -60,11 +60,13 @@ def test_a_row_is_a_scale_and_codes() -> None:
         assert torch.equal(found_GTD, rounded(plain[0, :, :250]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "keys"), [(torch.float32, "int8"), (torch.bfloat16, "int8"), (torch.float32, "bfloat16")]
+)
 @pytest.mark.parametrize("family", ["llama", "mistral, window", "gemma2"])
-def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: torch.dtype, keys: str) -> None:
     """As tests/golden/test_native.py has it for elements; prefixes end within a tile of attention and on its edge."""
-    model, _ = make(family, dtype, kv_cache_dtype="int8")
+    model, _ = make(family, dtype, kv_cache_dtype=keys)
     tokens = (text(101) * 3)[:240]
     one = Session(model)
     slot = one.cache.acquire()
@@ -162,8 +164,21 @@ def test_where_they_cannot_be_had(tmp_path: Path) -> None:
     refused("verification.attention reads keys and values as they", "zoo:draft", speculative_config=sparse)
     confirmed = {"verification": {"attention": "per_head", "dense_below": 0, "confirm": 4}}
     refused("verification.attention reads keys and values as they", "zoo:draft", speculative_config=confirmed)
-    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' must be one of 'auto', 'int8'"):
+    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' must be one of 'auto', 'bfloat16', 'int8'"):
         LLM("zoo:draft", device="cpu", kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_bfloat16_keys_change_little_whichever_path_reads_them(family: str) -> None:
+    rounded_keys, own = (make(family, torch.float32, kv_cache_dtype=kind)[0] for kind in ("bfloat16", "auto"))
+    found, general, expected = (
+        session.chunk(session.cache.acquire(), text(100))
+        for session in (Session(rounded_keys), Session(rounded_keys, plan=LayerPlan), Session(own))
+    )
+    assert rounded_keys.new_cache(1).kv_dtype == torch.bfloat16
+    assert own.new_cache(1).kv_dtype is None
+    for rows in (found, general):
+        assert 0 < (rows - expected).std() / expected.std() < 0.04
 
 
 def test_a_plan_that_reads_keys_itself_is_refused() -> None:

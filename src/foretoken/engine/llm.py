@@ -501,6 +501,6 @@ def _limits(options: EngineOptions, target: LanguageModel) -> tuple[int, int]:
     count, rows = options.max_num_seqs, options.max_rows_per_step
     if count is not None:
         return count, _ROWS if rows is None else rows
-    size = 1 if target.kv_cache_dtype == "int8" else target.dtype.itemsize
+    size = (target.kv_dtype or target.dtype).itemsize
     count = seats(bytes_of_token(target.config, size), target.max_length)
     return count, _ROWS_OF_ONE * count if rows is None else rows

@@ -53,8 +53,8 @@ class KVCache:
         num_layers: layers that will write.
         max_slots: requests held at once, at most.
         max_length: rows per slot, at most.
-        coded: a row is a scale and a code of 8 bits for each element, uint8 [D + 4]; only the native decoder writes and
-            reads such rows (native/int8_kv.h).
+        kv_dtype: of keys and values; None: as they are computed. uint8: a row is a scale and a code of 8 bits for each
+            element, [D + 4]; only the native decoder writes and reads such rows (native/int8_kv.h).
     Attributes:
         lengths: committed rows of each slot.
         can_branch: whether a tail may be a tree; if not, drafts must be chains.
@@ -63,7 +63,9 @@ class KVCache:
         reads_as_written: whether a row of an answer leaves the same state as a row of a prompt.
     """
 
-    def __init__(self, num_layers: int, max_slots: int, max_length: int, *, coded: bool = False) -> None:
+    def __init__(
+        self, num_layers: int, max_slots: int, max_length: int, *, kv_dtype: torch.dtype | None = None
+    ) -> None:
         self.num_layers = num_layers
         self.max_slots = max_slots
         self.max_length = max_length
@@ -77,8 +79,9 @@ class KVCache:
         self.followers: weakref.WeakSet[Follower] = weakref.WeakSet()  # they may end before the cache does
         self.can_branch = True
         self.can_roll_back = True
-        self.coded = coded
-        self.keeps_keys = not coded
+        self.kv_dtype = kv_dtype
+        self.coded = kv_dtype == torch.uint8
+        self.keeps_keys = not self.coded
         self.reads_as_written = True
         self.mover: Mover | None = None  # set by whoever knows all buffers' addresses
         self._free = list(range(max_slots - 1, -1, -1))  # lowest slot first: neighbours stay neighbours
@@ -145,7 +148,10 @@ class KVCache:
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
             keys, values = (
-                empty_rows(like_GTD, (self.num_slots, like_GTD.shape[0], self.capacity, like_GTD.shape[2]))
+                empty_rows(
+                    like_GTD.new_empty(0, dtype=self.kv_dtype),
+                    (self.num_slots, like_GTD.shape[0], self.capacity, like_GTD.shape[2]),
+                )
                 for like_GTD in (k_GTD, v_GTD)
             )
             self.keys[layer], self.values[layer] = keys, values

@@ -61,7 +61,9 @@ class DensePlan(Plan):
             v_GLD = values_SGCD[segment.slot, :, :visible]
             k_GLD[:, first:] = k_GTD[:, rows]
             v_GLD[:, first:] = v_GTD[:, rows]
-            outputs.append(self._over(layer, index, segment, q_HTD[:, rows], k_GLD, v_GLD, scoring))
+            q_HRD = q_HTD[:, rows]
+            read = k_GLD.to(q_HRD.dtype), v_GLD.to(q_HRD.dtype)
+            outputs.append(self._over(layer, index, segment, q_HRD, *read, scoring))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def mix(self, mixer: Mixer, projected: Projected) -> Tensor:

@@ -144,7 +144,7 @@ class LanguageModel:
         max_length: longest sequence to serve; None takes the model's limit.
         trusted: whether code that comes with a checkpoint may run; a draft's, too, that is loaded for this target.
         packed: lay the weights out for the CPU, where they are; False leaves every layer as it is.
-        kv_cache_dtype: "auto": keys and values are kept in the model's dtype; "int8": in codes of 8 bits.
+        kv_cache_dtype: "auto": keys and values are kept in the model's dtype; "bfloat16"; "int8": in codes of 8 bits.
         kept: packed weights of this model in the cache folder; None: there are none, and none are written.
     Raises:
         Mispacked: the packed weights give other logits than the layers did; the model is no longer of use.
@@ -193,18 +193,19 @@ class LanguageModel:
         self.adapters: dict[tuple[str, str], Adapter] = {}  # those that were loaded, by name and folder
         self.native_decoder: decoder.NativeDecoder | None = None
         self.kv_cache_dtype = kv_cache_dtype
+        narrow = kv_cache_dtype not in ("auto", str(self.dtype).removeprefix("torch."))
         self._sample = None if self.num_parameters <= _SMALL else _sample(model)  # None: probes run all layers
         if self._sample is None:  # every forward of a trial would make stored weights again
             hold(model)
         # the trial forwards of a small model are many small operations, after each of which torch's threads spin
         with one_thread() if self.num_parameters <= _SMALL else nullcontext():
             self.window = self._probe()  # the smallest sliding window of any layer; None: there is none
-            if kv_cache_dtype == "int8":
+            if narrow:
                 self._check_codes("it has state-space layers" if self.mixers else misfit(model))
             if packed:
                 self._pack(kept)
         self._sample = None
-        if kv_cache_dtype == "int8" and self.native_decoder is None:
+        if narrow and self.native_decoder is None:
             self._check_codes("it computes other logits there than its own modules")
 
     @property
@@ -225,10 +226,15 @@ class LanguageModel:
         added = getattr(self.tokenizer, "added_tokens_decoder", {})
         return self.end_ids | frozenset(self.tokenizer.all_special_ids) | frozenset(added)
 
+    @property
+    def kv_dtype(self) -> torch.dtype | None:
+        """Of keys and values in a cache, uint8 for codes; None: as they are computed."""
+        return {"int8": torch.uint8, "bfloat16": torch.bfloat16}.get(self.kv_cache_dtype)
+
     def new_cache(self, max_slots: int) -> KVCache:
         """An empty cache for this model."""
-        if self.kv_cache_dtype == "int8":
-            return KVCache(self.num_layers, max_slots, self.max_length, coded=True)
+        if not self.mixers:
+            return KVCache(self.num_layers, max_slots, self.max_length, kv_dtype=self.kv_dtype)
         return cache_for(self.mixers, self.num_layers, max_slots, self.max_length, self.dtype, self.device)
 
     def forward(
@@ -328,11 +334,11 @@ class LanguageModel:
             self._compare("packed weights", trial.read(self._logits, self.max_length), expected_MV)
 
     def _check_codes(self, odd: str | None) -> None:
-        """Refuse keys and values in codes of 8 bits where the native decoder does not compute the model."""
+        """Refuse rounded keys and values where the native decoder does not compute the model."""
         if odd is not None:
             raise ConfigError(
-                f"kv_cache_dtype='int8' is for models that the native CPU decoder computes, and not model "
-                f"'{self.name}': {odd}; leave it out"
+                f"kv_cache_dtype='{self.kv_cache_dtype}' is for models that the native CPU decoder computes, and not "
+                f"model '{self.name}': {odd}; leave it out"
             )
 
     def _logits(self, batch: PackedBatch, plan: Plan) -> Tensor:

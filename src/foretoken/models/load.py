@@ -75,7 +75,7 @@ def load(
         max_length: longest sequence to serve; None takes the model's own limit.
         revision: of a hub id: a branch, a tag or a commit.
         trust_remote_code: run Python code that comes with the checkpoint, without a prompt.
-        kv_cache_dtype: "auto" (the model's) or "int8": keys and values in codes of 8 bits, on the native decoder.
+        kv_cache_dtype: of keys and values: "auto" (the model's), or, natively, "bfloat16" or "int8" (codes).
     Raises:
         ConfigError: unknown dtype or device, a length beyond the model's, a revision of a source without any, or a
             model that cannot have its keys in codes.

@@ -97,6 +97,7 @@ class OpenCall:
             capacity=cache.capacity,
             threads=threads,
             coded=int(cache.coded),
+            bf16_kv=int(cache.kv_dtype == torch.bfloat16),
             tokens=tokens.buffer_info()[0],
             positions=positions.buffer_info()[0],
             wanted=wanted.buffer_info()[0],

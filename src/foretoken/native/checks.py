@@ -240,7 +240,7 @@ def check_qkv_addend(addend_TQ: Tensor, num_rows: int, width: int) -> None:
 
 def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
     """Check the cache's keys and values of each layer with attention."""
-    width, dtype = (4 + sizes.head_dim, torch.uint8) if cache.coded else (sizes.head_dim, sizes.dtype)
+    width, dtype = sizes.head_dim + (4 if cache.coded else 0), cache.kv_dtype or sizes.dtype
     expected = (cache.num_slots, sizes.kv_heads, cache.capacity, width)
     for layer, pair in enumerate(pairs):
         for what, buffer in zip(("keys", "values"), pair or (), strict=pair is not None):

@@ -289,9 +289,8 @@ class NativeDecoder:
         if found is not None and found.serves(cache):
             return found
         model = self._model
-        row = torch.empty(model.kv_heads, 0, model.head_dim, dtype=self._dtype)
-        if cache.coded:
-            row = torch.empty(model.kv_heads, 0, 4 + model.head_dim, dtype=torch.uint8)
+        width = model.head_dim + (4 if cache.coded else 0)
+        row = torch.empty(model.kv_heads, 0, width, dtype=cache.kv_dtype or self._dtype)
         layers = range(model.num_layers)
         pairs = [None if layer in self._keyless else cache.buffers(layer, row, row) for layer in layers]
         checks.check_buffers(self.sizes, cache, pairs)

@@ -32,7 +32,7 @@ _WIDTH, _HEADS, _KV_HEADS, _HEAD_DIM, _MLP, _VOCAB = 64, 4, 2, 32, 96, 50
 _EXPERTS, _CHOSEN, _CHANNELS = 5, 2, 32
 _NUM_BLOCKS = 2
 # dtype of unquantised weights; bits and group of quantised ones, if any; anatomy. With quantised weights, keys and
-# values are quantised, too
+# values are narrower, too: in codes, or where all rows share a scale, in bfloat16
 _KINDS: tuple[tuple[torch.dtype, tuple[int, int | None] | None, Literal["common", "uncommon", "parallel"]], ...] = (
     (torch.float32, None, "common"),
     (torch.bfloat16, None, "uncommon"),
@@ -61,17 +61,17 @@ def failure(library: ctypes.CDLL) -> str | None:
         if anatomy != "common":
             layout = _uncommon(layout, scheme) if anatomy == "uncommon" else _parallel(layout, scheme)
         decoder = NativeDecoder(layout, library)
-        coded = scheme is not None
-        alone = _rows(decoder, [1] * len(_TOKENS), threads=1, coded=coded)
+        kv_dtype = None if scheme is None else torch.bfloat16 if scheme[1] is None else torch.uint8
+        alone = _rows(decoder, [1] * len(_TOKENS), threads=1, kv_dtype=kv_dtype)
         if not alone.isfinite().all():
             return f"{name}: logits are not finite"
         for threads in (1, 2):
             for chunks in _CHUNKS:
-                if not torch.equal(_rows(decoder, chunks, threads=threads, coded=coded), alone):
+                if not torch.equal(_rows(decoder, chunks, threads=threads, kv_dtype=kv_dtype), alone):
                     sizes = ", ".join(map(str, chunks))
                     return f"{name}: rows in chunks of {sizes} on {threads} threads differ from single ones"
-        tree = _tree(decoder, coded=coded)
-        for node, row in enumerate(_paths(decoder, coded=coded), -1):
+        tree = _tree(decoder, kv_dtype=kv_dtype)
+        for node, row in enumerate(_paths(decoder, kv_dtype=kv_dtype), -1):
             if not torch.equal(tree[node + 1], row):
                 return f"{name}: a tree's row differs from its own path"
         if scheme is not None and not _as_defined(*scheme, library):
@@ -245,14 +245,14 @@ def _experts(dtype: torch.dtype, weight: Callable[[int, int], Projection], gener
     )
 
 
-def _rows(decoder: NativeDecoder, chunks: Sequence[int], *, threads: int, coded: bool) -> Tensor:
-    return _after(decoder, _TOKENS, chunks, threads=threads, coded=coded)[0]
+def _rows(decoder: NativeDecoder, chunks: Sequence[int], *, threads: int, kv_dtype: torch.dtype | None) -> Tensor:
+    return _after(decoder, _TOKENS, chunks, threads=threads, kv_dtype=kv_dtype)[0]
 
 
-def _paths(decoder: NativeDecoder, *, coded: bool) -> Iterator[Tensor]:
+def _paths(decoder: NativeDecoder, *, kv_dtype: torch.dtype | None) -> Iterator[Tensor]:
     """The last row of each node's path, the root's first, read token by token."""
     tree, before = _tree_tokens(), _TOKENS[:_TREE_PREFIX]
-    _, cache = _after(decoder, before, [1] * len(before), threads=1, coded=coded)
+    _, cache = _after(decoder, before, [1] * len(before), threads=1, kv_dtype=kv_dtype)
     for node in range(-1, len(tree)):
         row = None
         for token in (3, *(tree.tokens[each] for each in (tree.path_to(node) if node >= 0 else ()))):
@@ -266,8 +266,8 @@ def _tree_tokens() -> TokenTree:
     return TokenTree([(5 + 3 * each) % _VOCAB for each in range(len(_PARENTS))], _PARENTS)
 
 
-def _tree(decoder: NativeDecoder, *, coded: bool) -> Tensor:
-    _, cache = _after(decoder, _TOKENS[:_TREE_PREFIX], (_TREE_PREFIX,), threads=1, coded=coded)
+def _tree(decoder: NativeDecoder, *, kv_dtype: torch.dtype | None) -> Tensor:
+    _, cache = _after(decoder, _TOKENS[:_TREE_PREFIX], (_TREE_PREFIX,), threads=1, kv_dtype=kv_dtype)
     cache.reserve(0, 1 + len(_PARENTS))
     batch = PackedBatch()
     batch.add_tree(0, _TREE_PREFIX, 3, _tree_tokens())
@@ -275,9 +275,14 @@ def _tree(decoder: NativeDecoder, *, coded: bool) -> Tensor:
 
 
 def _after(
-    decoder: NativeDecoder, tokens: tuple[int, ...], chunks: Sequence[int], *, threads: int, coded: bool
+    decoder: NativeDecoder,
+    tokens: tuple[int, ...],
+    chunks: Sequence[int],
+    *,
+    threads: int,
+    kv_dtype: torch.dtype | None,
 ) -> tuple[Tensor, KVCache]:
-    cache = KVCache(_NUM_BLOCKS, 1, _CAPACITY, coded=coded)
+    cache = KVCache(_NUM_BLOCKS, 1, _CAPACITY, kv_dtype=kv_dtype)
     slot = cache.acquire()
     found = []
     for size in chunks:

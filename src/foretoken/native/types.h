@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 17
+#define ABI 18
 #define UNITS_AHEAD 48 /* units of a weight that a product prefetches: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -212,6 +212,7 @@ typedef struct {
 /* One layer's keys and values of another cache. Its owner may be adding rows, so only committed rows are read. */
 typedef struct {
     int64_t groups, capacity;          /* at least the model's number of groups of heads; the first ones are read */
+    int64_t bf16;                      /* whether these are bfloat16 */
     const void *keys, *values, *tiled; /* as those of a call */
     const int32_t *known;
 } ExternalKV;
@@ -224,7 +225,8 @@ typedef struct {
 
 typedef struct {
     int64_t num_rows, num_segments, num_wanted, capacity, threads;
-    int64_t coded; /* whether keys and values are in codes of 8 bits: int8_kv.h says how */
+    int64_t coded;   /* whether keys and values are in codes of 8 bits: int8_kv.h says how */
+    int64_t bf16_kv; /* whether a float32 model's are bfloat16 */
     const int32_t *tokens, *positions, *wanted;
     const Angles *angles; /* as many as the layers speak of */
     const Segment *segments;

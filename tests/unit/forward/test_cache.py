@@ -186,7 +186,7 @@ def session(request: pytest.FixtureRequest, model: LanguageModel) -> Callable[[]
         session = Session(model, plan=LayerPlan if request.param == "layers" else DensePlan)
         if request.param == "codes":
             assert model.native_decoder is not None
-            session.cache = KVCache(model.num_layers, 4, model.max_length, coded=True)
+            session.cache = KVCache(model.num_layers, 4, model.max_length, kv_dtype=torch.uint8)
         return session
 
     return made

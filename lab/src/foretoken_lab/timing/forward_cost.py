@@ -71,7 +71,11 @@ class AttentionShapes:
     def _row_bytes(self, layer: _Layer) -> int:
         """Of a key and a value of one head: elements, or codes with a scale each."""
         width = layer.width + layer.value_width
-        return width + 8 if self.model.kv_cache_dtype == "int8" else width * self.model.dtype.itemsize
+        return (
+            width + 8
+            if self.model.kv_cache_dtype == "int8"
+            else width * (self.model.kv_dtype or self.model.dtype).itemsize
+        )
 
     def cost(self, prefix: int, rows: int, sparse: SparseAttention | None) -> Cost:
         """Of a root and a chain after ``prefix`` rows; ``sparse``: dense attention if None."""

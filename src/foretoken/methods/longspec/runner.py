@@ -210,7 +210,7 @@ class Runner:
                 continue
             keys_GPd, values_GPd = cache.committed(self._config.layer, level.target_slot)
             prefix = keys_GPd[:groups, : level.root], values_GPd[:groups, : level.root]
-            target.append(_attend(q_HRd[:, each], *prefix))
+            target.append(_attend(q_HRd[:, each], *(rows_GPd.to(q_HRd.dtype) for rows_GPd in prefix)))
         out_RW = self._net.output(self._net.cross_attention_out(h_RW, torch.cat(target)))
         if self._own_head is not None:
             return Output.of(F.linear(out_RW, self._own_head).float(), top=top)

@@ -100,6 +100,7 @@ class CrossAttentionDecoder(NativeDecoder):
         external_kv = structs.ExternalKV(
             groups=self._owner.sizes.kv_heads,
             capacity=of.capacity,
+            bf16=int(of.kv_dtype == torch.bfloat16),
             keys=addresses.keys[self._layer],
             values=addresses.values[self._layer],
             tiled=addresses.tiled[self._layer],
