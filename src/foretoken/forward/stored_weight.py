@@ -263,6 +263,24 @@ class RoundedWeight(LazyWeight):
         """The same weight, rounded."""
         return rounded(self.dense_OK, self.bits, self.group, name=self.name, parameters=self.parameters())
 
+    @classmethod
+    def joined(cls, weights: Sequence[RoundedWeight]) -> RoundedWeight:
+        """Weights that are rounded alike, one below the other, with the scales that each has by itself."""
+        whole = cls(torch.cat([each.dense_OK for each in weights]), weights[0].bits, weights[0].group, weights[0].name)
+        scales, minimums = zip(*(each.parameters() for each in weights), strict=True)
+        whole._parameters.append((torch.cat(scales), torch.cat(minimums) if whole.minimum else None))
+        return whole
+
+    def split(self, outputs: Sequence[int]) -> list[QuantisedWeight]:
+        """In parts of so many outputs, one below the other, with the scales that they have among all."""
+        parts = [RoundedWeight(each, self.bits, self.group, self.name) for each in self.dense_OK.split(list(outputs))]
+        found = [None if each is None else each.split(list(outputs)) for each in self.parameters()]
+        for number, part in enumerate(parts):
+            scale_OG, minimum_OG = (None if each is None else each[number] for each in found)
+            assert scale_OG is not None
+            part._parameters.append((scale_OG, minimum_OG))
+        return list(parts)
+
     def rows(self, which_O: Tensor) -> QuantisedWeight:
         """Some outputs, int64, in this order, with the scales that they have among all."""
         scale_OG, minimum_OG = self.parameters()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foretoken.core.pages import empty_in_large_pages, in_large_pages
 from foretoken.forward.quantised_weight import QuantisedWeight
-from foretoken.forward.stored_weight import TABLES, StoredWeight
+from foretoken.forward.stored_weight import TABLES, RoundedWeight, StoredWeight
 from foretoken.native.structs import TABLES_OF_CODES, Matrix
 
 _LINE = 64  # bytes
@@ -179,6 +179,9 @@ def joined(weights: Sequence[QuantisedWeight]) -> QuantisedWeight:
         return StoredWeight(
             torch.cat([each.blocks_OR for each in stored]), stored[0].kind, stored[0].name, checked=True
         )
+    rounded = [each for each in weights if isinstance(each, RoundedWeight)]
+    if len(rounded) == len(weights) and are_alike(rounded):
+        return RoundedWeight.joined(rounded)
     weights = [each.decoded() for each in weights]
     if not are_alike(weights):
         group = min(each.group for each in weights)

@@ -13,7 +13,7 @@ from foretoken.forward.stored_weight import RoundedWeight
 from foretoken.native import build
 from foretoken.native.dense_weights import rounded_tiles
 from foretoken.native.packing import packed_in_turn, packed_of, tiled
-from foretoken.native.quantised import CodedTiles, coded_tiles
+from foretoken.native.quantised import CodedTiles, coded_tiles, joined
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +102,17 @@ def test_two_weights_are_rounded_in_turn(library: ctypes.CDLL, sizes: tuple[floa
     assert isinstance(found, CodedTiles)
     for number, each in enumerate(given):
         assert torch.equal(found[number::2].weight(64).dense(), rounded(each, 4, 32).dense())
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 32), (4, 32)])
+def test_experts_are_rounded_and_packed_as_they_are_by_themselves(library: ctypes.CDLL, bits: int, group: int) -> None:
+    """One of tiny elements keeps its scales in float32, the others keep theirs."""
+    given = [dense(64, 96, torch.bfloat16, seed) * (1e-6 if seed == 1 else 1.0) for seed in range(3)]
+    halves = [later(each, bits, group).split([32, 32]) for each in given]
+    for part in (0, 1):
+        whole = joined([each[part] for each in halves])
+        assert isinstance(whole, RoundedWeight)
+        expected = joined([rounded(each, bits, group).split([32, 32])[part] for each in given])
+        found = packed_of([whole], torch.bfloat16, library)
+        assert isinstance(found, CodedTiles)
+        assert torch.equal(found.data, coded_tiles(expected).data)

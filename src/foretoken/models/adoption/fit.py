@@ -6,6 +6,7 @@ modules are taken, and after packing the whole model is compared with the librar
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,9 +21,11 @@ from foretoken.forward.quantised_experts import QuantisedExperts, in_halves
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer, is_short
 from foretoken.forward.stored_embedding import StoredEmbedding, dtype_of, is_plain_embedding
+from foretoken.forward.stored_weight import RoundedWeight
 from foretoken.models.adoption.families import FAMILIES, Layer, Parts, parts_of
 from foretoken.native import build, mapped, states
 from foretoken.native.decoder import NativeDecoder
+from foretoken.native.dense_weights import can_round, find_parameters
 from foretoken.native.layout import Block, Experts, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.native.packing import TiledLinear, TiledPair, Tiles
 from foretoken.native.quantised import can_join, joined
@@ -424,6 +427,10 @@ def _experts(layer: Layer) -> Experts:
     experts, biases = layer.experts, getattr(layer.experts, "biases", None)
     weights: tuple[Tensor | QuantisedWeight, ...]
     if isinstance(experts, QuantisedExperts):
+        library = build.library()
+        for each in itertools.chain.from_iterable(experts.weights):
+            if isinstance(each, RoundedWeight) and can_round(each) and library is not None:
+                find_parameters(each, library)
         gates, ups = zip(*(each.split([experts.channels] * 2) for each, _ in experts.weights), strict=True)
         weights = joined(gates), joined(ups), joined([down for _, down in experts.weights])
     else:

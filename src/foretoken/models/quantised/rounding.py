@@ -58,7 +58,7 @@ def round_weights(model: Any, dtype: str, name: str, *, stored: bool = False) ->
         model: of transformers, in eval mode.
         dtype: one of ``SCHEMES``.
         name: of the model, for messages.
-        stored: round linear layers when they are used, each time; see :class:`RoundedWeight`.
+        stored: round weights when they are used, each time; see :class:`RoundedWeight`.
     Raises:
         ConfigError: it is quantised already, or has rows that are not whole groups.
         ModelError: a weight is not finite.
@@ -78,8 +78,9 @@ def round_weights(model: Any, dtype: str, name: str, *, stored: bool = False) ->
             continue
         pairs = []
         for expert, (gate_up_FD, down_DF) in enumerate(zip(experts.gate_up_proj, experts.down_proj, strict=True)):
-            gate_up = rounded_as(gate_up_FD, dtype, f"{path}.gate_up_proj[{expert}]", name)
-            pairs.append((gate_up, rounded_as(down_DF, dtype, f"{path}.down_proj[{expert}]", name)))
+            gate_up = _rounded_later(gate_up_FD, dtype, f"{path}.gate_up_proj[{expert}]", name)
+            down = _rounded_later(down_DF, dtype, f"{path}.down_proj[{expert}]", name)
+            pairs.append((gate_up, down) if stored else (gate_up.decoded(), down.decoded()))
         parent.experts = QuantisedExperts(pairs, experts.act_fn).eval()
     if left:
         log.warning("dtype='%s': %d mixtures of experts keep their dtype: %s", dtype, len(left), left[0])
