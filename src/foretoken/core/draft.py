@@ -192,7 +192,7 @@ class Draft:
     by_engine: bool = False
 
     def __len__(self) -> int:
-        return len(self.tree)
+        return len(self.tree.tokens)
 
     @property
     def promise(self) -> float:

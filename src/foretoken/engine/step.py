@@ -210,9 +210,10 @@ class Engine:
         """Reserve the rows of this step in the cache and put them into one batch."""
         batch, cache = PackedBatch(), self.cache
         current = Round(batch, [], work.failed)
-        spare = work.spare_rows - sum(
-            max(len(draft), self._reserved_rows(request)) for request, draft in zip(work.decoding, drafts, strict=True)
-        )
+        spare = work.spare_rows
+        if any(drafts):
+            taken = zip(map(len, drafts), map(self._reserved_rows, work.decoding), strict=True)
+            spare -= sum(map(max, taken))
         for request, draft in zip(work.decoding, drafts, strict=True):
             if request.finished:
                 continue
@@ -296,6 +297,7 @@ class Engine:
         """Keep accepted rows, append the tokens, inform the drafter. Returns the requests that got tokens or ended."""
         tested: list[Job] = []
         outcomes: list[Outcome] = []
+        choosing = self.controller.drafts
         for job in current.jobs:
             if job.request.finished:
                 continue
@@ -304,7 +306,7 @@ class Engine:
                 if self.prefixes is not None:
                     self.prefixes.read(job.request)
                 continue
-            verdict, draft = job.verdict, job.draft
+            verdict, draft, count = job.verdict, job.draft, len(job.draft)
             assert verdict is not None
             tokens = [*(draft.tree.tokens[node] for node in verdict.path), verdict.extra]
             try:
@@ -315,32 +317,32 @@ class Engine:
             job.request.metrics.count_step(verdict, taken)
             accepted = min(len(verdict.path) + job.guessed, taken)
             wrote = tuple(draft.sources[node] for node in verdict.path[:accepted]) if draft.sources else ()
-            elapsed, refused = perf_counter() - job.request.started, max(0, len(draft) - accepted)
+            elapsed, refused = perf_counter() - job.request.started, max(0, count - accepted)
             job.request.metrics.emitted.append(Emitted(elapsed, taken, accepted, refused, wrote))
             job.request.metrics.num_moved_bytes += draft.moved_bytes
             if job.features is not None and not job.request.finished:
                 features = job.features.standing(verdict.path)
                 self._faults.tell([job.request], [features], self.recipe.drafter.on_forward)
-            if job.request.prediction is not None and (not len(draft) or SOURCE in draft.sources):
+            if job.request.prediction is not None and (not count or SOURCE in draft.sources):
                 job.request.prediction.learn(draft, verdict)
             for rule in (job.request.own_rule, job.request.ahead_rule):
                 if rule is not None and not draft.by_engine:
                     rule.learn(draft, verdict)
-            drafted = not draft.by_engine and (len(draft) > 0 or job.guess is not None)
-            if drafted or self.controller.drafts:
+            drafted = not draft.by_engine and (count > 0 or job.guess is not None)
+            if drafted or choosing:
                 self.controller.count(job.request, draft if drafted else NO_DRAFT, taken - 1 if drafted else 0)
-            if job.request.off and not len(draft) and not job.prompt:
+            if job.request.off and not count and not job.prompt:
                 off_steps = job.request.metrics.off_steps
                 off_steps[job.request.off] = off_steps.get(job.request.off, 0) + 1
-            if len(draft) or job.guess is not None:
-                current.num_nodes += len(draft)
+            if count or job.guess is not None:
+                current.num_nodes += count
                 current.num_accepted += taken - 1
-                depths = draft.tree.depths if job.guess is None else tuple(range(1, len(draft) + 2))
+                depths = draft.tree.depths if job.guess is None else tuple(range(1, count + 2))
                 job.request.metrics.count_draft(depths, accepted)
                 job.request.metrics.count_sources(draft.sources, verdict.path[:taken])
-                if self.recipe.adaptive and job.request.own_rule is None and len(draft) and not draft.by_engine:
+                if self.recipe.adaptive and job.request.own_rule is None and count and not draft.by_engine:
                     self.controller.compare(job.request, draft, verdict)
-            if (len(draft) and not draft.by_engine) or self.recipe.takes_turns:
+            if (count and not draft.by_engine) or self.recipe.takes_turns:
                 tested.append(job)
                 outcomes.append(Outcome(job.request.request_id, draft, verdict, tuple(tokens)))
         if outcomes:

@@ -55,6 +55,7 @@ _LITTLE = 8  # unread tokens of a request with which a step still shows the gain
 _HOPED = 0.5  # gain of a draft before any was measured
 _FEW = 3  # requests: where no more run together, what drafting may gain is worth reading on credit
 _MOST_KEPT, _MOST_LOST = 1.0, 0.25  # tokens that a draft gains or loses by a former run
+_LONGEST_PASS = 4  # steps without a look-up of a request for which nothing was foretold lately, where more run together
 _KEEPS = 0.98
 _PLAIN_TURN = 64  # so many steps with drafts, and one is plain: the cost of plain steps changes, too
 _LONGEST_REST = 31  # steps without a call of the drafter and without measurement
@@ -327,14 +328,20 @@ class Controller:
             if each.request_id in self._also:
                 found.append((math.inf, each))
                 continue
-            weight, misses = each.ledger.weight, each.ledger.misses
+            ledger = each.ledger
+            if ledger.looks_at > self._step:
+                continue
+            weight, misses = ledger.weight, ledger.misses
             if weight * (1.0 - (1.0 - surest) * misses) <= row:
                 continue  # nothing that could be found pays
             confidence = foretell(each)
-            if confidence > 0.0:
-                gain = weight * (1.0 - (1.0 - stands(confidence)) * misses) - row
-                if gain > 0.0:
-                    found.append((gain, each))
+            gain = weight * (1.0 - (1.0 - stands(confidence)) * misses) - row if confidence > 0.0 else 0.0
+            if gain > 0.0:
+                found.append((gain, each))
+                ledger.passes = 0
+            elif num_requests > _FEW:  # a look-up takes as long as a tenth of its token there
+                ledger.passes = min(_LONGEST_PASS, ledger.passes + 1)
+                ledger.looks_at = self._step + 1 + ledger.passes
         if not found:
             return []
         asking = regime.drafting.intercept / token / len(found)

@@ -25,6 +25,7 @@ class DraftLedger:
         recent: tokens that its last few drafts gained.
         trial: whether it drafts in this step to find out whether that pays.
         weight: what a drafted token that is accepted is worth, in tokens of plain decoding.
+        looks_at, passes: the step of its next look-up, and how many steps before that are passed over.
         nodes, gained: of this step: draft nodes, and what the accepted ones are worth.
     """
 
@@ -35,6 +36,8 @@ class DraftLedger:
     balance: float = 0.0
     trial: bool = False
     weight: float = 1.0
+    looks_at: int = 0
+    passes: int = 0
     nodes: int = 0
     gained: float = 0.0
     recent: Mean = field(default_factory=lambda: Mean(_RECENT))
