@@ -87,14 +87,10 @@ class Proposer:
         nothing. Arguments and result are those of :meth:`_drafts`.
         """
         copies = self._copies(decoding, spare_rows)
-        first = {place for place, copy in copies.items() if copy.promise >= 1.0}
-        others = [request for place, request in enumerate(decoding) if place not in first]
-        taken = sum(self._own_rows if decoding[place].history_only else len(copies[place]) for place in first)
-        found = iter(self._drafts(others, spare_rows - taken, failed, queued))
-        drafts = [copies[place] if place in first else next(found) for place in range(len(decoding))]
-        for place in copies.keys() - first:
-            if not len(drafts[place]) and sum(map(len, drafts)) + len(copies[place]) <= spare_rows:
-                drafts[place] = copies[place]
+        if copies:
+            drafts = self._beside_copies(copies, decoding, spare_rows, failed, queued)
+        else:
+            drafts = self._drafts(decoding, spare_rows, failed, queued)
         spare = spare_rows - sum(map(len, drafts))
         for place, request in enumerate(decoding):
             constraint = request.laws.constraint
@@ -111,6 +107,25 @@ class Proposer:
             usual = "batch" if spare_rows < len(decoding) else self._recipe.drafter.offers.portfolio or "slower"
             for request, draft in zip(decoding, drafts, strict=True):
                 request.off = "" if len(draft) else self._why_off(request, usual)
+        return drafts
+
+    def _beside_copies(
+        self,
+        copies: dict[int, Draft],
+        decoding: Sequence[Request],
+        spare_rows: int,
+        failed: list[Request],
+        queued: bool,
+    ) -> list[Draft]:
+        """The drafts of a step in which some requests have copies of their predictions."""
+        first = {place for place, copy in copies.items() if copy.promise >= 1.0}
+        others = [request for place, request in enumerate(decoding) if place not in first]
+        taken = sum(self._own_rows if decoding[place].history_only else len(copies[place]) for place in first)
+        found = iter(self._drafts(others, spare_rows - taken, failed, queued))
+        drafts = [copies[place] if place in first else next(found) for place in range(len(decoding))]
+        for place in copies.keys() - first:
+            if not len(drafts[place]) and sum(map(len, drafts)) + len(copies[place]) <= spare_rows:
+                drafts[place] = copies[place]
         return drafts
 
     def _why_off(self, request: Request, usual: str) -> str:

@@ -174,7 +174,8 @@ class Controller:
         self._step += 1
         self._asked, self._before, self._backlog, self._probing = [], [], 0, False
         self._newest = max((each.request_id for each in requests), default=self._newest)
-        if not costs.known or regime.since_plain >= _PLAIN_TURN or not requests:
+        passed = not self._also and all(each.ledger.looks_at > self._step for each in requests)
+        if passed or not costs.known or regime.since_plain >= _PLAIN_TURN:
             return [None] * len(requests)
         self._weigh(requests, num_requests, costs, queued)
         if self._foretell is None:
