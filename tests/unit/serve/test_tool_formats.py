@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from foretoken import SamplingParams
 from foretoken.core.errors import ConfigError
 from foretoken.serve.harmony import HarmonyReader
+from foretoken.serve.schema import Tool
+from foretoken.serve.tool_choice import ToolChoice
 from foretoken.serve.tool_formats import FORMATS, HERMES, NAMES, ToolGrammar, format_of
 from foretoken.serve.tool_reader import reader_of
 from foretoken.serve.tools import joined
@@ -228,6 +231,37 @@ def test_special_tokens_are_named_by_their_ids_in_a_grammar() -> None:
     writes = ToolGrammar(BY_NAME["kimi_k2"], {"<|tool_call_begin|>": 9, "<|other|>": 8})
     assert writes.literal("<|tool_call_begin|>functions.") == '<[9]> "functions."'
     assert writes.marks == {"<|tool_call_begin|>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "marks"),
+    [
+        ("harmony", ("<|channel|>", "<|message|>", "<|constrain|>", "<|call|>")),
+        ("gemma4", ("<|tool_call>", "<tool_call|>", '<|"|>')),
+    ],
+)
+def test_forced_calls_with_marks_that_are_special_tokens(name: str, marks: tuple[str, ...]) -> None:
+    llm = with_config({"method": "none"})
+    ends = llm.target.end_ids  # any other special tokens do in the place of the marks
+    special = dict(zip(marks, sorted(set(llm.tokenizer.all_special_ids) - ends), strict=False))
+    assert len(special) == len(marks)
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"]}
+    tool = Tool.model_validate({"type": "function", "function": {"name": "weather", "parameters": schema}})
+    form, shown = BY_NAME[name], {token: text for text, token in special.items()}
+    for choice in ("required", "auto"):
+        writes = ToolChoice([tool], choice, None, parallel=False, writes=ToolGrammar(form, special))
+        # under auto the answer has a form, so that it is that or a call
+        wanted = writes.structure(None if choice == "required" else {"json": {"type": "object", "properties": {}}})
+        assert wanted is not None
+        params = SamplingParams(max_tokens=60, temperature=1.0, seed=1, structured_outputs=dict(wanted))
+        (output,) = llm.generate(["Hello"], params)
+        assert output.finish_reason == "stop"
+        text = "".join(shown.get(token) or llm.tokenizer.decode([token]) for token in output.token_ids[:-1])
+        _, calls = read(name, [text])
+        if choice == "required":
+            assert [(call, set(arguments)) for call, arguments in functions(calls)] == [("weather", {"city"})]
+        else:
+            assert calls or text.removeprefix("<|channel|>final<|message|>").startswith("{")
 
 
 WEATHER: dict[str, Any] = {
