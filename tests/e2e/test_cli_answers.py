@@ -46,7 +46,7 @@ class ScriptedLLM:
     engine = SimpleNamespace(cache=SimpleNamespace(num_bytes=0))
     quiet = SimpleNamespace(explanation="", settings_key="")
     recipe = SimpleNamespace(
-        method="none", drafter=quiet, plan=quiet, explanation="", promise_for=lambda params: "same text"
+        method="none", drafter=quiet, plan=quiet, explanations=[], promise_for=lambda params: "same text"
     )
 
     def __init__(self, *args, **options):
@@ -65,7 +65,7 @@ class ScriptedLLM:
             return RequestOutput(text, ids, [completion("", "error", "NaN logits")])
         return RequestOutput(text, ids, [completion(text.upper())] * n)
 
-    def generate(self, prompts, params=None, *, progress=None):
+    def generate(self, prompts, params=None, *, lora_request=None, progress=None):
         n = params[0].n if isinstance(params, list) else params.n
         outputs = [replace(self.answer(prompt, n), place=place) for place, prompt in enumerate(prompts)]
         if progress is not None:
@@ -76,7 +76,7 @@ class ScriptedLLM:
                 progress(output)
         return outputs
 
-    def stream(self, prompt, params=None, *, on_prefill=None):
+    def stream(self, prompt, params=None, *, lora_request=None, on_prefill=None):
         output = self.answer(prompt, 1)
         for end in range(1, len(output.text) + 1):
             done = end == len(output.text) and "interrupt" not in output.prompt
