@@ -29,7 +29,7 @@ FAMILIES = {
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),  # fused projections there
     "gemma3_text": ALL,  # branches with a norm after them
     "starcoder2": ("q_proj", "v_proj", "c_fc", "c_proj"),  # an MLP without a gate
-    "exaone4": ALL,  # the general path
+    "gemma3n_text": ALL,  # the general path
 }
 
 
@@ -84,7 +84,7 @@ def test_logits_are_those_of_the_merged_weights(family: str, tmp_path: Path) -> 
     folder = adapter(base, tmp_path / "one", FAMILIES[family])
     target = load(base, device="cpu", dtype="float32")
     own = load_adapter(target, "one", folder)
-    assert (target.native_decoder is None) == (family == "exaone4") == (own.packed is None)
+    assert (target.native_decoder is None) == (family == "gemma3n_text") == (own.packed is None)
     cache, batch = target.new_cache(2), PackedBatch()
     for corrected in (None, own):  # a neighbour without an adapter in the same forward
         slot = cache.acquire()
