@@ -16,6 +16,7 @@ from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.models.quantised.rounding import round_weights
 from foretoken.native import build
 from helpers.coded_rows import RoundedAttention, rounded
 from helpers.golden import BRANCH, PARENTS, LayerPlan, Session
@@ -164,8 +165,20 @@ def test_where_they_cannot_be_had(tmp_path: Path) -> None:
     refused("verification.attention reads keys and values as they", "zoo:draft", speculative_config=sparse)
     confirmed = {"verification": {"attention": "per_head", "dense_below": 0, "confirm": 4}}
     refused("verification.attention reads keys and values as they", "zoo:draft", speculative_config=confirmed)
-    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' must be one of 'auto', 'bfloat16', 'int8'"):
+    with pytest.raises(ConfigError, match=r"computes keys and values in torch\.bfloat16"):
+        LLM("zoo:draft", device="cpu", dtype="bfloat16", kv_cache_dtype="float32")
+    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' must be one of 'auto', 'float32', 'bfloat16', 'int8'"):
         LLM("zoo:draft", device="cpu", kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("auto", torch.bfloat16), ("float32", torch.float32)])
+def test_keys_are_bfloat16_next_to_quantised_weights_unless_float32_is_asked_for(kind: str, dtype: torch.dtype) -> None:
+    twin, _ = twins("llama", torch.float32)
+    round_weights(twin, "int8", "llama")
+    session = Session(LanguageModel(twin, None, name="llama", kv_cache_dtype=kind))
+    session.chunk(session.cache.acquire(), text(3))
+    assert session.cache.keys[0] is not None
+    assert session.cache.keys[0].dtype == dtype
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])

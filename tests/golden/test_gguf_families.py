@@ -244,7 +244,7 @@ def test_the_engine_serves_a_quantised_file(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         for _ in range(6):
             ids = torch.cat([ids, read(ids).logits[:, -1:].argmax(-1)], dim=1)
-    llm = LLM(str(path), dtype="float32", speculative_config={"method": "suffix"})
+    llm = LLM(str(path), dtype="float32", kv_cache_dtype="float32", speculative_config={"method": "suffix"})
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     (out,) = llm.generate([{"prompt_token_ids": IDS[0].tolist()}], params)
     assert out.token_ids == ids[0, IDS.shape[1] :].tolist()

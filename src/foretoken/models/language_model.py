@@ -144,7 +144,8 @@ class LanguageModel:
         max_length: longest sequence to serve; None takes the model's limit.
         trusted: whether code that comes with a checkpoint may run; a draft's, too, that is loaded for this target.
         packed: lay the weights out for the CPU, where they are; False leaves every layer as it is.
-        kv_cache_dtype: "auto": keys and values are kept in the model's dtype; "bfloat16"; "int8": in codes of 8 bits.
+        kv_cache_dtype: "auto": keys and values are kept in the model's dtype, next to quantised weights in bfloat16;
+            "float32"; "bfloat16"; "int8": in codes of 8 bits.
         kept: packed weights of this model in the cache folder; None: there are none, and none are written.
     Raises:
         Mispacked: the packed weights give other logits than the layers did; the model is no longer of use.
@@ -194,6 +195,11 @@ class LanguageModel:
         self.native_decoder: decoder.NativeDecoder | None = None
         self.kv_cache_dtype = kv_cache_dtype
         narrow = kv_cache_dtype not in ("auto", str(self.dtype).removeprefix("torch."))
+        if kv_cache_dtype == "float32" and narrow:
+            raise ConfigError(
+                f"kv_cache_dtype='float32': model '{name}' computes keys and values in {self.dtype}; leave it out, or "
+                "choose dtype='float32'"
+            )
         self._sample = None if self.num_parameters <= _SMALL else _sample(model)  # None: probes run all layers
         if self._sample is None:  # every forward of a trial would make stored weights again
             hold(model)
@@ -228,8 +234,17 @@ class LanguageModel:
 
     @property
     def kv_dtype(self) -> torch.dtype | None:
-        """Of keys and values in a cache, uint8 for codes; None: as they are computed."""
-        return {"int8": torch.uint8, "bfloat16": torch.bfloat16}.get(self.kv_cache_dtype)
+        """Of keys and values in a cache, uint8 for codes; None: as they are computed.
+
+        Next to quantised weights they are bfloat16: attention reads half the bytes, and the error is small next to that
+        of rounded activations.
+        """
+        if self.kv_cache_dtype == "int8":
+            return torch.uint8
+        narrow = (
+            self.precision.startswith("int") if self.kv_cache_dtype == "auto" else self.kv_cache_dtype == "bfloat16"
+        )
+        return torch.bfloat16 if narrow and self.native_decoder is not None else None
 
     def new_cache(self, max_slots: int) -> KVCache:
         """An empty cache for this model."""

@@ -10,7 +10,7 @@ from foretoken.core.errors import ConfigError, nearest
 from foretoken.options.option import Checked, Option, documented
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
-KV_CACHE_DTYPES = ("auto", "bfloat16", "int8")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8")
 DEVICES = ("auto", "cpu", "cuda", "cuda:N")
 
 _ALSO_CALLED = {"half": "float16", "float": "float32"}  # vLLM's additional names of dtypes
@@ -58,10 +58,10 @@ class ModelOptions(Checked):
     kv_cache_dtype: Annotated[
         str,
         Option(
-            "Format of keys and values: auto (as computed), bfloat16 or int8 (CPU).",
+            "Format of keys and values: auto (as computed), float32, bfloat16 or int8 (CPU).",
             metavar="|".join(KV_CACHE_DTYPES),
             choices=KV_CACHE_DTYPES,
-            more="int8: codes of 8 bits, a scale for each head and token, in the native decoder (docs/quantised.md).",
+            more="auto next to quantised weights: bfloat16. int8: codes of 8 bits, a scale each (docs/quantised.md).",
         ),
     ] = "auto"
     revision: Annotated[
