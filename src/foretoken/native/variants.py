@@ -127,7 +127,7 @@ def compile_library(compiler: Sequence[str], options: Sequence[str], target: Pat
         OSError, subprocess.SubprocessError: they cannot be compiled.
     """
     command = [*compiler, *FLAGS, *options, "-shared", "-x", "c", "-", "-lm", "-o", str(target)]
-    subprocess.run(command, input=unit(), capture_output=True, text=True, check=True, timeout=600)
+    subprocess.run(command, input=unit(), capture_output=True, text=True, check=True, timeout=1800)
 
 
 def unit() -> str:
