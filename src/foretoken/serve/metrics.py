@@ -5,7 +5,7 @@ Counters are read from the loop at each scrape; histograms get one value per req
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +16,19 @@ from foretoken.serve.loop import EngineLoop, Ticket
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+_MEAN = "Mean time between tokens of a request, after the first."
+_HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
+    "time_to_first_token_seconds": ("Time from arrival to the first token.", _SECONDS),
+    "inter_token_latency_seconds": (_MEAN, _BETWEEN),
+    "request_time_per_output_token_seconds": (_MEAN, _BETWEEN),
+    "request_queue_time_seconds": ("Time from arrival to a slot.", _SECONDS),
+    "request_prefill_time_seconds": ("Time from a slot to the first token.", _SECONDS),
+    "request_decode_time_seconds": ("Time from the first token to the last.", _SECONDS),
+    "request_inference_time_seconds": ("Time from a slot to the last token.", _SECONDS),
+    "e2e_request_latency_seconds": ("Time from arrival to the last token.", _SECONDS),
+    "request_prompt_tokens": ("Number of prompt tokens of a request.", _TOKENS),
+    "request_generation_tokens": ("Number of generated tokens of a request.", _TOKENS),
+}
 
 
 class Timings:
@@ -26,26 +39,13 @@ class Timings:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # processor time and resident memory
-        self._first = self._histogram("time_to_first_token_seconds", "Time from arrival to the first token.", _SECONDS)
-        mean = "Mean time between tokens of a request, after the first."
-        self._between = self._histogram("inter_token_latency_seconds", mean, _BETWEEN)
-        self._per_token = self._histogram("request_time_per_output_token_seconds", mean, _BETWEEN)
-        self._queue = self._histogram("request_queue_time_seconds", "Time from arrival to a slot.", _SECONDS)
-        self._prefill = self._histogram(
-            "request_prefill_time_seconds", "Time from a slot to the first token.", _SECONDS
-        )
-        self._decode = self._histogram(
-            "request_decode_time_seconds", "Time from the first token to the last.", _SECONDS
-        )
-        self._inference = self._histogram(
-            "request_inference_time_seconds", "Time from a slot to the last token.", _SECONDS
-        )
-        self._whole = self._histogram("e2e_request_latency_seconds", "Time from arrival to the last token.", _SECONDS)
-        self._prompt = self._histogram("request_prompt_tokens", "Number of prompt tokens of a request.", _TOKENS)
-        self._output = self._histogram("request_generation_tokens", "Number of generated tokens of a request.", _TOKENS)
+        self._histograms: dict[str, Histogram] = {}
+        for kind, (what, buckets) in _HISTOGRAMS.items():
+            labels = ("model_name",)
+            family = Histogram(f"vllm:{kind}", what, labelnames=labels, buckets=buckets, registry=self.registry)
+            self._histograms[kind] = family.labels(model_name=name)
         ignored = Counter(
             "foretoken:ignored_fields",
             "Fields of requests that have no effect.",
@@ -64,26 +64,22 @@ class Timings:
             return
         first, whole = ticket.first_token - ticket.submitted, ticket.ended - ticket.submitted
         queued = min(first, max(0.0, ticket.requests[0].admitted - ticket.requests[0].started))
-        self._first.observe(first)
-        self._whole.observe(whole)
-        self._queue.observe(queued)
-        self._prefill.observe(first - queued)
-        self._decode.observe(whole - first)
-        self._inference.observe(whole - queued)
-        for request in ticket.requests:
-            self._prompt.observe(request.num_prompt)
-            self._output.observe(request.num_output)
+        observed = [
+            ("time_to_first_token_seconds", first),
+            ("e2e_request_latency_seconds", whole),
+            ("request_queue_time_seconds", queued),
+            ("request_prefill_time_seconds", first - queued),
+            ("request_decode_time_seconds", whole - first),
+            ("request_inference_time_seconds", whole - queued),
+            *(("request_prompt_tokens", request.num_prompt) for request in ticket.requests),
+            *(("request_generation_tokens", request.num_output) for request in ticket.requests),
+        ]
         longest = max(request.num_output for request in ticket.requests)
         if longest > 1:
-            self._between.observe((whole - first) / (longest - 1))
-            self._per_token.observe((whole - first) / (longest - 1))
-
-    def _histogram(self, name: str, what: str, buckets: Iterable[float]) -> Histogram:
-        family = Histogram(
-            f"vllm:{name}", what, labelnames=("model_name",), buckets=tuple(buckets), registry=self.registry
-        )
-        labelled: Histogram = family.labels(model_name=self._name)
-        return labelled
+            mean = (whole - first) / (longest - 1)
+            observed += [("inter_token_latency_seconds", mean), ("request_time_per_output_token_seconds", mean)]
+        for name, value in observed:
+            self._histograms[name].observe(value)
 
 
 class LoopCollector(Collector):
@@ -117,34 +113,18 @@ class LoopCollector(Collector):
         yield self._counter("spec_decode_num_drafts", "Verified drafts.", totals.drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens.", totals.draft_tokens)
         yield self._counter("spec_decode_num_accepted_tokens", "Accepted draft tokens.", totals.accepted_tokens)
-        accepted = CounterMetricFamily(
+        yield self._by(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Drafts that were accepted up to this position.",
-            labels=("model_name", "position"),
+            ("position",),
+            (((str(depth),), count) for depth, count in enumerate(list(totals.accepted_at))),
         )
-        for depth, count in enumerate(list(totals.accepted_at)):
-            accepted.add_metric((self._name, str(depth)), count)
-        yield accepted
-        ended = CounterMetricFamily(
-            "vllm:request_success", "Finished requests.", labels=("model_name", "finished_reason")
-        )
-        for reason, count in dict(totals.ended).items():
-            ended.add_metric((self._name, reason), count)
-        yield ended
-        tokens = CounterMetricFamily(
-            "foretoken:source_tokens",
-            "Draft tokens by what proposed them, and whether they were accepted.",
-            labels=("model_name", "source", "outcome"),
-        )
-        for (source, outcome), count in dict(totals.sources).items():
-            tokens.add_metric((self._name, source, outcome), count)
-        yield tokens
-        off = CounterMetricFamily(
-            "foretoken:speculation_off_steps", "Steps without a draft, by reason.", labels=("model_name", "reason")
-        )
-        for code, count in dict(totals.off_steps).items():
-            off.add_metric((self._name, code), count)
-        yield off
+        ended = (((reason,), count) for reason, count in dict(totals.ended).items())
+        yield self._by("vllm:request_success", "Finished requests.", ("finished_reason",), ended)
+        what = "Draft tokens by what proposed them, and whether they were accepted."
+        yield self._by("foretoken:source_tokens", what, ("source", "outcome"), dict(totals.sources).items())
+        off = (((code,), count) for code, count in dict(totals.off_steps).items())
+        yield self._by("foretoken:speculation_off_steps", "Steps without a draft, by reason.", ("reason",), off)
         per_step = totals.tokens / totals.steps if totals.steps else 0.0
         share = totals.accepted_tokens / totals.draft_tokens if totals.draft_tokens else 0.0
         yield self._gauge(
@@ -158,8 +138,14 @@ class LoopCollector(Collector):
         return family
 
     def _counter(self, name: str, what: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", what, labels=("model_name",))
-        family.add_metric((self._name,), value)
+        return self._by(f"vllm:{name}", what, (), [((), value)])
+
+    def _by(
+        self, name: str, what: str, labels: Sequence[str], counts: Iterable[tuple[tuple[str, ...], float]]
+    ) -> Metric:
+        family = CounterMetricFamily(name, what, labels=("model_name", *labels))
+        for values, count in counts:
+            family.add_metric((self._name, *values), count)
         return family
 
 
