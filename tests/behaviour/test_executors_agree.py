@@ -262,7 +262,8 @@ def test_the_parts_of_a_serial_step_get_their_own_times(monkeypatch: pytest.Monk
         commit=verb(32.0, [request]),
         account=lambda current, **times: told.update(times),
     )
-    monkeypatch.setattr("foretoken.engine.executors.serial.perf_counter", lambda: now[0])
+    for module in ("executor", "serial"):
+        monkeypatch.setattr(f"foretoken.engine.executors.{module}.perf_counter", lambda: now[0])
     executor = SerialExecutor()
     executor.timeline = Timeline()
     assert executor.step(engine) == [request]
@@ -296,7 +297,8 @@ def test_the_parts_of_an_overlapped_step_get_their_own_times(monkeypatch: pytest
         commit=verb(128.0, [request]),
         account=lambda current, **times: told.update(times),
     )
-    monkeypatch.setattr("foretoken.engine.executors.overlapped.perf_counter", lambda: now[0])
+    for module in ("executor", "overlapped"):
+        monkeypatch.setattr(f"foretoken.engine.executors.{module}.perf_counter", lambda: now[0])
     executor = OverlappedExecutor()
     executor.timeline = Timeline()
     assert executor.step(engine) == [request]

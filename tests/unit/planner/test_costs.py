@@ -21,6 +21,7 @@ _CLOCKS = (
     "foretoken.planner.trace",
     "foretoken.engine.step",
     "foretoken.engine.scheduler",
+    "foretoken.engine.executors.executor",
     "foretoken.engine.executors.serial",
 )
 

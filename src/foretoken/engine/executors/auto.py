@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from foretoken.engine.executors.executor import Verbs
+from foretoken.engine.executors.executor import Executor, Verbs
 from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.serial import SerialExecutor
-from foretoken.engine.request import Request
+from foretoken.engine.round import Round
+from foretoken.engine.scheduler import Work
 
 _SETTLING = 8  # first steps of a turn, not counted: caches, threads and draft length settle
 _TRIAL = 32  # counted steps of a turn
@@ -61,7 +62,7 @@ class _Turns:
         self.tokens, self.seconds = 0, 0.0
 
 
-class AutoExecutor:
+class AutoExecutor(Executor):
     """Tries both orders, keeps the faster one, and tries the other one again from time to time.
 
     The serial order in turn omits drafts where plain decoding is faster (engine/draft_length/controller.py). If the
@@ -71,6 +72,7 @@ class AutoExecutor:
     name = "auto"
 
     def __init__(self) -> None:
+        super().__init__()
         self.serial = SerialExecutor()
         self.overlapped = OverlappedExecutor()
         self._turns: dict[int, _Turns] = {}  # by the magnitude of the number of requests
@@ -86,17 +88,15 @@ class AutoExecutor:
         ]
         return "; ".join(found)
 
-    def step(self, engine: Verbs) -> list[Request]:
-        began = perf_counter()
-        work = engine.schedule()
+    def run(self, engine: Verbs, work: Work, began: float) -> Round:
         if not work.decoding or any(request.history_only for request in work.decoding):
-            return self.serial.run(engine, work, began).changed
+            return self.serial.run(engine, work, began)
         turns = self._turns.setdefault(len(work.decoding).bit_length(), _Turns())
         executor = self.overlapped if turns.ahead else self.serial
         current = executor.run(engine, work, began)
         if not work.prefill:  # the time of prompts is not that of decoding
             turns.measure(current.num_tokens, perf_counter() - began)
-        return current.changed
+        return current
 
     def close(self) -> None:
         self.overlapped.close()

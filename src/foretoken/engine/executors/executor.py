@@ -6,10 +6,12 @@ schedule ─ propose ─ pack ─ forward ─ verify ─ commit ─ account
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Protocol
 
 from foretoken.core.draft import Draft
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
+from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.request import Request
 from foretoken.engine.round import Round
 from foretoken.engine.scheduler import Work
@@ -67,18 +69,32 @@ class Verbs(Protocol):
         ...
 
 
-class Executor(Protocol):
+class Executor:
     """Runs one step with the engine's verbs.
 
     In any order and on any thread, it must commit what the serial executor commits.
+
+    Attributes:
+        timeline: records when each part was busy; None: no record.
     """
 
     name: str
 
+    def __init__(self) -> None:
+        self.timeline: Timeline | None = None
+
     def step(self, engine: Verbs) -> list[Request]:
         """Run one step. Returns the requests that got tokens or ended."""
-        ...
+        began = perf_counter()
+        return self.run(engine, engine.schedule(), began).changed
+
+    def run(self, engine: Verbs, work: Work, began: float) -> Round:
+        """Run a step of scheduled work.
+
+        Args:
+            began: when scheduling began.
+        """
+        raise NotImplementedError
 
     def close(self) -> None:
         """End the executor's threads, if any; another step starts them again."""
-        ...

@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 from foretoken.core.draft import Draft
 from foretoken.core.laws import LawMaker
-from foretoken.core.randomness import Streams
 from foretoken.core.stop_rule import StopRule
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.request import Request
-from foretoken.options.sampling import SamplingParams
 
 DraftOrError = Draft | Exception
 """The draft that follows a pending draft, or the error that the drafter raised for this request."""
@@ -28,41 +26,15 @@ class AssumedContext:
     """
 
     def __init__(self, request: Request, pending: Draft) -> None:
-        self.request = request
-        self.pending = pending
+        self.request, self.pending = request, pending
+        self.request_id, self.slot, self.num_prompt = request.request_id, request.slot, request.num_prompt
+        self.params, self.streams, self.stop_ids = request.params, request.streams, request.stop_ids
+        self.history_only = request.history_only
         self.tokens = [*request.tokens, *pending.tree.tokens]
         self.laws: LawMaker = request.laws
         if len(pending):
             self.laws = request.laws.copy()
             self.laws.append(pending.tree.tokens)
-
-    @property
-    def request_id(self) -> int:
-        return self.request.request_id
-
-    @property
-    def history_only(self) -> bool:
-        return self.request.history_only
-
-    @property
-    def num_prompt(self) -> int:
-        return self.request.num_prompt
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
-
-    @property
-    def streams(self) -> Streams:
-        return self.request.streams
-
-    @property
-    def slot(self) -> int:
-        return self.request.slot
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self.request.stop_ids
 
     @property
     def tokens_left(self) -> int:

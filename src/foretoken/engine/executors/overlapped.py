@@ -22,17 +22,15 @@ from functools import partial
 from time import perf_counter
 
 from foretoken.core.draft import NO_DRAFT, Draft
-from foretoken.engine.executors.executor import Verbs
+from foretoken.engine.executors.executor import Executor, Verbs
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
-from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.executors.worker_thread import WorkerThread, split
-from foretoken.engine.request import Request
 from foretoken.engine.round import Round
 from foretoken.engine.scheduler import Work
 from foretoken.native.team import Team
 
 
-class OverlappedExecutor:
+class OverlappedExecutor(Executor):
     """Runs drafter and target at the same time, the drafter on a thread of its own.
 
     Paper:   PEARL, arXiv:2408.11850, Algorithm 2 (pre-verify, post-verify).
@@ -44,9 +42,6 @@ class OverlappedExecutor:
              drafter writes until the target has finished. One thread decides; the released code relies on two
              processes drawing the same numbers.
 
-    Attributes:
-        timeline: records when each side was busy; None: no record.
-
     While its task runs, only the drafter's thread may use the drafter and the draft streams of the requests. Between
     two steps it is idle; requests join, end and are cancelled then.
     """
@@ -54,21 +49,12 @@ class OverlappedExecutor:
     name = "pearl"
 
     def __init__(self) -> None:
-        self.timeline: Timeline | None = None
+        super().__init__()
         self._blocks: dict[tuple[int, int], Draft] = {}  # (request, its length) -> the draft of its next step
         self._drafter: WorkerThread | None = None
         self._team: Team | None = None  # native threads of the target
 
-    def step(self, engine: Verbs) -> list[Request]:
-        began = perf_counter()
-        return self.run(engine, engine.schedule(), began).changed
-
     def run(self, engine: Verbs, work: Work, began: float) -> Round:
-        """Run a step of scheduled work.
-
-        Args:
-            began: when scheduling began.
-        """
         blocks, self._blocks = self._blocks, {}  # an interrupted step keeps no block: it is drafted again
         limits = {each.request_id: limit for each, limit in zip(work.decoding, engine.node_budgets(work), strict=True)}
         # C of each request: the rest of its block after a hit (post-verify), or empty (pre-verify)
