@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from foretoken.core.check import check
 from foretoken.core.draft import NO_DRAFT, Draft, PointMass
@@ -20,19 +20,7 @@ from foretoken.engine.faults import Faults
 from foretoken.engine.features.feature_backlog import FeatureBacklog
 from foretoken.engine.recipe import MAX_NODES, Recipe
 from foretoken.engine.request import Request
-
-
-class Anatomy(Protocol):
-    """The sizes of the target that checks of drafts need (models/language_model.py)."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def width(self) -> int: ...
+from foretoken.models.language_model import LanguageModel
 
 
 class Proposer:
@@ -40,7 +28,7 @@ class Proposer:
 
     Args:
         recipe: the drafter, and how long its drafts may be.
-        target: the sizes that drafts must fit.
+        target: its sizes, which drafts must fit.
         max_length: of the target's cache, in rows.
         controller: selects the requests that get drafts, if the recipe may skip drafting, and sets an adaptive draft
             length; except for requests with their own rule.
@@ -54,7 +42,7 @@ class Proposer:
     def __init__(
         self,
         recipe: Recipe,
-        target: Anatomy,
+        target: LanguageModel,
         max_length: int,
         controller: Controller,
         faults: Faults,

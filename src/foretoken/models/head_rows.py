@@ -13,7 +13,6 @@ Letters: M rows of hidden states, D width, V vocabulary, C columns: K base rows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +52,7 @@ class HeadRows:
         self._base = torch.tensor(list(ids), dtype=torch.int64, device=model.device)
         self.columns = Columns(self._base, self._vocab_size)
         self._tail: list[int] = []
-        self._pack: _Pack = _Tiles(model.native_decoder.head) if model.native_decoder is not None else _Plain(model)
+        self._pack = _Tiles(model.native_decoder.head) if model.native_decoder is not None else _Plain(model)
         self._pack.put(0, self._base)
         self._check(model)
 
@@ -67,7 +66,7 @@ class HeadRows:
 
     @property
     def packed(self) -> Head | None:
-        return self._pack.head(len(self))
+        return self._pack.head(len(self)) if isinstance(self._pack, _Tiles) else None
 
     def score(self, normed_MD: Tensor) -> Tensor:
         """Logits float32 [M, C] of states after the final norm; for models without a native decoder."""
@@ -106,16 +105,7 @@ class HeadRows:
             )
 
 
-class _Pack(Protocol):
-    """Where the rows lie."""
-
-    def put(self, first: int, ids_N: Tensor) -> None:
-        """Copy the rows of tokens to columns ``first`` and following."""
-
-    def head(self, count: int) -> Head | None: ...
-
-
-class _Tiles(_Pack):
+class _Tiles:
     """Tiles of the native decoder, filled row by row from those of the whole head."""
 
     def __init__(self, whole: Head) -> None:
@@ -123,6 +113,7 @@ class _Tiles(_Pack):
         self._packed, self._bias_C = _nothing_of(self._whole, 0), torch.zeros(0)
 
     def put(self, first: int, ids_N: Tensor) -> None:
+        """Copy the rows of tokens to columns ``first`` and following."""
         columns_N = torch.arange(first, first + len(ids_N))
         needed = -(-(first + len(ids_N)) // 16)
         if needed > len(self._packed):
@@ -150,7 +141,7 @@ def _nothing_of(like: Tiles, tiles: int) -> Tiles:
     return like.new_zeros(tiles, *like.shape[1:])
 
 
-class _Plain(_Pack):
+class _Plain:
     """Rows as they are, [C, D], and their biases."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -171,9 +162,6 @@ class _Plain(_Pack):
         with torch.inference_mode():
             self._weight_CD = torch.cat([self._weight_CD[:first], self._whole_VD[ids_N]])
             self._bias_C = torch.cat([self._bias_C[:first], self._bias_V[ids_N]])
-
-    def head(self, count: int) -> None:
-        return None
 
     def score(self, normed_MD: Tensor, count: int) -> Tensor:
         rows_MD = normed_MD.to(self._weight_CD.dtype)

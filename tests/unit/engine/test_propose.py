@@ -44,7 +44,7 @@ def proposer_of(
 ) -> Proposer:
     unseen = FeatureBacklog(recipe.drafter, faults)
     controller = controller or Controller()
-    target = SimpleNamespace(vocab_size=100, num_layers=4, width=8)
+    target: Any = SimpleNamespace(vocab_size=100, num_layers=4, width=8)
     return Proposer(recipe, target, max_length, controller, faults, unseen, own_nodes=2, own_rows=2, node_cost=0.1)
 
 
