@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.importing import lean_imports
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from foretoken.engine.totals import Metric
     from foretoken.models.language_model import LanguageModel
 
+Options = TypeVar("Options", EngineOptions, ModelOptions)
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
 __all__ = ["LLM", "Messages", "Prompt"]
@@ -86,26 +87,13 @@ class LLM:
         prefix_cache_gb: float = EngineOptions.prefix_cache_gb,
         **others: Any,
     ) -> None:
+        given = dict(locals())
         check_options(others, [name for name in inspect.signature(LLM).parameters if name != "others"])
-        engine = EngineOptions(
-            max_num_seqs=max_num_seqs,
-            max_rows_per_step=max_rows_per_step,
-            seed=seed,
-            generation_config="none" if str(generation_config) == "vllm" else generation_config,  # its name for it
-            enable_prefix_caching=False if enable_prefix_caching is None else enable_prefix_caching,
-            prefix_cache_bytes=prefix_cache_bytes,
-            prefix_cache_dir=prefix_cache_dir,
-            prefix_cache_gb=prefix_cache_gb,
-        )
-        loading = ModelOptions(
-            dtype=dtype,
-            kv_cache_dtype=kv_cache_dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            max_model_len=max_model_len,
-            device=device,
-            threads=threads,
-        )
+        given |= {
+            "generation_config": "none" if str(generation_config) == "vllm" else generation_config,  # its name for it
+            "enable_prefix_caching": False if enable_prefix_caching is None else enable_prefix_caching,
+        }
+        engine, loading = _taken(EngineOptions, given), _taken(ModelOptions, given)
         with lean_imports():
             from foretoken.models.load import load, source_of, use_threads  # isort: skip  (transformers' list of models comes first)
             from foretoken.engine import before_weights, compose, plan_file, step  # noqa: F401  (what _build imports)
@@ -143,19 +131,14 @@ class LLM:
             ConfigError: an option is unknown or out of range.
             ModelError: a draft model or a learned part cannot be had, or does not fit the target.
         """
+        options = dict(locals())
         from foretoken.models.language_model import LanguageModel
 
         given: Any = target  # of any type, if the caller is not type-checked
         if not isinstance(given, LanguageModel):
             remedy = "LLM(...) loads a model by its name" if isinstance(given, (str, Path)) else "give an LLM's .target"
             raise ConfigError(f"target must be a loaded model, not {type(given).__name__}: {remedy}")
-        engine = EngineOptions(
-            max_num_seqs=max_num_seqs,
-            max_rows_per_step=max_rows_per_step,
-            seed=seed,
-            enable_prefix_caching=enable_prefix_caching,
-            prefix_cache_bytes=prefix_cache_bytes,
-        )
+        engine = _taken(EngineOptions, options)
         if default_params is not None and not isinstance(default_params, SamplingParams):
             raise ConfigError(f"default_params must be SamplingParams, not {type(default_params).__name__}")
         llm = cls.__new__(cls)
@@ -475,6 +458,11 @@ def _one_of(params: Any, sampling_params: Any) -> Any:
     if params is not None and sampling_params is not None:
         raise ConfigError("both params and sampling_params are given: keep one")
     return params if sampling_params is None else sampling_params
+
+
+def _taken(kind: Callable[..., Options], given: Mapping[str, Any]) -> Options:
+    """Options of a kind from the arguments of a call, by their names."""
+    return kind(**{name: given[name] for name in inspect.signature(kind).parameters if name in given})
 
 
 def _checkpoint_defaults(target: LanguageModel) -> SamplingParams:
