@@ -16,6 +16,7 @@ from foretoken.core.errors import InputError
 from foretoken.forward.batch import PackedBatch, Segment
 from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import Blocks, NativePlan
+from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.forward.span import Span
 from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native.layout import Block, Experts, Layout, MLPBlock, Projection, StateBlock
@@ -54,9 +55,7 @@ def check_layout(layout: Layout) -> None:
         ValueError: embedding, last gain or head have other sizes.
     """
     for name in ("final_norm_D", "final_shift_D"):
-        values_D = getattr(layout, name)
-        if values_D is not None and values_D.shape != (layout.width,):
-            raise ValueError(f"layout.{name} is {list(values_D.shape)}: [{layout.width}]")
+        _check_shape(f"layout.{name} is", getattr(layout, name), layout.width)
     table_ND = layout.position_embedding_ND
     expected = (layout.max_length, layout.width)
     if table_ND is not None and (table_ND.shape != expected or table_ND.dtype != layout.dtype):
@@ -85,7 +84,7 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
             MLP of its own, or a parallel block has more than attention and one other branch that are added as they are.
     """
     width = layout.width
-    _check_gain("mlp_norm_D", block.mlp_norm_D, width)
+    _check_shape("block.mlp_norm_D is", block.mlp_norm_D, width)
     _check_mlp(block, layout.mlp_width, width)
     if isinstance(block, MLPBlock):
         return
@@ -109,17 +108,14 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         if projection is not None:
             _check_projection(f"block.{name}", projection, outputs, width, scaled=True)
     _check_projection("block.out", block.out, width, queries, scaled=True)
-    for name in ("attention_norm_D", "attention_end_norm_D", "mlp_end_norm_D"):
-        _check_gain(name, getattr(block, name), layout.width)
-    for name in ("attention_shift_D", "mlp_shift_D"):
-        _check_gain(name, getattr(block, name), layout.width)
+    for name in ("attention_norm_D", "attention_end_norm_D", "mlp_end_norm_D", "attention_shift_D", "mlp_shift_D"):
+        _check_shape(f"block.{name} is", getattr(block, name), layout.width)
     every = block.q_norm_d is not None and block.q_norm_d.dim() == 1 and len(block.q_norm_d) != layout.head_dim
     for name, heads in (("q_norm_d", layout.heads), ("k_norm_d", layout.kv_heads)):
         gain = getattr(block, name)
         if gain is None or gain.shape != (heads, layout.head_dim):
-            _check_gain(name, gain, layout.head_dim * (heads if every else 1))
-    if block.sinks_H is not None and block.sinks_H.shape != (layout.heads,):
-        raise ValueError(f"block.sinks_H is {list(block.sinks_H.shape)}: [{layout.heads}]")
+            _check_shape(f"block.{name} is", gain, layout.head_dim * (heads if every else 1))
+    _check_shape("block.sinks_H is", block.sinks_H, layout.heads)
     if block.parallel:
         ends = block.attention_end_norm_D is not None or block.mlp_end_norm_D is not None
         if ends or layout.residual_scale != 1 or (block.up is None) == (block.experts is None):
@@ -153,32 +149,26 @@ def _check_experts(experts: Experts, width: int) -> None:
     check_within("experts.chosen", experts.chosen, 1, count)
     if channels < 32 or channels % 32:
         raise ValueError(f"experts.width={channels}: a multiple of 32")
-    if tuple(experts.router_ED.shape) != (count, width):
-        raise ValueError(f"experts.router_ED is {list(experts.router_ED.shape)}: {[count, width]}")
-    if experts.opening_D is not None and experts.opening_D.shape != (width,):
-        raise ValueError(f"experts.opening_D is {list(experts.opening_D.shape)}: [{width}]")
+    _check_shape("experts.router_ED is", experts.router_ED, count, width)
+    _check_shape("experts.opening_D is", experts.opening_D, width)
     for name in ("router_bias_E", "correction_E"):
-        found = getattr(experts, name)
-        if found is not None and found.shape != (count,):
-            raise ValueError(f"experts.{name} is {list(found.shape)}: [{count}]")
+        _check_shape(f"experts.{name} is", getattr(experts, name), count)
     for name, outputs, inputs in (("gate", channels, width), ("up", channels, width), ("down", width, channels)):
         _check_projection(f"experts.{name}", getattr(experts, name), count * outputs, inputs)
 
 
 def _check_projection(name: str, given: Projection, outputs: int, inputs: int, *, scaled: bool = False) -> None:
-    if tuple(given.weight_OK.shape) != (outputs, inputs):
-        raise ValueError(f"{name} is {list(given.weight_OK.shape)}: {[outputs, inputs]}")
-    if given.bias_O is not None and given.bias_O.shape != (outputs,):
-        raise ValueError(f"{name} has a bias {list(given.bias_O.shape)}: [{outputs}]")
-    if isinstance(given.scale, Tensor) and given.scale.shape != (outputs,):
-        raise ValueError(f"{name} has a scale {list(given.scale.shape)}: [{outputs}]")
+    _check_shape(f"{name} is", given.weight_OK, outputs, inputs)
+    _check_shape(f"{name} has a bias", given.bias_O, outputs)
+    if isinstance(given.scale, Tensor):
+        _check_shape(f"{name} has a scale", given.scale, outputs)
     if not scaled and (isinstance(given.scale, Tensor) or given.scale != 1):
         raise ValueError(f"{name} has a scale: native code multiplies nothing there")
 
 
-def _check_gain(name: str, gain_D: Tensor | None, width: int) -> None:
-    if gain_D is not None and gain_D.shape != (width,):
-        raise ValueError(f"block.{name} is {list(gain_D.shape)}: [{width}]")
+def _check_shape(what: str, values: Tensor | QuantisedWeight | None, *shape: int) -> None:
+    if values is not None and tuple(values.shape) != shape:
+        raise ValueError(f"{what} {list(values.shape)}: {list(shape)}")
 
 
 def check(sizes: Sizes, batch: PackedBatch, plan: NativePlan, span: Span) -> None:

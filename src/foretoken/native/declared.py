@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ADDRESS = ctypes.c_void_p
-_NUMBERS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "double": ctypes.c_double, "float": ctypes.c_float}
+_KINDS = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "double": ctypes.c_double, "float": ctypes.c_float}
+NUMBERS = tuple(_KINDS.values())
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _STRUCT = re.compile(r"typedef struct \w*\s*\{(.*?)\}\s*(\w+);", re.DOTALL)
 _ENUM = re.compile(r"\benum\s*\{(.*?)\}", re.DOTALL)
@@ -65,9 +66,9 @@ class Header:
             return ADDRESS
         if kind in classes:
             return classes[kind]
-        if kind not in _NUMBERS:
+        if kind not in _KINDS:
             raise ValueError(f"{self._path}: {name} has a field of {kind}, which is not understood")
-        return _NUMBERS[kind]
+        return _KINDS[kind]
 
     def names(self, first: str) -> dict[str, int]:
         """The names of an enumeration in lower case, with their values.

@@ -27,6 +27,7 @@ from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native import checks, structs, team
 from foretoken.native.cache_addresses import CacheAddresses
 from foretoken.native.call import Angles, OpenCall, Ranked
+from foretoken.native.declared import NUMBERS
 from foretoken.native.layout import Block, Experts, Head, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.native.low_rank import RowAdapters
 from foretoken.native.packing import Tiles, described, packed_apart, packed_in_turn, packed_of
@@ -99,26 +100,16 @@ class NativeDecoder:
             and all(layer.gated or not layer.mlp_width for layer in layers),
         )
         self._model = structs.Model(
+            **structs.same_named(structs.Model, layout, "activation", "logit_cap", "logit_scale"),
             bf16=int(layout.dtype == torch.bfloat16),
             num_layers=layout.num_blocks,
-            width=layout.width,
-            heads=layout.heads,
-            kv_heads=layout.kv_heads,
-            head_dim=layout.head_dim,
             vocab=self.vocab_size,
             qkv_stride=(layout.heads + 2 * layout.kv_heads) * layout.head_dim,
-            mlp_width=layout.mlp_width,
             logits_stride=len(self.head.packed) * 16,
             activation=structs.ACTIVATIONS[layout.activation],
-            centred=int(layout.centred),
-            interleaved=int(layout.interleaved),
             eps=layout.norm_eps,
-            scaling=layout.scaling,
-            score_cap=layout.score_cap,
             logit_cap=self.head.cap,
             logit_scale=self.head.scale,
-            embedding_scale=layout.embedding_scale,
-            residual_scale=layout.residual_scale,
             layers=layers,
             embedding=None if embedding is None else embedding.data_ptr(),
             embedding_blocks=embedding_blocks,
@@ -138,8 +129,7 @@ class NativeDecoder:
         """The numbers of a layer's description, and of all else whether it is there."""
         native = self._model.layers[layer]
         found = {name: (kind, getattr(native, name)) for name, kind in native._fields_ if name != "index"}
-        numbers = (ctypes.c_int, ctypes.c_long, ctypes.c_float, ctypes.c_double)
-        return {name: value if kind in numbers else bool(value) for name, (kind, value) in found.items()}
+        return {name: value if kind in NUMBERS else bool(value) for name, (kind, value) in found.items()}
 
     def forward(
         self,
@@ -364,16 +354,11 @@ class NativeDecoder:
         if opening_D is not None:
             router_ED = torch.cat([router_ED, opening_D[None]])
         described_experts = structs.Experts(
+            **structs.same_named(structs.Experts, experts),
             router=described(self._packed(Projection(router_ED))),
             gate_up=described(gate_up),
             down=described(down),
-            count=experts.count,
-            chosen=experts.chosen,
-            width=experts.width,
-            normed=int(experts.normed),
             opens=int(opening_D is not None),
-            sigmoid=int(experts.sigmoid),
-            factor=experts.factor,
             correction=self._gain(experts.correction_E),
         )
         if experts.router_bias_E is not None:

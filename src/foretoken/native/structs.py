@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
-from foretoken.native.declared import ADDRESS, Header
+from foretoken.native.declared import ADDRESS, NUMBERS, Header
 
 P = ADDRESS
 _HEADER = Header(Path(__file__).with_name("types.h"))
@@ -16,6 +17,12 @@ SETS = _HEADER.names("PER_HEAD")
 SUPERBLOCKS = _HEADER.names("NO_SUPERBLOCK")
 BLOCKS = _HEADER.names("DENSE")
 TABLES_OF_CODES = _HEADER.names("NO_TABLE")
+
+
+def same_named(kind: type[ctypes.Structure], source: Any, *others: str) -> dict[str, int | float]:
+    """The numbers of a structure that a description has under the same names, except the others."""
+    names = [name for name, each, *_ in kind._fields_ if each in NUMBERS and name not in others]
+    return {name: getattr(source, name) for name in names if hasattr(source, name)}
 
 
 class Mixer(ctypes.Structure):
