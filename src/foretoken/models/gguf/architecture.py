@@ -48,7 +48,7 @@ class Architecture:
                 f"{', '.join([*FAMILIES, *sorted(MAPPED)])} are; take the model as a folder of transformers"
             )
         self._family, self.experts, self.clamped_experts = family, family.experts, family.clamped_experts
-        refuse_uncomputed(file, family.reads)
+        refuse_uncomputed(file, family.reads if family.experts is None else {"expert_count", *family.reads})
         self.config = self._config()
 
     def place(self, name: str) -> str | None:

@@ -51,7 +51,6 @@ class Family:
         reads: fields that change the computation and are in ``options``; others are refused.
         partial_rotary: whether the rotary embedding may cover a part of a head.
         experts: the module of a layer that holds routed experts; None: there are none.
-        channels: the field with the MLP's width, of a dense layer where there is one.
         parameters: a layer's tensors, with their ending, that are parameters without one.
         clamped_experts: whether the experts are GPT-OSS's.
     """
@@ -65,9 +64,21 @@ class Family:
     reads: frozenset[str] = frozenset()
     partial_rotary: bool = False
     experts: str | None = None
-    channels: str = "feed_forward_length"
     parameters: Mapping[str, str] = field(default_factory=dict)
     clamped_experts: bool = False
+
+    @property
+    def channels(self) -> str:
+        """The field with the width of an MLP, of one expert where there are some."""
+        return "feed_forward_length" if self.experts is None else "expert_feed_forward_length"
+
+
+def _window(fields: Fields) -> dict[str, int]:
+    return {"sliding_window": fields.size("attention.sliding_window")}
+
+
+def _local_experts(fields: Fields) -> dict[str, int]:
+    return {"num_local_experts": fields.size("expert_count"), "num_experts_per_tok": fields.size("expert_used_count")}
 
 
 def _biases(fields: Fields) -> dict[str, Any]:
@@ -85,22 +96,18 @@ def _gemma_scale(fields: Fields, layers_of_27b: int) -> int:
 def _gemma_2(fields: Fields) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": _gemma_scale(fields, 46),
-        "sliding_window": fields.size("attention.sliding_window"),
+        **_window(fields),
         "attn_logit_softcapping": fields.number("attn_logit_softcapping", absent=50.0),
         "final_logit_softcapping": fields.number("final_logit_softcapping", absent=30.0),
     }
 
 
 def _gemma_3(fields: Fields) -> dict[str, Any]:
-    return {
-        "query_pre_attn_scalar": _gemma_scale(fields, 62),
-        "sliding_window": fields.size("attention.sliding_window"),
-    }
+    return {"query_pre_attn_scalar": _gemma_scale(fields, 62), **_window(fields)}
 
 
 def _phi_3(fields: Fields) -> dict[str, Any]:
-    written = "attention.sliding_window" in fields
-    return {"sliding_window": fields.size("attention.sliding_window") if written else None}
+    return _window(fields) if "attention.sliding_window" in fields else {"sliding_window": None}
 
 
 def _granite(fields: Fields) -> dict[str, Any]:
@@ -140,19 +147,11 @@ def _qwen_2_experts(fields: Fields) -> dict[str, Any]:
 
 
 def _gpt_oss(fields: Fields) -> dict[str, Any]:
-    return {
-        "num_local_experts": fields.size("expert_count"),
-        "num_experts_per_tok": fields.size("expert_used_count"),
-        "sliding_window": fields.size("attention.sliding_window"),
-    }
+    return _local_experts(fields) | _window(fields)
 
 
 def _minimax(fields: Fields) -> dict[str, Any]:
-    return {
-        "num_local_experts": fields.size("expert_count"),
-        "num_experts_per_tok": fields.size("expert_used_count"),
-        "rotary_dim": fields.size("rope.dimension_count"),
-    }
+    return _local_experts(fields) | {"rotary_dim": fields.size("rope.dimension_count")}
 
 
 _LAYER_NORM_EPSILON = "attention.layer_norm_epsilon"
@@ -172,26 +171,21 @@ FAMILIES = {
             "ffn_down_shexp": "mlp.shared_expert.down_proj",
         },
         _qwen_2_experts,
-        reads=frozenset({"expert_count"}),
         experts="mlp.experts",
-        channels="expert_feed_forward_length",
     ),
     "qwen3moe": Family(
         "qwen3_moe",
         _ATTENTION | _HEAD_NORMS | {"ffn_gate_inp": "mlp.gate"},
         # llama.cpp always divides the chosen experts' weights by their sum
         lambda fields: {**_qwen_experts(fields), "norm_topk_prob": True},
-        reads=frozenset({"expert_count"}),
         experts="mlp.experts",
-        channels="expert_feed_forward_length",
     ),
     "gpt-oss": Family(
         "gpt_oss",
         _ATTENTION | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
         _gpt_oss,
-        reads=frozenset({"expert_count", "attention.sliding_window"}),
+        reads=frozenset({"attention.sliding_window"}),
         experts="mlp.experts",
-        channels="expert_feed_forward_length",
         parameters={"attn_sinks.weight": "self_attn.sinks"},
         clamped_experts=True,
     ),
@@ -199,10 +193,8 @@ FAMILIES = {
         "minimax_m2",
         _ATTENTION | _HEAD_NORMS | {"ffn_gate_inp": "mlp.gate"},
         _minimax,
-        reads=frozenset({"expert_count"}),
         partial_rotary=True,
         experts="mlp.experts",
-        channels="expert_feed_forward_length",
         parameters={"exp_probs_b.bias": "mlp.e_score_correction_bias"},
     ),
     "gemma": Family("gemma", _LLAMA, offset_norms=True),
