@@ -28,14 +28,14 @@ from torch import Tensor, nn
 
 from foretoken.core.protocols import Plan, Scoring
 from foretoken.core.tree import TokenTree
-from foretoken.forward.batch import PackedBatch, Segment
+from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.quantised_weight import QuantisedLinear
 from foretoken.forward.span import Span
 from foretoken.forward.ssm.layout import Mixer, Projected
 from foretoken.forward.ssm.state import Mixing, cache_for
-from foretoken.models.adoption import fit
+from foretoken.models.adoption import fit, trial
 from foretoken.models.adoption.sample import Sample
 from foretoken.models.quantised.rounding import precision_of
 from foretoken.native.decoder import NativeDecoder
@@ -90,18 +90,18 @@ def adopt(
     columns = slice(None) if sample is None else sample.columns_C
     reach = min(max_length, _FARTHEST)
 
-    def trial(forward: Callable[[PackedBatch, KVCache], Tensor]) -> Tensor:
+    def tried(forward: Callable[[PackedBatch, KVCache], Tensor]) -> Tensor:
         cache = cache_for(mixers, config.num_hidden_layers, 2, reach, dtype, torch.device("cpu"))
         return read(forward, cache, reach, config.vocab_size)
 
     precision = precision_of(model)
     routed = (dtype != torch.float32 or precision is not None) and fit.has_experts(model)
     announced: dict[int, int | None] = {}
-    expected = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, windows=announced)))
+    expected = tried(lambda batch, cache: general(batch, PlainAttention(cache, batch, windows=announced)))
     shaken = []
     for seed in range(1 if sample is None else _SHAKES):
         with nullcontext() if sample is None else sample.running(), _shaken(model, _SHAKEN[dtype], seed):
-            rounded = trial(lambda batch, cache: general(batch, PlainAttention(cache, batch, rounded=True)))
+            rounded = tried(lambda batch, cache: general(batch, PlainAttention(cache, batch, rounded=True)))
         shaken.append(difference(rounded, expected, routed=routed))
     least = TOLERANCE[dtype]
     if precision is not None:
@@ -111,7 +111,7 @@ def adopt(
         sample.free_native_layers()  # before all layers are packed
     adoption = fit.Adoption(model, max_length, mixers)
     twin = adoption.decoder
-    found = trial(lambda batch, cache: twin.forward(batch, NativePlan(cache), span, top=0).logits_MV[:, columns])
+    found = tried(lambda batch, cache: twin.forward(batch, NativePlan(cache), span, top=0).logits_MV[:, columns])
     worst = difference(found, expected, routed=routed)
     odd = next((layer for layer, window in announced.items() if twin.windows[layer] != (window or 0)), None)
     unlike = None if sample is None else _unlike(twin, sample)
@@ -243,42 +243,16 @@ class PlainAttention(Plan):
 
     def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
         """See forward/dense.py."""
-        scaling, window, softcap, sinks_H = scoring
-        self._windows[layer] = window
+        self._windows[layer] = scoring.window
         keys_SGCD, values_SGCD = self._cache.buffers(layer, k_GTD, v_GTD)
-        repeats = q_HTD.shape[0] // k_GTD.shape[0]
         outputs = []
         for segment in self._segments:
             rows = slice(segment.start, segment.start + segment.num_rows)
             first = segment.prefix + segment.tail
             k_GLD, v_GLD = (each[segment.slot, :, : first + segment.num_rows] for each in (keys_SGCD, values_SGCD))
             k_GLD[:, first:], v_GLD[:, first:] = k_GTD[:, rows], v_GTD[:, rows]
-            k_HLD, v_HLD = (each.float().repeat_interleave(repeats, dim=0) for each in (k_GLD, v_GLD))
-            scores_HRL = q_HTD[:, rows].float() @ k_HLD.transpose(1, 2) * scaling
-            if softcap is not None:
-                scores_HRL = softcap * torch.tanh(scores_HRL / softcap)
-            scores_HRL = scores_HRL.masked_fill(~visible(segment, window), -torch.inf)
-            if sinks_H is not None:
-                sinks_HR1 = sinks_H.float().view(-1, 1, 1).expand(-1, segment.num_rows, 1)
-                scores_HRL = torch.cat([scores_HRL, sinks_HR1], dim=-1)
-            weights_HRL = scores_HRL.softmax(dim=-1)[..., : k_HLD.shape[1]]
-            if self._rounded:
-                weights_HRL = weights_HRL.to(v_GTD.dtype).float()
-            outputs.append((weights_HRL @ v_HLD).to(v_GTD.dtype).transpose(0, 1))
+            outputs.append(trial.attended(segment, q_HTD[:, rows], k_GLD, v_GLD, scoring, rounded=self._rounded))
         return torch.cat(outputs)
-
-
-def visible(segment: Segment, window: int | None) -> Tensor:
-    """bool [R, L]: the columns that each row of a segment sees: its path, and of that the last ``window``."""
-    behind = segment.tail + segment.num_rows
-    seen = torch.ones(segment.num_rows, behind, dtype=torch.bool).tril(segment.tail)
-    if segment.seen is not None:
-        seen = segment.seen
-    seen = torch.cat([torch.ones(segment.num_rows, segment.prefix, dtype=torch.bool), seen], dim=1)
-    if window is None:
-        return seen
-    places = seen.cumsum(dim=1)  # of a column on the row's path, counted from 1
-    return seen & (places > places[:, -1:] - window)
 
 
 def _reserve(cache: KVCache, batch: PackedBatch) -> None:

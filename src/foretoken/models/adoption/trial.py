@@ -4,7 +4,8 @@ A few rows at the beginning of the context, others around position 2^13 or at it
 has to be read. Attention is written out plainly here, so that a packed layout of the weights has something to be
 compared with.
 
-Letters: T packed rows, R rows of a segment, H query heads, G key/value heads, D key width, M wanted rows, V vocabulary.
+Letters: T packed rows, R rows of a segment, L columns that they may see, H query heads, G key/value heads, D key width,
+M wanted rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -46,22 +47,11 @@ class TrialPlan(Plan):
         self.native = None if cache is None else NativePlan(cache)
 
     def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
-        scaling, window, softcap, sinks_H = scoring
-        group = q_HTD.shape[0] // k_GTD.shape[0]
-        k_HTD, v_HTD = k_GTD.repeat_interleave(group, 0), v_GTD.repeat_interleave(group, 0)
         outputs = []
         for segment in self.segments:
             rows = slice(segment.start, segment.start + segment.num_rows)
-            scores_HRR = q_HTD[:, rows].float() @ k_HTD[:, rows].float().transpose(1, 2) * scaling
-            if softcap is not None:
-                scores_HRR = softcap * torch.tanh(scores_HRR / softcap)
-            scores_HRR = scores_HRR.masked_fill(~_seen(segment, window, scores_HRR.device), -torch.inf)
-            if sinks_H is not None:
-                sinks_HR1 = sinks_H.float().view(-1, 1, 1).expand(-1, segment.num_rows, 1)
-                scores_HRR = torch.cat([scores_HRR, sinks_HR1], dim=-1)
-            shares_HRR = scores_HRR.softmax(-1)[..., : segment.num_rows]
-            outputs.append(shares_HRR @ v_HTD[:, rows].float())
-        return torch.cat(outputs, dim=1).transpose(0, 1).to(v_GTD.dtype)
+            outputs.append(attended(segment, q_HTD[:, rows], k_GTD[:, rows], v_GTD[:, rows], scoring))
+        return torch.cat(outputs)
 
     def mix(self, mixer: Mixer, projected: Projected) -> Tensor:
         """Each segment as a text of its own, read from its start."""
@@ -70,10 +60,42 @@ class TrialPlan(Plan):
         return torch.cat([alone(mixer, projected.raw_TC[rows], gates_T2H[rows]) for rows in spans])
 
 
-def _seen(segment: Segment, window: int | None, device: torch.device) -> Tensor:
-    row = torch.arange(segment.num_rows, device=device)
-    behind = row[:, None] - row
-    return (behind >= 0) & (behind < (window or segment.num_rows))
+def attended(
+    segment: Segment, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor, scoring: Scoring, *, rounded: bool = False
+) -> Tensor:
+    """Attention of a segment's rows written out, [R, H, D].
+
+    Args:
+        k_GLD, v_GLD: of its prefix, its tail and its rows.
+        rounded: round attention weights to the values' dtype.
+    """
+    scaling, window, softcap, sinks_H = scoring
+    repeats = q_HRD.shape[0] // k_GLD.shape[0]
+    k_HLD, v_HLD = (each.float().repeat_interleave(repeats, dim=0) for each in (k_GLD, v_GLD))
+    scores_HRL = q_HRD.float() @ k_HLD.transpose(1, 2) * scaling
+    if softcap is not None:
+        scores_HRL = softcap * torch.tanh(scores_HRL / softcap)
+    scores_HRL = scores_HRL.masked_fill(~visible(segment, window).to(scores_HRL.device), -torch.inf)
+    if sinks_H is not None:
+        sinks_HR1 = sinks_H.float().view(-1, 1, 1).expand(-1, segment.num_rows, 1)
+        scores_HRL = torch.cat([scores_HRL, sinks_HR1], dim=-1)
+    weights_HRL = scores_HRL.softmax(dim=-1)[..., : k_HLD.shape[1]]
+    if rounded:
+        weights_HRL = weights_HRL.to(v_GLD.dtype).float()
+    return (weights_HRL @ v_HLD).to(v_GLD.dtype).transpose(0, 1)
+
+
+def visible(segment: Segment, window: int | None) -> Tensor:
+    """bool [R, L]: the columns that each row of a segment sees: its path, and of that the last ``window``."""
+    behind = segment.tail + segment.num_rows
+    seen = torch.ones(segment.num_rows, behind, dtype=torch.bool).tril(segment.tail)
+    if segment.seen is not None:
+        seen = segment.seen
+    seen = torch.cat([torch.ones(segment.num_rows, segment.prefix, dtype=torch.bool), seen], dim=1)
+    if window is None:
+        return seen
+    places = seen.cumsum(dim=1)  # of a column on the row's path, counted from 1
+    return seen & (places > places[:, -1:] - window)
 
 
 def trial_batch(reach: int) -> PackedBatch:
