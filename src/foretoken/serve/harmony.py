@@ -53,7 +53,7 @@ class HarmonyReader:
             self._end = None if token == self._end else self._end
 
     def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Return text and calls; see :class:`foretoken.serve.tool_reader.Reader`."""
+        """Return text and calls; see :class:`foretoken.serve.tool_reader.MarkedReader`."""
         return self.parts(text, final=final)[1:]
 
     def parts(self, text: str, *, final: bool) -> tuple[str, str, list[dict[str, Any]]]:

@@ -10,26 +10,18 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from foretoken.serve.harmony import HarmonyReader
 from foretoken.serve.tool_formats import HARMONY, HERMES, PYTHONIC, ToolFormat
-from foretoken.serve.tools import Balance, CallReader, OutsideOfCalls, add_piece, begun, possible_begin, whole_call
+from foretoken.serve.tools import CLOSE, OPEN, Balance, add_piece, begun, json_or_none, possible_begin, whole_call
 
 _LONGEST_HEAD = 400  # characters between a call's begin and its arguments
 _LIST = re.compile(r"\[\s*(?:[^\W\d][\w.]*\s*(?:\(.*)?)?", re.DOTALL)  # of calls, perhaps cut
 _WORD = re.compile(r'("(?:[^"\\]|\\.)*")|([^\s{}\[\],:"][^{}\[\],:"]*?)\s*(:|(?=[{}\[\],]|$))')
+_OBJECT = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_ENDS = ("}" + CLOSE, CLOSE)  # what may follow the arguments of Hermes' calls, without spaces
 _Pieces = dict[int, dict[str, Any]]
-
-
-class Reader(Protocol):
-    """Parses a text in pieces; see :class:`foretoken.serve.tools.CallReader`."""
-
-    num_calls: int
-
-    def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Return text outside of calls, and the new parts of calls as OpenAI streams them."""
-        ...
 
 
 def reader_of(form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool) -> Reader:
@@ -40,7 +32,7 @@ def reader_of(form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only:
         only: the answer consists of calls, and all text outside of them is markup.
     """
     if form is HERMES:
-        return CallReader(only=only)
+        return HermesReader(form, tools, only=only)
     if form is HARMONY:
         return HarmonyReader(only=only)
     if form is PYTHONIC:
@@ -48,11 +40,18 @@ def reader_of(form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only:
     return (ObjectReader if form.head is None else MarkedReader)(form, tools, only=only)
 
 
-class _Outside(OutsideOfCalls):
-    """The text outside of calls: without the spaces between calls, and after the last."""
+class _Outside:
+    """The text outside of calls: without the spaces between calls, and after the last.
+
+    Args:
+        only: the answer consists of calls, and all text outside of them is markup, also where the answer is cut.
+    Attributes:
+        num_calls: number of calls that have begun.
+    """
 
     def __init__(self, form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool = False) -> None:
-        super().__init__()
+        self.num_calls = 0
+        self._spaces = ""  # spaces after a call: they are text if text follows
         self._form = form
         self._tools = tools
         self._only = only
@@ -69,6 +68,16 @@ class _Outside(OutsideOfCalls):
         add_piece(news, {"index": self.num_calls, **call})
         self.num_calls += 1
 
+    def _text(self, text: str) -> str:
+        """Return text without the spaces between calls, and after the last."""
+        if not self.num_calls:
+            return text
+        text, self._spaces = self._spaces + text, ""
+        if text.strip():
+            return text
+        self._spaces = text
+        return ""
+
 
 class MarkedReader(_Outside):
     """Reads calls with marks around the name and the arguments."""
@@ -83,7 +92,14 @@ class MarkedReader(_Outside):
         self._closer = 0
 
     def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
-        """See :class:`Reader`."""
+        """Parse a piece: passes text and arguments on at once, and holds back a possible beginning of a call.
+
+        Args:
+            final: this is the last piece: the text held back is text.
+        Returns:
+            text outside of calls, and the new parts of calls as OpenAI streams them: ``index``, a piece of the
+            arguments, and at the start of a call its ``id``, ``type`` and name.
+        """
         self._held += text
         news: _Pieces = {}
         out: list[str] = []
@@ -116,15 +132,17 @@ class MarkedReader(_Outside):
             out.append(self._text(self._opened))
             self._part = self._outside
             return True
-        name = found["name"]
-        self._begin(news, begun(name, ""), found.groupdict().get("id"))
-        self._properties = self._tools.get(name, {})
-        self._held = self._held[found.end() :]
-        self._balance, self._empty, self._closer = Balance(), True, 0
+        self._enter(news, found, found["name"], found.groupdict().get("id"))
         self._part = self._json if self._form.parameters is None else self._named
         if self._form.quote:
             self._part = self._braced
         return True
+
+    def _enter(self, news: _Pieces, head: re.Match[str], name: str, written: str | None = None) -> None:
+        self._begin(news, begun(name, ""), written)
+        self._properties = self._tools.get(name, {})
+        self._held = self._held[head.end() :]
+        self._balance, self._empty, self._closer = Balance(), True, 0
 
     def _json(self, final: bool, out: list[str], news: _Pieces) -> bool:
         if self._empty:
@@ -194,6 +212,38 @@ class MarkedReader(_Outside):
             add_piece(news, {"index": self.num_calls - 1, "function": {"arguments": piece}})
 
 
+class HermesReader(MarkedReader):
+    """Reads ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, and whole objects of another layout."""
+
+    def _head(self, final: bool, out: list[str], news: _Pieces) -> bool:
+        held = self._held
+        if (head := _OBJECT.match(held)) is not None and (name := json_or_none(head[1])) is not None:
+            self._enter(news, head, name)
+            self._part = self._json
+            return True
+        inside, mark, rest = held.partition(CLOSE)
+        if not mark and not final:
+            return False
+        call = whole_call(inside)
+        if call is None:
+            out.append(self._text(f"{OPEN}{inside}{mark}"))
+        else:
+            self._begin(news, call)
+        self._held, self._part = rest, self._outside
+        return True
+
+    def _closers(self, final: bool, out: list[str], news: _Pieces) -> bool:
+        """Remove the end of a call, unless other text is there."""
+        tail = "".join(self._held.split())
+        if any(each.startswith(tail) and len(tail) < len(each) for each in _ENDS):
+            self._held = "" if final else self._held
+            return False
+        if tail.startswith(_ENDS):
+            self._held = self._held.partition(CLOSE)[2]
+        self._part = self._outside
+        return True
+
+
 class ObjectReader(_Outside):
     """Reads calls that are JSON objects, one after the other: after a mark, or where the text begins with one."""
 
@@ -207,7 +257,7 @@ class ObjectReader(_Outside):
         self._lead = ""  # spaces before the first object
 
     def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
-        """See :class:`Reader`."""
+        """See :meth:`MarkedReader.read`."""
         self._held += text
         out, news = "", _Pieces()
         if self._state == "before":
@@ -268,7 +318,7 @@ class PythonReader(_Outside):
         self._done = False
 
     def read(self, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
-        """See :class:`Reader`."""
+        """See :meth:`MarkedReader.read`."""
         self._held += text
         news = _Pieces()
         if not self._done:
@@ -287,6 +337,9 @@ class PythonReader(_Outside):
                 self._held = whole[len(found) :].removeprefix("<|python_end|>")
         out, self._held = self._held, ""
         return "" if self._only else self._text(out), [*news.values()]
+
+
+Reader = MarkedReader | ObjectReader | PythonReader | HarmonyReader
 
 
 class _Constants(ast.NodeTransformer):

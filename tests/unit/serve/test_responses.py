@@ -9,14 +9,15 @@ import pytest
 from foretoken.engine.updates import Update
 from foretoken.serve.conversation import AnswerReader
 from foretoken.serve.responses import _Output
-from foretoken.serve.tools import CallReader
+from foretoken.serve.tool_formats import HERMES
+from foretoken.serve.tool_reader import reader_of
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def told(text: str, size: int) -> tuple[list[dict[str, Any]], list[tuple[str, dict[str, Any]]]]:
     """The items and events of an answer that comes in pieces of so many characters."""
-    reader, output, events = AnswerReader(None, CallReader()), _Output(), []
+    reader, output, events = AnswerReader(None, reader_of(HERMES, {}, only=False)), _Output(), []
     for begin in range(0, len(text), size):
         reason = "stop" if begin + size >= len(text) else None
         for piece in reader.pieces(Update(0, text[begin : begin + size], [], [], [], reason)):

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from foretoken.serve.tools import CallReader, joined
+from foretoken.serve.tool_formats import HERMES
+from foretoken.serve.tool_reader import reader_of
+from foretoken.serve.tools import joined
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "é"}}\n</tool_call>'
 
 
 def calls_in(text: str) -> tuple[str, list[dict[str, Any]]]:
     """The text without its calls, and the calls."""
-    rest, pieces = CallReader().read(text, final=True)
+    rest, pieces = reader_of(HERMES, {}, only=False).read(text, final=True)
     return (rest.strip() if pieces else rest), joined(pieces)
 
 
@@ -52,7 +54,7 @@ def test_a_call_that_the_limit_has_cut_is_read_if_it_is_whole() -> None:
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_pieces_are_the_same_as_the_whole(size: int) -> None:
     whole = f"One {CALL}two <tool{CALL}<tool_call>oops</tool_call>end<tool_"
-    reader, text, calls = CallReader(), "", []
+    reader, text, calls = reader_of(HERMES, {}, only=False), "", []
     for begin in range(0, len(whole), size):
         piece, found = reader.read(whole[begin : begin + size], final=False)
         assert "<tool_call>\n" not in piece
@@ -66,7 +68,7 @@ def test_pieces_are_the_same_as_the_whole(size: int) -> None:
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    reader = CallReader()
+    reader = reader_of(HERMES, {}, only=False)
     heads = reader.read('<tool_call>{"name": "f", "arguments": {"a', final=False)[1]
     assert [(each["index"], each["function"]) for each in heads] == [(0, {"name": "f", "arguments": '{"a'})]
     assert reader.read('": "}]{\\"', final=False) == ("", [{"index": 0, "function": {"arguments": '": "}]{\\"'}}])
@@ -82,7 +84,7 @@ def test_arguments_that_the_limit_has_cut_are_a_call() -> None:
 
 @pytest.mark.parametrize("between", ["\n", " ", "\n\n"])
 def test_spaces_between_calls_are_no_text(between: str) -> None:
-    reader = CallReader()
+    reader = reader_of(HERMES, {}, only=False)
     pieces = [reader.read(each, final=False)[0] for each in (CALL, between, CALL)]
     assert [*pieces, reader.read(between, final=True)[0]] == [""] * 4
 
