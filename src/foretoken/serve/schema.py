@@ -543,14 +543,10 @@ InputItem = Annotated[
 ]
 
 
-class ResponseTool(Fields):
+class ResponseTool(Function):
     """A function in the form of ``/v1/responses``."""
 
     type: Literal["function"]
-    name: _Name
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 AnyResponseTool = Annotated[

@@ -28,7 +28,7 @@ from foretoken.core.tree import TokenTree
 from foretoken.drafting.feature_heads.draft_ids import IDS
 from foretoken.drafting.feature_heads.drafter import FeatureDrafter, GrowthOptions
 from foretoken.drafting.feature_heads.runner import Runner
-from foretoken.engine.executors.remote.helper import portable
+from foretoken.engine.executors.remote.helper import RemoteRequest, portable
 from foretoken.methods.dovetail.network import Dovetail, DovetailConfig
 from foretoken.native import build
 from foretoken.options.sampling import SamplingParams
@@ -193,18 +193,9 @@ def packed(parcel: Parcel) -> tuple[int, int, bytes, int, tuple[int, ...]]:
 
 
 @dataclass(slots=True)
-class _Asked:
-    """The ``Context`` of a question (core/protocols.py)."""
+class _Asked(RemoteRequest):
+    """The ``Context`` of a question, with the number of its tokens that are in its distributions."""
 
-    request_id: int
-    tokens: list[int]
-    num_prompt: int
-    params: SamplingParams
-    streams: Streams
-    laws: LawMaker
-    stop_ids: frozenset[int]
-    history_only: bool
-    slot: int = -1
     num_in_laws: int = 0
 
 

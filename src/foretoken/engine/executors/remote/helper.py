@@ -70,8 +70,8 @@ class Order:
 
 
 @dataclass(slots=True)
-class _Told:
-    """The ``Context`` of a question (core/protocols.py)."""
+class RemoteRequest:
+    """A request in a helper's process: the ``Context`` of a drafter (core/protocols.py)."""
 
     request_id: int
     tokens: list[int]
@@ -126,7 +126,7 @@ class Helper:
                 found.append(portable(error))
         return found
 
-    def _context(self, question: Question, epoch: int) -> _Told:
+    def _context(self, question: Question, epoch: int) -> RemoteRequest:
         streams = self._streams.get(question.request_id)
         if streams is None:
             # draws of its own: not those of the engine's process, nor those of a helper that was there before
@@ -134,7 +134,7 @@ class Helper:
             streams.generator("draft").manual_seed(mix64(mix64(question.seed) ^ mix64(1 + epoch)) >> 1)
         laws = LawMaker(question.params, question.tokens[: question.num_prompt], self._vocab_size, question.stop_ids)
         laws.append(question.tokens[question.num_prompt :])
-        return _Told(
+        return RemoteRequest(
             question.request_id,
             question.tokens,
             question.num_prompt,
