@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -28,7 +28,7 @@ from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.metrics import LoopCollector, exposition
 from foretoken.serve.request_head import check_head
 from foretoken.serve.responses import Response as MadeResponse
-from foretoken.serve.schema import AdapterName, ChatRequest, CompletionRequest, Ignored, LoadAdapter, ResponsesRequest
+from foretoken.serve.schema import AdapterName, ChatRequest, CompletionRequest, LoadAdapter, ResponsesRequest, Sampling
 from foretoken.serve.service import FINGERPRINT, Service, first_of, new_id
 from foretoken.serve.stream import CLIENT_GONE, EventStream, answered, unless_gone
 
@@ -124,46 +124,37 @@ class _App(FastAPI):
 def _add_paths(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", summary="Answer a conversation", tags=["openai"], responses=_STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
-        refuse_unknown(body, request)
-        asked = await asyncio.to_thread(Chat, service, body)  # templates, tokens and grammars take time
-        return await _answer(asked, body, request, stream=bool(body.stream))
+        return await answer(Chat, body, request)
 
     @app.post("/v1/completions", summary="Continue a text", tags=["openai"], responses=_STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        refuse_unknown(body, request)
-        asked = await asyncio.to_thread(Completion, service, body)
-        return await _answer(asked, body, request, stream=bool(body.stream))
+        return await answer(Completion, body, request)
 
     @app.post("/v1/responses", summary="Create a response, stateless", tags=["openai"], responses=_STREAMED)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        refuse_unknown(body, request)
-        asked = await asyncio.to_thread(MadeResponse, service, body)
-        return await _answer(asked, body, request, stream=bool(body.stream))
+        return await answer(MadeResponse, body, request)
 
     @app.post(
         "/v1/messages", summary="Answer a conversation, in Anthropic's form", tags=["anthropic"], responses=_STREAMED
     )
     async def messages(body: MessagesRequest, request: Request) -> Response:
-        refuse_unknown(body, request)
-        asked = await asyncio.to_thread(Messages, service, body)
-        return await _answer(asked, body, request, stream=bool(body.stream))
+        return await answer(Messages, body, request)
 
     @app.post("/v1/messages/count_tokens", summary="Tokens of a conversation", tags=["anthropic"])
     async def count(body: CountRequest) -> dict[str, int]:
         return await asyncio.to_thread(count_tokens, service, body)
 
-    def refuse_unknown(body: Ignored, request: Request) -> None:
+    async def answer(way: Callable[[Service, Any], Any], body: Sampling, request: Request) -> Response:
         if body.unknown and (service.limits.strict or request.headers.get(_STRICT, "0") != "0"):
             name = body.unknown[0]
             message = f"unknown field '{name}', which strict parsing refuses: leave it out"
             raise ApiError(400, message, param=name, code="unknown_field")
-
-    async def _answer(asked: Any, body: Ignored, request: Request, *, stream: bool) -> Response:
+        asked = await asyncio.to_thread(way, service, body)  # templates, tokens and grammars take time
         headers = {"x-request-id": asked.id, "request-id": asked.id}
         if body.ignored:
             headers[_IGNORED] = _listed(body.ignored)
             service.timings.count_ignored(len(body.ignored))
-        if stream:
+        if body.stream:
             # wait for the first event, so that a refusal still sets the HTTP status
             events = await unless_gone(request.receive, first_of(asked.events()))
             if events is None:
