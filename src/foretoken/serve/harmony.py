@@ -12,7 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from foretoken.serve.tools import Balance, add_piece, begun, possible_begin
+from foretoken.engine.text.detokenise import possible_begin
+from foretoken.serve.tools import Balance, add_piece, begun
 
 _MARKS = tuple(f"<|{each}|>" for each in ("channel", "start", "end", "call", "return", "message", "constrain"))
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
@@ -89,7 +90,7 @@ class HarmonyReader:
     def _body(self, final: bool, found: dict[str, str], news: dict[int, dict[str, Any]]) -> bool:
         """Read up to the next mark; return whether there is one."""
         mark = _MARK.search(self._held)
-        keep = 0 if final else max(possible_begin(self._held, each) for each in _MARKS)
+        keep = 0 if final else possible_begin(self._held, _MARKS)
         end = len(self._held) - keep if mark is None else mark.start()
         piece, self._held = self._held[:end], self._held[end:]
         if self._kind != "call":

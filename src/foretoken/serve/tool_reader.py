@@ -12,9 +12,10 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from foretoken.engine.text.detokenise import possible_begin
 from foretoken.serve.harmony import HarmonyReader
 from foretoken.serve.tool_formats import HARMONY, HERMES, PYTHONIC, ToolFormat
-from foretoken.serve.tools import CLOSE, OPEN, Balance, add_piece, begun, json_or_none, possible_begin, whole_call
+from foretoken.serve.tools import CLOSE, OPEN, Balance, add_piece, begun, json_or_none, whole_call
 
 _LONGEST_HEAD = 400  # characters between a call's begin and its arguments
 _LIST = re.compile(r"\[\s*(?:[^\W\d][\w.]*\s*(?:\(.*)?)?", re.DOTALL)  # of calls, perhaps cut
@@ -113,7 +114,7 @@ class MarkedReader(_Outside):
         held = self._held
         places = [(held.find(each), -len(each), each) for each in self._form.opens if each in held]
         if not places:
-            keep = 0 if final else max(possible_begin(held, each) for each in self._form.opens)
+            keep = 0 if final else possible_begin(held, self._form.opens)
             out.append(self._text(held[: len(held) - keep]))
             self._held = held[len(held) - keep :]
             return False
@@ -280,7 +281,7 @@ class ObjectReader(_Outside):
                 self._state = "text"
             return ""
         place = held.find(self._mark)
-        keep = 0 if final else possible_begin(held, self._mark)
+        keep = 0 if final else possible_begin(held, (self._mark,))
         end = place if place >= 0 else len(held) - keep
         self._held = held[end:]
         if place >= 0:

@@ -85,8 +85,3 @@ def json_or_none(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def possible_begin(text: str, mark: str = OPEN) -> int:
-    """Return the length of the longest suffix of the text that may begin a mark."""
-    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)

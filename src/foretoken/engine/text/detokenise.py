@@ -9,7 +9,7 @@ they decode, so the last tokens of the prompt are decoded with it, and their own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from foretoken.options.sampling import SamplingParams
@@ -25,6 +25,12 @@ def text_of(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = (), *, s
     context = _context(tokenizer, prompt)
     before = _decode(tokenizer, context, skip_special)
     return _decode(tokenizer, [*context, *ids], skip_special)[len(before) :]
+
+
+def possible_begin(text: str, marks: Iterable[str]) -> int:
+    """Length of the longest end of a text that may begin one of the marks."""
+    begins = (size for mark in marks for size in range(1, min(len(mark), len(text) + 1)) if text.endswith(mark[:size]))
+    return max(begins, default=0)
 
 
 def _decode(tokenizer: Any, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -113,7 +119,7 @@ class TextStream:
         """Text that was not released before and cannot be taken back any more."""
         end = len(self._text)
         if not final and self._stop:
-            end -= self._possible_stop()
+            end -= possible_begin(self._text, self._stop)
         fresh = self._text[self._released : end]
         self._released = max(self._released, end)
         return fresh
@@ -136,13 +142,3 @@ class TextStream:
         self._ids.clear()
         self._read_from = self._read_to = 0
         return True
-
-    def _possible_stop(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = 0
-        for stop in self._stop:
-            for size in range(min(len(stop) - 1, len(self._text)), longest, -1):
-                if self._text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from foretoken.engine.text.detokenise import TextStream
+from foretoken.engine.text.detokenise import TextStream, possible_begin
 
 OPEN, CLOSE = "<think>", "</think>"
 _TAIL = 12  # last tokens of a prompt to look at
@@ -86,6 +86,6 @@ class Thinking:
 
 def _possible_end(text: str) -> int:
     """Length of the longest end of the text that may belong to the end of the reasoning, spaces before it included."""
-    size = next((size for size in range(min(len(CLOSE) - 1, len(text)), 0, -1) if text.endswith(CLOSE[:size])), 0)
+    size = possible_begin(text, (CLOSE,))
     rest = text[: len(text) - size]
     return len(text) - len(rest.rstrip())
