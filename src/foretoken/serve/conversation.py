@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from foretoken.core.errors import ForetokenError
-from foretoken.engine.intake.prompts import OWN_VARIABLES
+from foretoken.engine.intake.prompts import OWN_VARIABLES, names_in
 from foretoken.engine.request import Request
 from foretoken.engine.text.reasoning import Thinking
 from foretoken.engine.updates import Update
@@ -34,7 +34,7 @@ from foretoken.serve.service import Service
 from foretoken.serve.tool_choice import ToolChoice
 from foretoken.serve.tool_formats import HARMONY
 from foretoken.serve.tool_reader import Reader, reader_of
-from foretoken.serve.tools import CLOSE, OPEN
+from foretoken.serve.tools import CLOSE, OPEN, json_or_none
 
 _ENDS = ("<|call|>", "<|return|>")  # of an answer in harmony
 _TOOLS = """\
@@ -227,28 +227,20 @@ def _plain(message: Message, place: int, template: str, body: ConversationReques
         for call in said["tool_calls"]:
             call["function"]["arguments"] = _mapping(call["function"]["arguments"])
     if (reasoning := message.reasoning_content or message.reasoning) is not None:
-        own = _names(template, "thinking") and not _names(template, "reasoning_content")
+        own = names_in(template, "thinking") and not names_in(template, "reasoning_content")
         said["thinking" if own else "reasoning_content"] = reasoning
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             said[name] = getattr(message, name)
     for name, value in (message.model_extra or {}).items():
-        if _names(template, name):
+        if names_in(template, name):
             said[name] = value
             body.use(f"messages[].{name}")
     return said
 
 
-def _names(template: str, name: str) -> bool:
-    """Return whether a chat template contains a word: a variable or the key of a message."""
-    return re.search(rf"\b{re.escape(name)}\b", template) is not None
-
-
 def _mapping(arguments: str) -> Any:
-    try:
-        found = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return arguments
+    found = json_or_none(arguments or "{}")
     return found if isinstance(found, dict) else arguments
 
 
@@ -318,7 +310,7 @@ def _settings(body: ConversationRequest, template: str, *, reasons: bool) -> dic
                 f"chat_template_kwargs.{name} is reserved for the server: leave it out",
                 param="chat_template_kwargs",
             )
-        if _names(template, name):
+        if names_in(template, name):
             found[name] = value
         elif value:
             message = f"chat_template_kwargs.{name}: the model's chat template has no such variable: leave it out"
@@ -327,8 +319,8 @@ def _settings(body: ConversationRequest, template: str, *, reasons: bool) -> dic
         for path, value in wishes.items():
             # "none" asks for no reasoning, which is what a model without reasoning does
             idle = value in (False, "none") and not reasons
-            if not _names(template, variable):
-                if not idle and not (value == "none" and _names(template, "enable_thinking")):
+            if not names_in(template, variable):
+                if not idle and not (value == "none" and names_in(template, "enable_thinking")):
                     body.ignore(path)
             elif found.setdefault(variable, value) != value:
                 message = f"{path} differs from another field that sets {variable}={found[variable]!r}: keep one"

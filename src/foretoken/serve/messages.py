@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from foretoken.serve.service import Service, new_id, refuse_failure
 from foretoken.serve.stream import event
 from foretoken.serve.tool_choice import ToolChoice
 from foretoken.serve.tool_formats import ToolGrammar
+from foretoken.serve.tools import json_or_none
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 _PING_SECONDS = 10.0
@@ -192,7 +192,8 @@ class _Blocks:
         if block is None:
             return
         if block["type"] == "tool_use":
-            block["input"] = _mapping(self._arguments)
+            found = json_or_none(self._arguments or "{}")
+            block["input"] = found if isinstance(found, dict) else {}  # a call that was cut has none
         if block["type"] == "thinking":
             block["signature"] = _SIGNATURE
             yield self._delta("signature_delta", "signature", _SIGNATURE)
@@ -252,15 +253,6 @@ async def _with_pings(updates: AsyncIterator[list[Update]]) -> AsyncGenerator[li
     finally:
         if waiting is not None and not waiting.done():
             waiting.cancel()
-
-
-def _mapping(arguments: str) -> dict[str, Any]:
-    """Parse the arguments of a call; a call that was cut has none."""
-    try:
-        found = json.loads(arguments or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _event(kind: str, **fields: Any) -> bytes:

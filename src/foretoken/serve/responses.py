@@ -11,7 +11,6 @@ from foretoken.serve.conversation import Conversation, Piece, offered
 from foretoken.serve.errors import ApiError
 from foretoken.serve.schema import (
     LOGPROBS,
-    Function,
     FunctionCall,
     InputCall,
     InputCallOutput,
@@ -59,7 +58,7 @@ class Response:
         self.id, self.created = new_id("resp_"), int(time.time())
         named = body.tool_choice.name if isinstance(body.tool_choice, NamedResponseTool) else None
         chosen = body.tool_choice if isinstance(body.tool_choice, str) else None
-        tools = [_tool(each) for each in offered(body) if isinstance(each, ResponseTool)]
+        tools = [Tool(type="function", function=each) for each in offered(body) if isinstance(each, ResponseTool)]
         choice = ToolChoice(tools, chosen, named, parallel=body.parallel_tool_calls, writes=service.tool_grammar)
         talk = Conversation(service, _messages(body), choice, body)
         form = None if body.text is None else body.text.format
@@ -319,11 +318,6 @@ def _messages(body: ResponsesRequest) -> list[Message]:
 
 def _joined(content: str | Sequence[InputPart]) -> str:
     return content if isinstance(content, str) else "\n".join(each.text for each in content)
-
-
-def _tool(tool: ResponseTool) -> Tool:
-    function = Function(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
-    return Tool(type="function", function=function)
 
 
 def _status(delta: Update) -> str:

@@ -148,11 +148,11 @@ def _check_variable(name: Any, value: Any, template: str) -> None:
         raise InputError(f"chat_template_kwargs has '{name}', which is no variable of a template: leave it out")
     if value is None or value is False:
         return
-    if not isinstance(name, str) or not _names(template, name):
+    if not isinstance(name, str) or not names_in(template, name):
         raise InputError(f"chat_template_kwargs has {name!r:.60}: the chat template has no such variable: leave it out")
 
 
-def _names(template: str, name: str) -> bool:
+def names_in(template: str, name: str) -> bool:
     """Whether a word stands in a template: a variable, a key or a role."""
     return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
@@ -211,13 +211,13 @@ def _message(message: Any, place: str, template: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         raise InputError(f"{place} needs a string 'role': {message!r:.80}")
-    if role not in _ROLES and not _names(template, role):
+    if role not in _ROLES and not names_in(template, role):
         raise InputError(f"{place} has the role {role!r:.60}: {nearest(role, _ROLES)}")
-    if role == "developer" and not _names(template, role):  # OpenAI's later name of it
+    if role == "developer" and not names_in(template, role):  # OpenAI's later name of it
         role = "system"
     for key, value in message.items():
         known = key in _KEYS or key in _ADDED or value is None
-        if not known and not (isinstance(key, str) and _names(template, key)):
+        if not known and not (isinstance(key, str) and names_in(template, key)):
             raise InputError(
                 f"{place} has the key {key!r:.60}, which the chat template does not read: {nearest(str(key), _KEYS)}"
             )
