@@ -8,7 +8,7 @@ Letters: R rank, K inputs, O outputs, T packed rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -55,15 +55,11 @@ def corrected(model: nn.Module, batch: PackedBatch) -> Iterator[None]:
     for segment in batch.segments:
         if segment.adapter is not None:
             rows.setdefault(segment.adapter, []).extend(range(segment.start, segment.start + segment.num_rows))
-    handles = []
-    for adapter, own in rows.items():
-        for name, product in adapter.products.items():
-            handles.append(model.get_submodule(name).register_forward_hook(_hook(product, own)))
-    try:
+    with ExitStack() as hooks:
+        for adapter, own in rows.items():
+            for name, product in adapter.products.items():
+                hooks.enter_context(model.get_submodule(name).register_forward_hook(_hook(product, own)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _hook(product: LowRank, rows: list[int]) -> Any:

@@ -11,7 +11,7 @@ Letters: B sequences, T positions, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -32,18 +32,14 @@ def watching(parts: Anatomy, depths: Iterable[Depth], take: Callable[[Depth, Any
         take: called with the depth and the module's output. Copy it to keep it, because the next layer may add to it in
             place; :func:`state_of` checks that it is one state a token.
     """
-    handles: list[Any] = []
-    for depth in depths:
-        if depth == 0:
-            handles.append(reads(parts.layers[0], lambda values: take(0, values)))
-        else:
-            part = parts.final_norm if depth == FINAL else parts.layers[int(depth) - 1]
-            handles.append(part.register_forward_hook(_gives(depth, take)))
-    try:
+    with ExitStack() as hooks:
+        for depth in depths:
+            if depth == 0:
+                hooks.enter_context(reads(parts.layers[0], lambda values: take(0, values)))
+            else:
+                part = parts.final_norm if depth == FINAL else parts.layers[int(depth) - 1]
+                hooks.enter_context(part.register_forward_hook(_gives(depth, take)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def reads(module: nn.Module, take: Callable[[Tensor], None]) -> Any:

@@ -12,7 +12,7 @@ Letters: T packed rows, R tapped rows, D width.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,16 +74,12 @@ def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
         rows_1TD = span.entering_TD[None]
         return ((rows_1TD, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": rows_1TD})
 
-    handle: Any = None
-    if span.entering_TD is not None:
-        begin = parts.layers[span.first] if span.first < len(parts.layers) else parts.final_norm
-        handle = begin.register_forward_pre_hook(enter, with_kwargs=True)
-    try:
+    with ExitStack() as hooks:
+        if span.entering_TD is not None:
+            begin = parts.layers[span.first] if span.first < len(parts.layers) else parts.final_norm
+            hooks.enter_context(begin.register_forward_pre_hook(enter, with_kwargs=True))
         with passed_by(skipped), watching(parts, span.taps, keep):
             yield hidden
-    finally:
-        if handle is not None:
-            handle.remove()
     if span.entering_TD is not None and not entered:
         raise UnsupportedArchitecture(f"{type(parts.body).__name__}: its forward does not pass through its layers")
 

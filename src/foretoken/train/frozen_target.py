@@ -112,11 +112,8 @@ class FrozenTarget:
         )
         ids_BT = torch.zeros(packed_BTD.shape[:2], dtype=torch.int64, device=packed_BTD.device)
         depth = len(self.parts.layers)
-        try:
-            with self._products(), within(self.parts, Span(depth, depth, final_norm=False)):
-                logits_BTV: Tensor = self.model(input_ids=ids_BT, use_cache=False).logits
-        finally:
-            handle.remove()
+        with handle, self._products(), within(self.parts, Span(depth, depth, final_norm=False)):
+            logits_BTV: Tensor = self.model(input_ids=ids_BT, use_cache=False).logits
         return logits_BTV.flatten(0, 1)[: len(rows_ND)].float()
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -161,12 +161,10 @@ def _shaken(model: Any, by: float, seed: int = 0) -> Iterator[None]:
         return (y.float() * shares).to(y.dtype)
 
     linears = [each for each in model.modules() if isinstance(each, (nn.Linear, QuantisedLinear, TiledLinear))]
-    handles = [each.register_forward_hook(shake) for each in linears]
-    try:
+    with ExitStack() as hooks:
+        for each in linears:
+            hooks.enter_context(each.register_forward_hook(shake))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def read(forward: Callable[[PackedBatch, KVCache], Tensor], cache: KVCache, max_length: int, vocab: int) -> Tensor:

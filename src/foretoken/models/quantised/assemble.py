@@ -52,11 +52,8 @@ def _without_weights() -> Iterator[None]:
             return None
         return nn.Parameter(parameter.to("meta"), requires_grad=False)
 
-    handle = register_module_parameter_registration_hook(drop)  # type: ignore[arg-type]  # may return a parameter
-    try:
+    with register_module_parameter_registration_hook(drop):  # type: ignore[arg-type]  # may return a parameter
         yield
-    finally:
-        handle.remove()
 
 
 def fill(model: Any, tensors: Iterable[tuple[str, Tensor | QuantisedWeight | QuantisedExperts]], name: str) -> Any:
