@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.draft import ResumePoint
-from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
+from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.tree import ROOT
 from foretoken.drafting.draft_builder import DraftBuilder
 from foretoken.forward import anatomy
@@ -28,7 +28,7 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
-from foretoken.models.adoption.probe import same
+from foretoken.models.adoption.probe import refusal, same
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 
@@ -143,18 +143,13 @@ def check_spans(target: LanguageModel) -> None:
     kind = type(target.model).__name__
     if target.num_layers < 2:
         raise UnsupportedArchitecture(f"model '{target.name}' ({kind}) has one layer: there is none to leave early")
-    counted = target.layers_loaded, target.layer_rows
-    try:
+
+    def check() -> str | None:
         layers = anatomy.find(target.model).layers
-        if type(layers[0]) is not type(layers[-1]):
-            raise UnsupportedArchitecture("its layers are not all of one kind")
-        reason = _cut_and_compare(target)
-    except ForetokenError as error:
-        reason = str(error)
-    except Exception as error:  # hundreds of families raise whatever they like
-        reason = f"it cannot be run in spans of layers ({' '.join(str(error).split())[:200]})"
-    finally:
-        target.layers_loaded, target.layer_rows = counted
+        alike = type(layers[0]) is type(layers[-1])
+        return _cut_and_compare(target) if alike else "its layers are not all of one kind"
+
+    reason = refusal(target, check, "it cannot be run in spans of layers")
     if reason is not None:
         raise UnsupportedArchitecture(
             f"model '{target.name}' ({kind}) cannot draft for itself: {reason}; use method='draft_model' or 'suffix'"

@@ -11,7 +11,7 @@ Letters: T packed rows, R tapped rows, D width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -88,12 +88,19 @@ def within(parts: Anatomy, span: Span) -> Iterator[dict[int, Tensor]]:
 def passed_by(modules: Iterable[nn.Module]) -> Iterator[None]:
     """While inside, these layers return their input."""
     found = list(modules)
-    for module in found:
-        module.forward = _same
+    with forwards_replaced(found, [_same] * len(found)):
+        yield
+
+
+@contextmanager
+def forwards_replaced(modules: Sequence[nn.Module], forwards: Sequence[Callable[..., Tensor]]) -> Iterator[None]:
+    """While inside, each of these modules computes another forward."""
+    for module, forward in zip(modules, forwards, strict=True):
+        module.forward = forward
     try:
         yield
     finally:
-        for module in found:
+        for module in modules:
             del module.forward
 
 

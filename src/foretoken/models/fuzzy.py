@@ -24,7 +24,7 @@ from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.forward.anatomy import Anatomy, find
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
-from foretoken.forward.span import passed_by
+from foretoken.forward.span import forwards_replaced, passed_by
 from foretoken.models.language_model import LanguageModel
 
 Groups = tuple[range, ...]
@@ -46,7 +46,7 @@ def fuzzy(parts: Anatomy, groups: Groups) -> Iterator[None]:
     """While inside, a forward of the library's model runs these groups; it must call its layers itself, in order."""
     many = [group for group in groups if len(group) > 1]
     leads, others = [parts.layers[group[0]] for group in many], [parts.layers[i] for group in many for i in group[1:]]
-    with passed_by(others), _led(leads, [_group(parts, group) for group in many]):
+    with passed_by(others), forwards_replaced(leads, [_group(parts, group) for group in many]):
         yield
 
 
@@ -92,7 +92,7 @@ def _logits(model: LanguageModel, parts: Anatomy | None) -> Tensor:
     plan.native = None
     if parts is None:
         return model.forward(batch, plan).logits_MV.float()
-    with _led(list(parts.layers), [_group(parts, [number]) for number in range(len(parts.layers))]):
+    with forwards_replaced(list(parts.layers), [_group(parts, [number]) for number in range(len(parts.layers))]):
         return model.forward(batch, plan).logits_MV.float()
 
 
@@ -110,14 +110,3 @@ def _group(parts: Anatomy, numbers: Sequence[int]) -> Callable[..., Tensor]:
         return hidden_states
 
     return forward
-
-
-@contextmanager
-def _led(leads: Sequence[nn.Module], forwards: Sequence[Callable[..., Tensor]]) -> Iterator[None]:
-    for lead, forward in zip(leads, forwards, strict=True):
-        lead.forward = forward
-    try:
-        yield
-    finally:
-        for lead in leads:
-            del lead.forward

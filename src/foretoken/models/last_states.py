@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
+from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.forward import anatomy
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
-from foretoken.models.adoption.probe import same
+from foretoken.models.adoption.probe import refusal, same
 from foretoken.models.language_model import LanguageModel, Output
 
 
@@ -34,16 +34,12 @@ class LastStates:
         self._depth = model.num_layers
         self.span = Span(0, model.num_layers, taps=(model.num_layers,))
         kind = type(model.model).__name__
-        counted = model.layers_loaded, model.layer_rows
-        try:
+
+        def check() -> str | None:
             self._norm = anatomy.find(model.model).final_norm
-            reason = None if self._agrees(model) else "its head reads something else than its last hidden state"
-        except ForetokenError as error:
-            reason = str(error)
-        except Exception as error:  # hundreds of families raise whatever they like
-            reason = f"its hidden states cannot be kept ({' '.join(str(error).split())[:200]})"
-        finally:
-            model.layers_loaded, model.layer_rows = counted
+            return None if self._agrees(model) else "its head reads something else than its last hidden state"
+
+        reason = refusal(model, check, "its hidden states cannot be kept")
         if reason is not None:
             raise UnsupportedArchitecture(
                 f"model '{model.name}' ({kind}) cannot carry a head on its last hidden state: {reason}"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionMaskInterface
 
-from foretoken.core.errors import UnsupportedArchitecture
+from foretoken.core.errors import ForetokenError, UnsupportedArchitecture
 from foretoken.core.protocols import Plan, Scoring
 from foretoken.forward import attention
 from foretoken.forward.batch import PackedBatch
@@ -171,6 +171,24 @@ def check(
     if not same(logits_MV[0], logits_MV[2]):
         raise UnsupportedArchitecture("rows of a packed batch mix outside attention")
     return roll.window
+
+
+def refusal(model: Any, check: Callable[[], str | None], why: str) -> str | None:
+    """Why a trial of a loaded model fails, whatever it raises; None if it does not. Its counts of layers stay.
+
+    Args:
+        model: a language model.
+        why: the reason where the library's code raises.
+    """
+    counted = model.layers_loaded, model.layer_rows
+    try:
+        return check()
+    except ForetokenError as error:
+        return str(error)
+    except Exception as error:  # hundreds of families raise whatever they like
+        return f"{why} ({' '.join(str(error).split())[:200]})"
+    finally:
+        model.layers_loaded, model.layer_rows = counted
 
 
 def same(a: Tensor, b: Tensor) -> bool:
