@@ -26,7 +26,7 @@ from torch import Tensor
 
 from foretoken.core.columns import Columns
 from foretoken.core.draft import Draft, PointMass, Sampled
-from foretoken.core.errors import ForetokenError, RequestError
+from foretoken.core.errors import ForetokenError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Plan, Verifier
@@ -44,7 +44,7 @@ from foretoken.forward.span import Span
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.prefill import chunks
 from foretoken.planner.expected import Expected, Start
-from foretoken.planner.trace import Answer, Trace
+from foretoken.planner.trace import Answer, Trace, driven
 from foretoken.verifiers.match import MatchVerifier
 
 _MAX_ROWS = 512
@@ -319,12 +319,4 @@ class Replay:
         (request,) = admission.requests(prompt, self._trace.params_of(answer), 0)
         if force is not None:
             request.streams = force(request)
-        engine.add(request)
-        try:
-            while not request.finished:
-                engine.step()
-        finally:
-            engine.cancel(request)
-        if request.finish_reason == "error":
-            raise RequestError(request.error or "the drafter failed")
-        return request
+        return driven(engine, request)

@@ -18,6 +18,7 @@ from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import Request
+from foretoken.engine.step import Engine
 from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.match import MatchVerifier
 
@@ -98,14 +99,19 @@ def run_alone(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams, until
         RequestError: it failed.
     """
     (request,) = llm.new_requests({"prompt_token_ids": list(prompt_ids)}, params)
-    llm.engine.add(request)
+    return driven(llm.engine, request, until)
+
+
+def driven(engine: Engine, request: Request, until: float = math.inf) -> Request:
+    """Step an engine until its only request has ended; see :func:`run_alone`."""
+    engine.add(request)
     try:
         while not request.finished:
-            llm.engine.step()
+            engine.step()
             if perf_counter() > until and request.num_output >= _LEAST_TOKENS:
                 break
     finally:
-        llm.engine.cancel(request)
+        engine.cancel(request)
     if request.finish_reason == "error":
         raise RequestError(request.error or "the request failed")
     return request
