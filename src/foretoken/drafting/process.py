@@ -6,9 +6,8 @@
               STOP  ────►                   return the partial result
                     ◄──── REPLY             with the order's number; some orders have none
 
-One pipe, one order with a reply at a time; from LOADED on orders and replies may go over gloo instead (gloo.py). The
-helper ends when the channel does, so that no engine leaves one after. An interrupt from the keyboard does not reach
-it: it has a session of its own, and the engine handles the interrupt.
+One pipe, one order with a reply at a time. The helper ends when the pipe does, so that no engine leaves one after. An
+interrupt from the keyboard does not reach it: it has a session of its own, and the engine handles the interrupt.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import secrets
-import shutil
 import socket
 import statistics
 import struct
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable
 from multiprocessing import Pipe
@@ -33,8 +29,6 @@ from typing import Any, Protocol
 from weakref import finalize
 
 import torch
-
-from foretoken.drafting.gloo import GlooChannel
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +45,6 @@ class Numbered(Protocol):
 
     @property
     def number(self) -> int: ...
-
-
-class Channel(Protocol):
-    """The transport of orders and replies; ``multiprocessing``'s ``Connection`` is one."""
-
-    def poll(self, timeout: float = 0.0) -> bool: ...
-
-    def recv_bytes(self) -> bytes: ...
-
-    def send_bytes(self, payload: bytes) -> None: ...
 
 
 class Answers(Protocol):
@@ -80,7 +64,6 @@ class HelperProcess:
         without: the consequence in messages when no helper is left.
         forget: called when a helper is lost: a new one knows nothing.
         threads: of the helper.
-        gloo: whether orders and replies go over torch.distributed.
 
     Attributes:
         epoch: helpers that were lost or ended so far.
@@ -96,17 +79,13 @@ class HelperProcess:
         without: str,
         forget: Callable[[], None],
         threads: int,
-        gloo: bool = False,
     ) -> None:
         self._made_of = (make, arguments, threads)
-        self._over_gloo = gloo
         self._purpose, self._without, self._forget = purpose, without, forget
         self.epoch = self._number = 0
         self.bytes_sent = self.bytes_received = 0
         self._answers: deque[float] = deque([0.0], maxlen=64)
         self._pipe: Connection | None = None
-        self._gloo: GlooChannel | None = None
-        self._folder = ""  # where the two meet
         self._process: subprocess.Popen[bytes] | None = None
         self._started, self._since = False, 0.0
         self._restarts = 0  # a helper that failed to start is not started again
@@ -132,12 +111,7 @@ class HelperProcess:
             while not self._started and self._pipe.poll(max(0.0, until - perf_counter())):
                 self._started = self._pipe.recv() == LOADED
                 if not self._started:  # it is here, and reads
-                    self._pipe.send((*self._made_of, self._meeting()))
-            if self._started and self._gloo is not None:
-                self._started = self._gloo.connected(_MESSAGE)
-                shutil.rmtree(self._folder, ignore_errors=True)  # they have met, or never will
-                if not self._started:
-                    self._lost("is not to be reached over gloo")
+                    self._pipe.send(self._made_of)
             if not self._started and perf_counter() - self._since > STARTING:
                 self._lost(f"did not start within {STARTING:.0f} s")
         except (EOFError, OSError):
@@ -165,20 +139,21 @@ class HelperProcess:
             more_seconds: allowed in addition to the usual time.
             stopped: whether the engine wants the partial result.
         """
-        channel = self._channel
+        pipe = self._pipe
+        assert pipe is not None
         deadline = max(_LEAST, _MEDIANS * statistics.median(self._answers)) + more_seconds
         began = perf_counter()
         try:
             self._send(order)
             while True:
-                while not channel.poll(deadline if stopped is None else _LOOK):
+                while not pipe.poll(deadline if stopped is None else _LOOK):
                     if perf_counter() - began > deadline:
                         self._lost(f"did not answer within {deadline:.1f} s")
                         return None
                     if stopped is not None and stopped():
                         self._send(None)  # STOP
                         stopped = None
-                payload = channel.recv_bytes()
+                payload = pipe.recv_bytes()
                 number, found = pickle.loads(payload)  # noqa: S301  (our own helper wrote it)
                 if number == order.number:  # else to an order that was interrupted
                     break
@@ -209,30 +184,12 @@ class HelperProcess:
         theirs.close()
         self._pipe, self._process = ours, process
         self._started, self._since = False, perf_counter()
-        self._finalizer = finalize(self, _kill, process, ours, None, "")
-
-    def _meeting(self) -> tuple[str, bytes] | None:
-        """The rendezvous file for gloo, and the key that authenticates messages; None: use the pipe."""
-        if not self._over_gloo:
-            return None
-        assert self._process is not None
-        assert self._pipe is not None
-        self._folder, key = tempfile.mkdtemp(prefix="foretoken-"), secrets.token_bytes(32)
-        path = os.path.join(self._folder, "met")
-        self._gloo = GlooChannel(0, path, key)
-        self._finalizer.detach()
-        self._finalizer = finalize(self, _kill, self._process, self._pipe, self._gloo, self._folder)
-        return path, key
-
-    @property
-    def _channel(self) -> Channel:
-        channel = self._gloo or self._pipe
-        assert channel is not None
-        return channel
+        self._finalizer = finalize(self, _kill, process, ours)
 
     def _send(self, order: Numbered | None) -> None:
         payload = pickle.dumps(order, protocol=pickle.HIGHEST_PROTOCOL)
-        self._channel.send_bytes(payload)
+        assert self._pipe is not None
+        self._pipe.send_bytes(payload)
         self.bytes_sent += len(payload)
 
     def _lost(self, why: str) -> None:
@@ -250,7 +207,7 @@ class HelperProcess:
             self._begin()
 
     def _end(self) -> None:
-        self._pipe = self._gloo = self._process = None
+        self._pipe = self._process = None
         self.epoch += 1
         self._forget()
         self._finalizer()
@@ -261,16 +218,15 @@ def main(descriptor: int) -> None:
     pipe = Connection(descriptor)
     try:
         pipe.send(HERE)
-        make, arguments, threads, meeting = pipe.recv()
+        make, arguments, threads = pipe.recv()
         torch.set_num_threads(threads)
-        channel: Channel = pipe if meeting is None else GlooChannel(1, *meeting)
-        answers: Answers = make(*arguments, stopped=channel.poll)
+        answers: Answers = make(*arguments, stopped=pipe.poll)
         pipe.send(LOADED)
         while True:
-            order = pickle.loads(channel.recv_bytes())  # noqa: S301  (our own engine wrote it)
+            order = pickle.loads(pipe.recv_bytes())  # noqa: S301  (our own engine wrote it)
             reply = None if order is None else answers.answer(order)  # None: a STOP that came too late
             if reply is not None:
-                channel.send_bytes(pickle.dumps((order.number, reply), protocol=pickle.HIGHEST_PROTOCOL))
+                pipe.send_bytes(pickle.dumps((order.number, reply), protocol=pickle.HIGHEST_PROTOCOL))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the engine is gone, or wants no more; there is nothing to put away
 
@@ -282,10 +238,7 @@ def _bound(pipe: Connection) -> None:
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _MESSAGE, 0))
 
 
-def _kill(process: subprocess.Popen[bytes], pipe: Connection, gloo: GlooChannel | None, folder: str) -> None:
+def _kill(process: subprocess.Popen[bytes], pipe: Connection) -> None:
     pipe.close()
     process.kill()  # it holds nothing that could be lost
     process.wait()
-    if gloo is not None:
-        gloo.join(1.0)
-        shutil.rmtree(folder, ignore_errors=True)

@@ -21,7 +21,7 @@ from foretoken.core.needs import Declared, Needs, Offers
 from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafters.extended import ExtendedDrafter
-from foretoken.drafting import gloo, learned_part
+from foretoken.drafting import learned_part
 from foretoken.drafting.published.folder import method_for
 from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.executors.worker_thread import split
@@ -109,15 +109,13 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
     if reason:
         raise ConfigError(f"executor='{executor}' does not go with this recipe: {reason}; use executor='serial'")
     if lane in _HELPED:
-        remote = RemoteDrafter(drafter, config, target, split()[1], gloo=lane == "gloo")
+        remote = RemoteDrafter(drafter, config, target, split()[1])
         return dataclasses.replace(recipe, drafter=remote)
     return recipe
 
 
 def _check_lane(lane: Any, executor: str, method: Any) -> None:
     """Refuse a place for drafting ahead that is not available, or where nothing is drafted ahead."""
-    if lane == "gloo" and not gloo.available():
-        raise ConfigError("lane='gloo': this build of torch has no torch.distributed with gloo; use lane='process'")
     if lane in _HELPED and executor == "serial":
         raise ConfigError(f"lane='{lane}' does nothing with executor='serial': use executor='pearl' or 'auto'")
     if lane in _HELPED and not isinstance(method, str):

@@ -13,7 +13,7 @@ AUTO: Mapping[str, Any] = MappingProxyType({"method": "auto"})
 """The ``speculative_config`` where none is given."""
 
 EXECUTORS = ("serial", "pearl", "auto")
-LANES = ("thread", "process", "gloo")
+LANES = ("thread", "process")
 _MOST_NODES = 256
 
 
@@ -71,9 +71,7 @@ class RecipeOptions(Checked):
             choices=EXECUTORS,
         ),
     ] = "serial"
-    lane: Annotated[str, Option("Where pearl drafts: in a thread, in a process, or over gloo.", choices=LANES)] = (
-        "thread"
-    )
+    lane: Annotated[str, Option("Where pearl drafts: in a thread, or in a process.", choices=LANES)] = "thread"
     plan: Annotated[
         str | None,
         Option("The target's verification plan: dense, or one of the catalogue; or a file of `foretoken plan`."),

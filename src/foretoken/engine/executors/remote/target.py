@@ -30,12 +30,11 @@ class RemoteDrafter(Drafter):
         config: of ``inner``; the helper's drafter is made with it, too.
         target: the helper gets only its :class:`TargetFacts`.
         threads: of the helper.
-        gloo: whether messages go over torch.distributed.
     Raises:
         ConfigError: the helper fails to start.
     """
 
-    def __init__(self, inner: Drafter, config: Any, target: LanguageModel, threads: int, *, gloo: bool = False) -> None:
+    def __init__(self, inner: Drafter, config: Any, target: LanguageModel, threads: int) -> None:
         self.name, self.laws, self.branches = inner.name, inner.laws, inner.branches
         self.needs, self.offers, self.explanation = inner.needs, inner.offers, inner.explanation
         self._inner = inner
@@ -51,12 +50,10 @@ class RemoteDrafter(Drafter):
             without="drafts are written in this process from now on",
             forget=self._forget,
             threads=threads,
-            gloo=gloo,
         )
         if not self._helper.started(process.STARTING):
             self.close()
-            lane = "gloo" if gloo else "process"
-            raise ConfigError(f"lane='{lane}': the helper did not start: see its messages above, or use lane='thread'")
+            raise ConfigError("lane='process': the helper did not start: see its messages above, or use lane='thread'")
 
     @property
     def flops(self) -> float | None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from foretoken.core.errors import ConfigError
-from foretoken.drafting import gloo, process
+from foretoken.drafting import process
 from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
@@ -30,10 +30,7 @@ from helpers.zoo_llms import PROMPTS, assert_idle, base, ids, with_config
 __all__ = ["one_thread"]
 
 HELPED = {"method": "draft_model", "model": "zoo:draft", "executor": "pearl", "lane": "process"}
-OVER_GLOO = {**HELPED, "lane": "gloo"}
 GREEDY = SamplingParams(max_tokens=40, ignore_eos=True)
-needs_gloo = pytest.mark.skipif(not gloo.available(), reason="this build of torch has no gloo")
-WAYS = [pytest.param(HELPED, id="pipe"), pytest.param(OVER_GLOO, id="gloo", marks=[pytest.mark.slow, needs_gloo])]
 
 
 def helper_of(llm: LLM) -> RemoteDrafter:
@@ -82,12 +79,11 @@ def test_the_text_is_that_of_plain_decoding(helped: LLM) -> None:
 
 
 @pytest.mark.full_product
-@needs_gloo
-def test_the_text_is_the_same_over_gloo_and_after_a_loss(
+def test_the_text_is_the_same_with_late_messages_and_after_a_loss(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every message late by a random time; then the helper is killed, and another one is met at another place."""
-    llm = with_config(OVER_GLOO)
+    """Every message late by a random time; then the helper is killed, and another one is started."""
+    llm = with_config(HELPED)
     delays = delays_at.at_every_hand_over(monkeypatch, 1)
     expected = ids(base().generate(list(PROMPTS), GREEDY))
     first = helper_of(llm).pid
@@ -134,13 +130,12 @@ def test_the_helper_releases_requests_that_ended(helped: LLM) -> None:
     "number",
     [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("config", WAYS)
 def test_a_helper_that_is_lost_ends_no_request(
-    config: dict[str, Any], number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the middle of a step. Another one is started; after a second loss this process drafts."""
     monkeypatch.setattr(process, "_LEAST", 0.3)
-    llm = with_config(config)
+    llm = with_config(HELPED)
     drafter = helper_of(llm)
     lost: list[int | None] = []
     forward, num_steps = llm.engine.forward, 0
@@ -185,7 +180,7 @@ PARENT = """
     import torch
     torch.set_num_threads(1)
     from foretoken import LLM, SamplingParams
-    config = {"method": "draft_model", "model": "zoo:draft", "executor": "pearl", "lane": sys.argv[1]}
+    config = {"method": "draft_model", "model": "zoo:draft", "executor": "pearl", "lane": "process"}
     llm = LLM("zoo:base", dtype="float32", device="cpu", speculative_config=config)
     print(json.dumps({"pid": llm.recipe.drafter.pid}), flush=True)
     while True:
@@ -195,11 +190,10 @@ PARENT = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-@pytest.mark.parametrize("config", WAYS)
-def test_no_process_outlives_its_engine(config: dict[str, Any], number: int) -> None:
+def test_no_process_outlives_its_engine(number: int) -> None:
     """Killed, or ended by the keyboard, in the middle of an answer."""
     parent = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PARENT), config["lane"]],
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PARENT)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -219,7 +213,7 @@ def test_no_process_outlives_its_engine(config: dict[str, Any], number: int) -> 
     ("config", "message"),
     [
         ({"executor": "serial"}, "lane='process' does nothing with executor='serial'"),
-        ({"executor": "serial", "lane": "gloo"}, "lane='gloo' does nothing with executor='serial'"),
+        ({"lane": "gloo"}, "lane='gloo'"),
         ({"lane": "Process"}, r"lane='Process'.*'process'"),
     ],
 )
