@@ -1,4 +1,4 @@
-"""How models write tool calls: one row for each family, recognised by its mark in the chat template.
+"""How models write tool calls: a file of ``tool_forms/`` for each family, recognised by its mark in the chat template.
 
 A call is written as text around its name and its arguments, which are JSON or named parameters:
 
@@ -15,13 +15,13 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ConfigError, nearest
 
 log = logging.getLogger(__name__)
 _MOST_COUNTED = 1000  # characters of a string that a grammar counts
-_NAME = r"\s*(?P<name>[\w.\-]+)\s*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,197 +81,28 @@ class ToolFormat:
         return (*self.closers, "")[0]
 
 
-HERMES = ToolFormat(
-    name="hermes",
-    marks=("<tool_call>",),
-    opens=("<tool_call>",),
-    head=None,
-    closers=("</tool_call>",),
-    writes=('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
-)
-_TAGGED = Parameters(
-    re.compile(
-        r"<parameter=(?P<key>[^>\n]*)>\n?(?P<value>.*?)(?:\n?</parameter>|\n(?=<parameter=|</function>))", re.DOTALL
-    ),
-    "<parameter=",
-    "</function>",
-    (">\n", ">\n", "\n</parameter>\n"),
-)
-_KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
-_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-_DSML = Parameters(
-    re.compile(
-        r'<｜DSML｜parameter name="(?P<key>[^"]*)" string="(?P<string>true|false)">(?P<value>.*?)</｜DSML｜parameter>',
-        re.DOTALL,
-    ),
-    "<｜DSML｜parameter",
-    "</｜DSML｜invoke>",
-    ('" string="true">', '" string="false">', "</｜DSML｜parameter>\n"),
+NAMES = (  # the most special mark first
+    *("harmony", "kimi_k2", "deepseek_v4", "deepseek_v32", "deepseek_v3", "deepseek_v31", "minimax_m2", "gemma4"),
+    *("functiongemma", "seed_oss", "qwen3_coder", "glm45", "mistral", "mistral_v3", "hermes", "llama4_pythonic"),
+    "llama3_json",
 )
 
 
-def _dsml(name: str, section: str) -> ToolFormat:
-    begin, end = f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"
-    call = '<｜DSML｜invoke name="'
-    return ToolFormat(
-        name=name,
-        marks=("DSML", f"DSML｜{section}" if section == "tool_calls" else "DSML"),
-        opens=(f"{begin}\n{call}", begin + call, call),
-        head=re.compile(r'(?P<name>[^"\n]+)">'),
-        closers=(end,),
-        writes=(call, '">\n', "</｜DSML｜invoke>"),
-        around=(f"{begin}\n", f"\n{end}"),
-        parameters=_DSML,
+def _read(name: str) -> ToolFormat:
+    """Return the form of ``tool_forms/NAME.json``: the attributes of :class:`ToolFormat`, patterns as texts."""
+    form: dict[str, Any] = json.loads(
+        (Path(__file__).parent / "tool_forms" / f"{name}.json").read_text(encoding="utf-8")
     )
+    written: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in form.items()}
+    if parameters := written.get("parameters"):
+        pattern = parameters["pattern"] and re.compile(parameters["pattern"], re.DOTALL)
+        written["parameters"] = Parameters(**{**parameters, "pattern": pattern, "writes": tuple(parameters["writes"])})
+    return ToolFormat(**{**written, "name": name, "head": form["head"] and re.compile(form["head"])})
 
 
-def _tagged(name: str, mark: str, tag: str) -> ToolFormat:
-    begin, end, call = f"<{tag}>", f"</{tag}>", "<function="
-    return ToolFormat(
-        name=name,
-        marks=(mark, call),
-        opens=(f"{begin}\n{call}", begin + call, call),
-        head=re.compile(_NAME + ">"),
-        closers=(end,),
-        writes=(f"{begin}\n{call}", ">\n", f"</function>\n{end}"),
-        parameters=_TAGGED,
-    )
-
-
-def _gemma(name: str, begin: str, end: str, quote: str) -> ToolFormat:
-    return ToolFormat(
-        name=name,
-        marks=(begin,),
-        opens=(f"{begin}call:",),
-        head=re.compile(_NAME + r"(?=\{)"),
-        closers=(end,),
-        writes=(f"{begin}call:", "{", "}" + end),
-        between="",
-        parameters=Parameters(None, "", "}", (":" + quote, ":", quote), ","),
-        quote=quote,
-    )
-
-
-HARMONY = ToolFormat(  # gpt-oss: a sequence of messages, of which some are calls; see harmony.py
-    name="harmony",
-    marks=("<|channel|>",),
-    opens=("<|end|>", "<|return|>", "<|start|>", "<|channel|>"),
-    head=re.compile(_NAME),
-    closers=("<|call|>",),
-    writes=("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>"),
-    between="<|start|>assistant",
-)
-PYTHONIC = ToolFormat(
-    name="llama4_pythonic",
-    marks=("func_name1(",),
-    opens=("<|python_start|>", ""),
-    head=re.compile(_NAME + r"\("),
-    closers=(),
-    writes=("", "(", ")"),
-    around=("[", "]"),
-    between=", ",
-    parameters=Parameters(None, "", ")", ("=", "=", ""), ", "),
-)
-FORMATS = (  # the most special mark first
-    HARMONY,
-    ToolFormat(
-        name="kimi_k2",
-        marks=("<|tool_calls_section_begin|>",),
-        opens=(_KIMI[0] + "<|tool_call_begin|>", "<|tool_call_begin|>"),
-        head=re.compile(r"\s*(?P<id>(?:functions\.)?(?P<name>[\w.\-]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>"),
-        closers=("<|tool_call_end|>", _KIMI[1]),
-        writes=("<|tool_call_begin|>functions.", ":0<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-        around=_KIMI,
-        between="",
-    ),
-    _dsml("deepseek_v4", "tool_calls"),
-    _dsml("deepseek_v32", "function_calls"),
-    ToolFormat(
-        name="deepseek_v3",
-        marks=("tool▁sep", "```json"),
-        opens=(_DEEPSEEK[0] + "<｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>"),
-        head=re.compile(r"\s*function<｜tool▁sep｜>" + _NAME + r"```json\s*"),
-        closers=("```", "<｜tool▁call▁end｜>", _DEEPSEEK[1]),
-        writes=("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n", "\n```<｜tool▁call▁end｜>"),
-        around=_DEEPSEEK,
-    ),
-    ToolFormat(
-        name="deepseek_v31",
-        marks=("tool▁sep",),
-        opens=(_DEEPSEEK[0] + "<｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>"),
-        head=re.compile(_NAME + "<｜tool▁sep｜>"),
-        closers=("<｜tool▁call▁end｜>", _DEEPSEEK[1]),
-        writes=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-        around=_DEEPSEEK,
-        between="",
-    ),
-    ToolFormat(
-        name="minimax_m2",
-        marks=("minimax:tool_call",),
-        opens=('<minimax:tool_call>\n<invoke name="', '<minimax:tool_call><invoke name="', '<invoke name="'),
-        head=re.compile(r'(?P<name>[^"\n]+)">'),
-        closers=("</minimax:tool_call>",),
-        writes=('<invoke name="', '">\n', "</invoke>"),
-        around=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
-        parameters=Parameters(
-            re.compile(r'<parameter name="(?P<key>[^"]*)">(?P<value>.*?)</parameter>', re.DOTALL),
-            '<parameter name="',
-            "</invoke>",
-            ('">', '">', "</parameter>\n"),
-        ),
-    ),
-    _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>'),
-    _gemma("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>"),
-    _tagged("seed_oss", "<seed:tool_call>", "seed:tool_call"),
-    _tagged("qwen3_coder", "<function=", "tool_call"),
-    ToolFormat(
-        name="glm45",
-        marks=("<arg_key>",),
-        opens=("<tool_call>",),
-        head=re.compile(_NAME + r"(?=<arg_key>|</tool_call>)"),
-        closers=(),
-        writes=("<tool_call>", "\n", "</tool_call>"),
-        parameters=Parameters(
-            re.compile(r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL),
-            "<arg_key>",
-            "</tool_call>",
-            ("</arg_key>\n<arg_value>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
-        ),
-    ),
-    ToolFormat(
-        name="mistral",
-        marks=("[TOOL_CALLS]", "[ARGS]"),
-        opens=("[TOOL_CALLS]",),
-        head=re.compile(_NAME + r"(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]\s*"),
-        closers=(),
-        writes=("[TOOL_CALLS]", "[ARGS]", ""),
-        between="",
-        short_ids=True,
-    ),
-    ToolFormat(
-        name="mistral_v3",
-        marks=("[TOOL_CALLS]",),
-        opens=("[TOOL_CALLS]",),
-        head=None,
-        closers=(),
-        writes=('{"name": "', '", "arguments": ', "}"),
-        around=("[TOOL_CALLS][", "]"),
-        between=", ",
-        short_ids=True,
-    ),
-    HERMES,
-    PYTHONIC,
-    ToolFormat(
-        name="llama3_json",
-        marks=("ipython", '"parameters"'),
-        opens=("<|python_tag|>", ""),
-        head=None,
-        closers=(),
-        writes=('{"name": "', '", "parameters": ', "}"),
-        between="; ",
-    ),
-)
-NAMES = tuple(each.name for each in FORMATS)
+FORMATS = tuple(map(_read, NAMES))
+# gpt-oss writes a sequence of messages, of which some are calls: see harmony.py
+HARMONY, HERMES, PYTHONIC = (FORMATS[NAMES.index(name)] for name in ("harmony", "hermes", "llama4_pythonic"))
 
 
 def check_parser(name: str) -> None:
