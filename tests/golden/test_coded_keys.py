@@ -172,9 +172,7 @@ def test_where_they_cannot_be_had(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("auto", torch.bfloat16), ("float32", torch.float32)])
-def test_keys_are_bfloat16_next_to_quantised_weights_or_as_the_option_says(
-    kind: str, dtype: torch.dtype
-) -> None:
+def test_keys_are_bfloat16_next_to_quantised_weights_or_as_the_option_says(kind: str, dtype: torch.dtype) -> None:
     twin, _ = twins("llama", torch.float32)
     round_weights(twin, "int8", "llama")
     session = Session(LanguageModel(twin, None, name="llama", kv_cache_dtype=kind))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
 
@@ -119,23 +122,38 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
     A pipe or a device (``/dev/null``) is written to: a file in its place would take it away from its other users.
     """
-    temporary = None
     data = content.encode() if isinstance(content, str) else content
     try:
         if _is_special(path):
             path.write_bytes(data)
             return
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
+        with private_file(path) as file:
             file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # temporary files are private; results need not be
-        os.replace(temporary, path)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.fchmod(file.fileno(), 0o666 & ~umask)  # results need not be private
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         raise ForetokenError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+@contextmanager
+def private_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that only this user can read: written next to its place, and moved there if nothing went wrong."""
+    with ExitStack() as undo:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            undo.callback(Path(file.name).unlink, missing_ok=True)
+            yield file
+        os.replace(file.name, path)
+
+
+def make_way(folder: Path, pattern: str, size: int, most: float) -> None:
+    """Remove the files of a pattern that were used longest ago, until another one of ``size`` bytes fits."""
+    files = sorted(((each.stat(), each) for each in folder.glob(pattern)), key=lambda entry: entry[0].st_mtime_ns)
+    total = size + sum(facts.st_size for facts, _ in files)
+    for facts, path in files:
+        if total > most:
+            path.unlink(missing_ok=True)
+            total -= facts.st_size
 
 
 def _is_special(path: Path) -> bool:

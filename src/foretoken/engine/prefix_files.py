@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ModelError
-from foretoken.core.files import check_name, home_expanded
+from foretoken.core.files import check_name, home_expanded, make_way, private_file
 from foretoken.engine.prefixes import common_prefix
 from foretoken.engine.request import CacheKey
 from foretoken.forward.cache import KVCache
@@ -104,19 +103,12 @@ class PrefixFiles:
         content = save(stored, {"model": self._model, "content": _content(stored)})
         if len(content) > self._max_bytes:
             return
-        temporary = None
+        name = f"{begin}{_hash(str(own))[:16]}{_ENDING}"
         try:
-            self._make_way(len(content))
-            with tempfile.NamedTemporaryFile(
-                dir=self._folder, prefix=".", delete=False
-            ) as file:  # only this user reads
-                temporary = file.name
+            make_way(self._folder, f"*{_ENDING}", len(content), self._max_bytes)
+            with private_file(self._folder / name) as file:
                 file.write(content)
-            name = f"{begin}{_hash(str(own))[:16]}{_ENDING}"
-            os.replace(temporary, self._folder / name)
         except OSError as error:
-            if temporary is not None:
-                Path(temporary).unlink(missing_ok=True)
             if not self._failed:
                 log.warning("prefixes are not written to %s: %s", self._folder, error.strerror or error)
             self._failed = True
@@ -146,16 +138,6 @@ class PrefixFiles:
                             continue
                     found[name] = self._tokens[name]
         return found
-
-    def _make_way(self, size: int) -> None:
-        """Remove the files that were used longest ago, until there is space for another one."""
-        entries = [(each.stat(), each) for each in self._folder.iterdir() if each.suffix == _ENDING]
-        total = sum(stat.st_size for stat, _ in entries)
-        for stat, path in sorted(entries, key=lambda entry: entry[0].st_mtime_ns):
-            if total + size <= self._max_bytes:
-                return
-            total -= stat.st_size
-            self._remove(path.name)
 
     def _remove(self, name: str) -> None:
         self._tokens.pop(name, None)

@@ -15,10 +15,9 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +25,7 @@ from typing import TypeVar
 import torch
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.files import own_cache_folder
+from foretoken.core.files import make_way, own_cache_folder, private_file
 from foretoken.core.phases import PHASES
 from foretoken.native.quantised import CodedTiles
 
@@ -105,11 +104,12 @@ class KeptTiles:
             log.warning("the packed weights are not kept: there is no cache folder that only this user can write to")
             return
         PHASES.info("keeping packed weights: %s, %.1f GB (FORETOKEN_KEPT_GB=0 keeps none)", self._path, size / 1e9)
-        temporary = None
         try:
-            self._make_room(folder, size)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".packed-", delete=False) as file:
-                temporary = file.name
+            for left in folder.glob(".packed-*"):  # of a process that was stopped
+                if time.time() - left.stat().st_mtime > 3600:
+                    left.unlink()
+            make_way(folder, "packed-*", size, self._most)
+            with private_file(self._path) as file:
                 index = {}
                 for name, tiles in made:
                     file.seek(-file.tell() % _PAGE, os.SEEK_CUR)
@@ -119,24 +119,8 @@ class KeptTiles:
                     file.write(tiles.data.numpy().data.cast("B"))
                 encoded = json.dumps({"key": self._key, "weights": index}).encode()
                 file.write(encoded + len(encoded).to_bytes(8, "little") + hashlib.sha256(encoded).digest())
-            os.replace(temporary, self._path)
         except OSError as error:
-            if temporary is not None:
-                with suppress(OSError):
-                    os.unlink(temporary)
             log.warning("the packed weights are not kept in %s: %s", folder, error.strerror or error)
-
-    def _make_room(self, folder: Path, size: int) -> None:
-        """Remove files that were used longest ago, and those that a stopped process left."""
-        for left in folder.glob(".packed-*"):
-            if time.time() - left.stat().st_mtime > 3600:
-                left.unlink()
-        files = sorted((each.stat().st_mtime, each.stat().st_size, each) for each in folder.glob("packed-*"))
-        total = size + sum(each for _, each, _ in files)
-        for _, each, path in files:
-            if total > self._most:
-                path.unlink()
-                total -= each
 
 
 def most_kept() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def test_a_disk_that_takes_nothing_is_one_line(
     def full(*args: Any, **options: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prefix_files.tempfile, "NamedTemporaryFile", full)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
     llm = started(tmp_path)
     for number in range(3):
         run(llm, [token + number for token in PROMPT])

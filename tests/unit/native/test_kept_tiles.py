@@ -24,6 +24,7 @@ Packed = Callable[..., list[CodedTiles]]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("FORETOKEN_KEPT_GB", raising=False)  # tests keep nothing elsewhere
     monkeypatch.setattr(module, "_WORTH", 0.0)
     return tmp_path / "foretoken"
 
