@@ -16,7 +16,10 @@ OF_A_MODEL = {
     *("--dtype", "--kv-cache-dtype", "--device", "--threads", "--trust-remote-code", "--revision", "--max-model-len")
 }
 
-_OF_ITS_OWN = {"--help", "--install-completion", "--show-completion"}  # typer's
+_OF_ITS_OWN = {
+    *("--help", "--install-completion", "--show-completion"),  # typer's
+    "--url",  # a server everywhere; bench serve takes several, with labels
+}
 
 
 def options() -> Iterator[tuple[str, str, Any]]:

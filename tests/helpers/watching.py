@@ -90,8 +90,8 @@ class Watch:
         """Its read rows and the pending ones are together the committed rows, in order."""
         own = drafter._cache
         read = own.lengths[state.slot]
-        assert read + state.num_waiting == len(fresh.tokens)
-        waiting = torch.cat(state.waiting) if state.waiting else fresh.hidden_TD[:0]
+        assert read + state.num_rows == len(fresh.tokens)
+        waiting = torch.cat(state.states) if state.states else fresh.hidden_TD[:0]
         compare([waiting], [fresh.hidden_TD[read:]], exact=self.exact)
         if not read:
             return

@@ -182,7 +182,7 @@ class Keeping(ModelDrafter):
         q_V = torch.softmax(self._law(draft, rows), dim=-1)[0]
         (token,) = draw_siblings(self.laws[0], q_V, 1, draft.context.streams)  # type: ignore[arg-type]
         parent = draft.frontier[0]
-        if not self._pays(draft, draft.reach_of(parent), float(q_V[token])):
+        if not draft.pays(draft.reach_of(parent), float(q_V[token])):
             draft.frontier = []
             return
         draft.q_rows.append(q_V)

@@ -178,7 +178,6 @@ class LearnedPart(ABC):
             raise ModelError(f"{folder}: this is a file, not the folder of a trained part ({cls.title})")
         try:
             settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            check_format(settings.get(FORMAT_KEY, 1), FORMAT)
             tensors = tensors_of(folder, WEIGHTS)
             try:
                 settings, tensors = cls._own_layout(settings, tensors)
@@ -243,6 +242,7 @@ class LearnedPart(ABC):
         """The config's fields from the content of ``config.json``."""
         if not isinstance(settings, dict) or settings.get("speculators_model_type") != cls.algorithm:
             raise ValueError(f"{CONFIG} is not of a {cls.title}: it has no speculators_model_type '{cls.algorithm}'")
+        check_format(settings.get(FORMAT_KEY, 1), FORMAT)
         owners = settings["speculators_config"]
         if not isinstance(owners, dict):
             raise ValueError(f"speculators_config={owners!r:.60}: an object")

@@ -29,10 +29,9 @@ from foretoken.engine.intake.vllm_options import METHODS, SPECULATION, UNASKED_S
 from foretoken.engine.recipe import MAX_NODES, Recipe, verifier_named
 from foretoken.forward.dense import DensePlans
 from foretoken.options.option import declared
-from foretoken.options.recipe import LANES, RecipeOptions
+from foretoken.options.recipe import RecipeOptions
 
 OWN_KEYS = tuple(each.name for each in declared(RecipeOptions))
-_HELPED = LANES[1:]  # by another process
 _DENSE = "dense"
 
 
@@ -108,21 +107,17 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         return dataclasses.replace(recipe, executor="serial", explanation=f"executor=serial, because {reason}")
     if reason:
         raise ConfigError(f"executor='{executor}' does not go with this recipe: {reason}; use executor='serial'")
-    if lane in _HELPED:
-        remote = RemoteDrafter(drafter, config, target, split()[1])
-        return dataclasses.replace(recipe, drafter=remote)
+    if lane == "process":
+        return dataclasses.replace(recipe, drafter=RemoteDrafter(drafter, config, target, split()[1]))
     return recipe
 
 
 def _check_lane(lane: Any, executor: str, method: Any) -> None:
     """Refuse a place for drafting ahead that is not available, or where nothing is drafted ahead."""
-    if lane in _HELPED and executor == "serial":
+    if lane == "process" and executor == "serial":
         raise ConfigError(f"lane='{lane}' does nothing with executor='serial': use executor='pearl' or 'auto'")
-    if lane in _HELPED and not isinstance(method, str):
-        raise ConfigError(
-            f"lane='{lane}' makes the drafter once more in another process, which an instance of your own cannot be: "
-            "use lane='thread'"
-        )
+    if lane == "process" and not isinstance(method, str):
+        raise ConfigError("lane='process' makes the drafter anew, and yours is an instance: use lane='thread'")
 
 
 def _why_serial(recipe: Recipe) -> str:

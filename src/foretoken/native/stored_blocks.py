@@ -60,13 +60,3 @@ def pack_by_tiles(
         pack(kind, blocks_OR.data_ptr(), outputs, blocks_of_row, first, end, data.data_ptr(), data.stride(0))
 
     by_all_threads(pack_some, len(data), data.numel(), blocks_OR)
-
-
-def decoded_rows(weight: StoredWeight, library: ctypes.CDLL) -> Tensor:
-    """The weight that this is, float32 [O, K], as native forwards look up their embeddings."""
-    outputs, inputs = weight.shape
-    dense_OK, blocks_OR = torch.empty(outputs, inputs), weight.blocks_OR.contiguous()
-    decode = numbers_and_addresses(library, "foretoken_decode_blocks", "qaqqqa")
-    number, row_bytes = block_number(weight.kind.name), blocks_OR.shape[1]
-    decode(number, blocks_OR.data_ptr(), outputs, row_bytes, inputs, dense_OK.data_ptr())
-    return dense_OK

@@ -90,9 +90,8 @@ NAMES = (  # the most special mark first
 
 def _read(name: str) -> ToolFormat:
     """Return the form of ``tool_forms/NAME.json``: the attributes of :class:`ToolFormat`, patterns as texts."""
-    form: dict[str, Any] = json.loads(
-        (Path(__file__).parent / "tool_forms" / f"{name}.json").read_text(encoding="utf-8")
-    )
+    file = Path(__file__).with_name("tool_forms") / f"{name}.json"
+    form: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     written: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in form.items()}
     if parameters := written.get("parameters"):
         pattern = parameters["pattern"] and re.compile(parameters["pattern"], re.DOTALL)

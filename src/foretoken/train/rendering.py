@@ -17,7 +17,6 @@ from foretoken.train.mixture import Encode
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from foretoken.engine.llm import LLM
 
 MARKERS = (BOS, EOS, END, *(f"<|{role}|>" for role in ROLES if role != "system"))
 
@@ -83,10 +82,3 @@ def templated(turns: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, 
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
     except TemplateError as error:
         raise InputError(f"the model's chat template refuses a conversation of the corpus ({error})") from None
-
-
-def question_ids(llm: LLM, question: str) -> list[int]:
-    """What a model reads where a user asks: the question, through its chat template if it has one."""
-    if llm.is_chat_model:
-        return llm.chat_prompt([{"role": "user", "content": question}])["prompt_token_ids"]
-    return list(llm.tokenizer(question)["input_ids"])

@@ -25,9 +25,9 @@ def test_the_speed_is_the_ratio_of_the_best_times(slower: float, monkeypatch: py
 @pytest.mark.parametrize(
     ("family", "dtype", "speed", "told"),
     [
-        ("exaone4", torch.bfloat16, 1 / 60, True),
-        ("exaone4", torch.bfloat16, 0.9, False),
-        ("exaone4", torch.float32, 1 / 60, False),
+        ("deepseek_v2", torch.bfloat16, 1 / 60, True),
+        ("deepseek_v2", torch.bfloat16, 0.9, False),
+        ("deepseek_v2", torch.float32, 1 / 60, False),
     ],
 )
 def test_the_general_path_says_where_bfloat16_is_slow(family, dtype, speed, told, monkeypatch, caplog) -> None:

@@ -6,13 +6,16 @@ import ctypes
 
 import pytest
 import torch
+from torch import Tensor
 
 from foretoken.forward.quantised_weight import product, rows_of
+from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native import build
 from foretoken.native.packing import alternating, packed_in_turn
 from foretoken.native.quantised import coded_tiles
-from foretoken.native.stored_blocks import decoded_rows, packed_blocks
+from foretoken.native.stored_blocks import block_number, packed_blocks
 from foretoken.native.superblocks import packed_codes
+from foretoken.native.tiles import numbers_and_addresses
 from helpers.native_products import KINDS, library_of, native
 from helpers.stored_weights import random_stored
 
@@ -72,6 +75,16 @@ def test_two_weights_in_turn_are_written_once(library: ctypes.CDLL, name: str) -
     expected = alternating(*(packed_codes(each, library) for each in (first, second)))
     assert torch.equal(found.data, expected.data)
     assert found.form == expected.form
+
+
+def decoded_rows(weight: StoredWeight, library: ctypes.CDLL) -> Tensor:
+    """The weight that this is, float32 [O, K], as native forwards look up their embeddings."""
+    outputs, inputs = weight.shape
+    dense_OK, blocks_OR = torch.empty(outputs, inputs), weight.blocks_OR.contiguous()
+    decode = numbers_and_addresses(library, "foretoken_decode_blocks", "qaqqqa")
+    number, row_bytes = block_number(weight.kind.name), blocks_OR.shape[1]
+    decode(number, blocks_OR.data_ptr(), outputs, row_bytes, inputs, dense_OK.data_ptr())
+    return dense_OK
 
 
 @pytest.mark.parametrize("name", [*SMALL, *LARGE, *TABLED])

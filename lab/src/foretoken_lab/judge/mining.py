@@ -35,9 +35,9 @@ from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import prefill
 from foretoken.options.sampling import SamplingParams
-from foretoken.train.rendering import question_ids
 from foretoken_lab.judge.labels import Label, Marked
 from foretoken_lab.judge.store import Found, Store
+from foretoken_lab.tasks.prompt_ids import question_ids
 from foretoken_lab.tasks.question_sets import Question, QuestionSet, find_questions
 
 ABREAST = 64  # maximum number of questions in progress

@@ -21,9 +21,9 @@ from typing import Any
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.tree import TokenTree
 from foretoken.engine.llm import LLM
-from foretoken.train.rendering import question_ids
 from foretoken_lab.judge.labels import Marked
 from foretoken_lab.records import placed_records
+from foretoken_lab.tasks.prompt_ids import question_ids
 
 TAILS = ("mask", "negative")
 _FIELDS = ("question", "correct", "wrong", "error")

@@ -23,11 +23,11 @@ from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.drafting import learned_part
 from foretoken.methods.judge.network import JudgeHead
 from foretoken.models.load import load
-from foretoken.train.rendering import question_ids
 from foretoken_lab.judge.labels import read_states
 from foretoken_lab.judge.mining import Mining, mine
 from foretoken_lab.judge.train import quality, without_head
 from foretoken_lab.suites import accuracy
+from foretoken_lab.tasks.prompt_ids import question_ids
 from foretoken_lab.testing import Random, Scripted, Texts
 
 TASKS = ("profiles", "code", "arithmetic", "json")

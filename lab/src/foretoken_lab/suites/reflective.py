@@ -33,11 +33,11 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.methods.reflective.probe import reflected
 from foretoken.methods.reflective.verifier import ReflectiveVerifier
-from foretoken.train.rendering import question_ids
 from foretoken_lab.intervals import wilson_interval
 from foretoken_lab.suites import accuracy
 from foretoken_lab.suites.judge import WrongFact, digits
 from foretoken_lab.suites.second_reading import judgement
+from foretoken_lab.tasks.prompt_ids import question_ids
 
 TASKS = ("profiles", "json", "code", "arithmetic")
 QUESTIONS = 40  # of each task, without --limit

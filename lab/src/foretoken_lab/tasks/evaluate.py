@@ -26,10 +26,10 @@ from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.prefill import chunks
 from foretoken.options.sampling import SamplingParams
-from foretoken.train.rendering import question_ids
 from foretoken_lab.intervals import wilson_interval
 from foretoken_lab.tasks.catalog import Task
 from foretoken_lab.tasks.example import Example
+from foretoken_lab.tasks.prompt_ids import question_ids
 
 _ROWS = 128  # rows of a scoring forward: its logits are rows * vocabulary numbers
 

@@ -89,7 +89,7 @@ def test_codes_are_read_with_their_scales_and_the_table_is_not(dtype: str, bits:
     plain, coded = make("llama"), make("llama", dtype)
     norms, columns = 4 * 7 * 32, 4 * 3 * 2 * 2 * 16 * 103
     elements = plain.num_parameters - 7 * 32  # the head, which is the embedding, among them
-    # float16, one scale for 32 elements, and a minimum in int4
+    # float16, one scale for 32 elements, and a minimum in int4; keys and values in bfloat16
     scales = 2 * (elements // 32) * (1 if dtype == "int8" else 2)
     assert AttentionShapes(plain).cost(100, 3, None).bytes == 4 * elements + norms + columns
-    assert AttentionShapes(coded).cost(100, 3, None).bytes == elements * bits // 8 + scales + norms + columns
+    assert AttentionShapes(coded).cost(100, 3, None).bytes == elements * bits // 8 + scales + norms + columns // 2

@@ -16,11 +16,11 @@ from foretoken.core.metrics import Metrics
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.sampling import SamplingParams
-from foretoken.train.rendering import question_ids
 from foretoken_lab.studies.tradeoff.points import EXACT, Point
 from foretoken_lab.tasks.catalog import Task
 from foretoken_lab.tasks.evaluate import Answer, evaluate
 from foretoken_lab.tasks.example import Example
+from foretoken_lab.tasks.prompt_ids import question_ids
 
 _BLOCK = 5  # questions of one point before the next point's turn, for each request that runs at a time
 _WARM_UP = 2  # questions
