@@ -23,7 +23,7 @@ class Laws:
 
 
 @dataclass(frozen=True)
-class AtMost(StopRule):
+class UpTo(StopRule):
     count: int
 
     def worthwhile(self, reach: float, confidence: float, num_nodes: int) -> bool:
@@ -100,7 +100,7 @@ def test_smaller_budgets_are_parts_of_larger_ones(flat: bool) -> None:
 def test_a_tree_ends_at_the_first_node_that_does_not_pay() -> None:
     for count in (0, 1, 4):
         draft = grown(16, 4, flat=False)
-        draft.budget = Budget(16, 4, AtMost(count))
+        draft.budget = Budget(16, 4, UpTo(count))
         draft.rerank()
         assert len(draft.tokens) == count
 
