@@ -104,7 +104,8 @@ def main() -> int:
     rows = [row for setting in (*SETTINGS, *_trained(options)) for row in _measured(setting, options)]
     for row in rows:
         print(f"{row['card']:20} {row['target']:16} {row['speedup']:.2f}x, {row['tokens_per_step']:.2f} tokens per step")
-    measurement.write({"rows": rows}, repeats=options.repeats, threads=options.threads)
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    measurement.write({"rows": rows}, targets=targets, repeats=options.repeats, threads=options.threads)
     return 0
 
 
