@@ -6,8 +6,8 @@
 A row is a setting of one paper's method: a target and drafter that this repository brings, prompts, and options of
 ``foretoken bench``, which measures all settings of a target in turns with plain decoding (``none``) and the cheapest
 drafter (``ngram``). ``grown:base:100m`` writes the text of ``zoo:base`` at the cost of a model of 100 M parameters.
-What is not bundled, kept rows (VocabTrim) and the heads of other methods, joins by options. ``docs/methods/README.md`` is
-made from the record.
+Kept rows (VocabTrim) and the heads of other methods are not bundled and join by options. ``docs/methods/README.md`` is made
+from the record.
 """
 
 from __future__ import annotations
@@ -66,12 +66,7 @@ SETTINGS = (
             "suffix_first": "suffix_first+model=zoo:draft",
         },
     ),
-    Setting(
-        target="zoo:base",
-        prompts="the bundled prompts, greedy",
-        options=(),
-        methods={"diffuspec": "diffuspec"},
-    ),
+    Setting(target="zoo:base", prompts="the bundled prompts, greedy", options=(), methods={"diffuspec": "diffuspec"}),
     Setting(
         target="grown:base:100m",
         prompts="the bundled prompts, temperature 0.7",
@@ -103,7 +98,9 @@ def main() -> int:
     measurement = Measurement("eighteen.py", options.json, threads=None)
     rows = [row for setting in (*SETTINGS, *_trained(options)) for row in _measured(setting, options)]
     for row in rows:
-        print(f"{row['card']:20} {row['target']:16} {row['speedup']:.2f}x, {row['tokens_per_step']:.2f} tokens per step")
+        print(
+            f"{row['card']:20} {row['target']:16} {row['speedup']:.2f}x, {row['tokens_per_step']:.2f} tokens per step"
+        )
     targets = list(dict.fromkeys(row["target"] for row in rows))
     measurement.write({"rows": rows}, targets=targets, repeats=options.repeats, threads=options.threads)
     return 0
