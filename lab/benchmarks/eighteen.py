@@ -6,8 +6,8 @@
 A row is a setting of one paper's method: a target and drafter that this repository brings, prompts, and options of
 ``foretoken bench``, which measures all settings of a target in turns with plain decoding (``none``) and the cheapest
 drafter (``ngram``). ``grown:base:100m`` writes the text of ``zoo:base`` at the cost of a model of 100 M parameters.
-Kept rows (VocabTrim) and the heads of other methods are not bundled and join by options. ``docs/methods/README.md`` is made
-from the record.
+Kept rows (VocabTrim) and the heads of other methods are not bundled: options name them. ``docs/methods/README.md`` is
+made from the record.
 """
 
 from __future__ import annotations
