@@ -82,7 +82,7 @@ SETTINGS = (
         target="zoo:hybrid",
         prompts="the bundled prompts, greedy, a tree of drafts",
         options=("--draft-model", "zoo:draft"),
-        methods={"stree": "draft_model+tree=true"},
+        methods={"stree": "draft_model+tree=topk"},
     ),
     Setting(
         target="zoo:long",
@@ -111,8 +111,8 @@ def _trained(options: argparse.Namespace) -> list[Setting]:
     heads = dict(each.split("=", 1) for each in options.head)
     methods = {name: f"{name}+head={folder}" for name, folder in heads.items()}
     if options.kept:
-        methods["vocabtrim"] = f"eagle+draft_vocab={options.kept}"
-        methods["eagle"] = "eagle"
+        methods["vocabtrim"] = f"draft_model+model=zoo:draft+draft_vocab={options.kept}"
+        methods["draft_model"] = "draft_model+model=zoo:draft"
     prompts = "the bundled prompts, greedy, with what was trained or counted for it"
     return [Setting(target=options.target, prompts=prompts, options=(), methods=methods)] if methods else []
 
