@@ -140,7 +140,7 @@ def _row(setting: Setting, card: str, result: dict[str, Any]) -> dict[str, Any]:
         "target": setting.target,
         "prompts": setting.prompts,
         "method": result["method"],
-        **{name: round(result[name], 4) for name in _FIGURES},
+        **{name: None if result[name] is None else round(result[name], 4) for name in _FIGURES},
         "spread": [round(each, 3) for each in result["spread"]["speedup"]],
         "by_category": {
             name: {figure: round(each[figure], 3) for figure in ("speedup", "tokens_per_step")}
