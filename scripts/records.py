@@ -236,8 +236,61 @@ def accuracy(name: str, rows: list[str]) -> list[str]:
     return markdown(("", *tasks), shown)
 
 
+CHEAPEST = "ngram"
+DRAFT_MODEL = ("draft_model", "block")  # the plain forms: greedy, and sampled
+
+
+def of_papers(name: str, cards: list[str]) -> list[str]:
+    """What each method gains over plain decoding and over copying, of ``lab/benchmarks/eighteen.py``."""
+    rows = parts(RESULTS / f"{name}.json")[0]["rows"]
+    shown = [
+        (
+            f"[`{row['method']}`]({row['card']}.md)",
+            f"`{row['target']}`, {row['prompts'].partition(', with ')[0]}",
+            f"{row['tokens_per_step']:.2f}",
+            f"{row['speedup']:.2f}x ({row['spread'][0]:.2f} to {row['spread'][1]:.2f})",
+            _best_and_worst(row["by_category"]),
+            "not known" if row["distortion"] is None else f"{row['distortion']:.3f}" if row["distortion"] else "0",
+            _verdict(row, [each for each in rows if _setting(each) == _setting(row)]),
+        )
+        for card in cards
+        for row in rows
+        if row["card"] == card
+    ]
+    columns = ("method", "measured with", "tokens per step", "speed to plain", "by kind of prompt", "TV", "it pays")
+    return markdown(columns, shown)
+
+
+def _setting(row: dict[str, Any]) -> tuple[str, str]:
+    return row["target"], row["prompts"]
+
+
+def _best_and_worst(categories: dict[str, dict[str, float]]) -> str:
+    """The kinds of prompts with the highest and the lowest speed."""
+    ordered = sorted(categories, key=lambda name: categories[name]["speedup"])
+    return ", ".join(f"{name} {categories[name]['speedup']:.2f}x" for name in dict.fromkeys((ordered[-1], ordered[0])))
+
+
+def _verdict(row: dict[str, Any], setting: list[dict[str, Any]]) -> str:
+    """Whether a method is faster than plain decoding, than copying, and than the plain form of its draft model."""
+    if row["tokens_per_step"] < 1.05:
+        return "no: it hardly drafts here"
+    if row["spread"][0] <= 1:
+        return "no: not faster than plain decoding in every repeat"
+    for other in setting:
+        plainer = other["card"] == CHEAPEST or (other["card"] in DRAFT_MODEL and _has_draft_model(row))
+        if plainer and other["card"] != row["card"] and other["speedup"] >= row["speedup"]:
+            return f"no: `{other['method']}` makes {other['speedup']:.2f}x"
+    return "yes"
+
+
+def _has_draft_model(row: dict[str, Any]) -> bool:
+    return row["method"].startswith("draft_model") or row["card"] in ("rasd", "sprinter", "entropy_adaptive")
+
+
 TABLES = {
     "drafters": by_category,
+    "eighteen": of_papers,
     "rules": by_category,
     "diffuspec_rule": by_category,
     "tradeoff": tradeoff,

@@ -33,7 +33,7 @@ class Setting:
 
     Attributes:
         target: a model name of ``foretoken bench``.
-        prompts: what they are, for a reader.
+        prompts: a description for readers.
         options: of ``foretoken bench``.
         methods: by card; what ``--methods`` takes.
     """
@@ -113,7 +113,7 @@ def _trained(options: argparse.Namespace) -> list[Setting]:
     if options.kept:
         methods["vocabtrim"] = f"draft_model+model=zoo:draft+draft_vocab={options.kept}"
         methods["draft_model"] = "draft_model+model=zoo:draft"
-    prompts = "the bundled prompts, greedy, with what was trained or counted for it"
+    prompts = "the bundled prompts, greedy, with kept rows or heads"
     return [Setting(target=options.target, prompts=prompts, options=(), methods=methods)] if methods else []
 
 
