@@ -94,5 +94,11 @@ def test_a_file_of_another_format_is_refused_with_the_remedy(tmp_path: Path, kin
 @pytest.mark.parametrize("kind", FIRST_HAD_NONE)
 def test_a_file_from_before_the_numbers_is_read(tmp_path: Path, kind: Callable[[Path], Case]) -> None:
     path, key, read = kind(tmp_path / "it")
+    numbered = path.read_text(encoding="utf-8")
+    renumbered(path, key, 99)
+    with pytest.raises(ForetokenError):
+        read()
+    path.write_text(numbered, encoding="utf-8")
     renumbered(path, key, None)
+    assert key not in json.loads(path.read_text(encoding="utf-8"))
     read()

@@ -71,8 +71,8 @@ class PrefixFiles:
         path = self._folder / name
         try:
             with safe_open(path, "pt") as file:
-                told, stored = file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            if told.get("model") != self._model or told.get("content") != _content(stored):
+                facts, stored = file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            if facts.get("model") != self._model or facts.get("content") != _content(stored):
                 raise ValueError("its content has changed")
             os.utime(path)
         except (OSError, ValueError, SafetensorError) as error:

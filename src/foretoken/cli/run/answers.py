@@ -34,7 +34,7 @@ def answer_one(
     output, ended, interrupted = None, True, False
     reading = _Reading()
     try:
-        watched = None if json else reading.told
+        watched = None if json else reading.report
         for chunk in llm.stream({"prompt_token_ids": prompt_ids}, params, lora_request=adapter, on_prefill=watched):
             reading.clear()
             output = chunk.output
@@ -105,7 +105,7 @@ class _Reading:
         self._began = time.perf_counter()
         self._shown = False
 
-    def told(self, read: int, total: int) -> None:
+    def report(self, read: int, total: int) -> None:
         """Report the number of prompt tokens read."""
         seconds = time.perf_counter() - self._began
         if seconds < _PATIENCE or not sys.stderr.isatty():

@@ -5,6 +5,7 @@ schedule ─ propose ─ pack ─ forward ─ verify ─ commit ─ account
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Protocol
@@ -69,7 +70,7 @@ class Verbs(Protocol):
         ...
 
 
-class Executor:
+class Executor(ABC):
     """Runs one step with the engine's verbs.
 
     In any order and on any thread, it must commit what the serial executor commits.
@@ -88,13 +89,13 @@ class Executor:
         began = perf_counter()
         return self.run(engine, engine.schedule(), began).changed
 
+    @abstractmethod
     def run(self, engine: Verbs, work: Work, began: float) -> Round:
         """Run a step of scheduled work.
 
         Args:
             began: when scheduling began.
         """
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most have none)
         """End the executor's threads, if any; another step starts them again."""

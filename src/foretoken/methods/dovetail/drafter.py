@@ -130,7 +130,7 @@ class DovetailDrafter(Drafter):
                 "leave tree on, or draft here on the target's device"
             )
         self._handed = KVCache(0, _SLOTS, target.max_length)  # lengths only: rows that the drafting side has received
-        self._told: dict[int, int] = {}  # request -> tokens that the drafting side has received
+        self._received: dict[int, int] = {}  # request -> tokens that the drafting side has received
         self._pending = PendingStates(target, self._handed, taps)
         self._unsettled: dict[int, int] = {}  # bytes of rows sent before a draft was requested
         self._dtype, self._width = dtype, head.config.target_width
@@ -217,7 +217,7 @@ class DovetailDrafter(Drafter):
                 continue
             asked.append(context)
             limits.append(self._affordable(budget, len(contexts)))
-            if self._told.get(context.request_id, 0) < len(context.tokens):
+            if self._received.get(context.request_id, 0) < len(context.tokens):
                 parcels.append(self._parcel(state, context))
         if not asked:
             return [NO_DRAFT] * len(contexts)
@@ -239,7 +239,7 @@ class DovetailDrafter(Drafter):
 
     def release(self, request_id: int) -> None:
         self._unsettled.pop(request_id, None)
-        self._told.pop(request_id, None)
+        self._received.pop(request_id, None)
         if self._pending.get(request_id) is not None:
             self._pending.release(request_id)
             self.lane.forget(request_id)
@@ -253,10 +253,10 @@ class DovetailDrafter(Drafter):
         """Return all pending rows, possibly none, and all new tokens; the drafting side owns them from now on."""
         slot, begin = state.slot, self._handed.lengths[state.slot]
         states_TW = state.take(state.num_rows) if state.num_rows else torch.empty(0, self._width)
-        told = self._told.get(context.request_id, 0)
+        received = self._received.get(context.request_id, 0)
         self._handed.lengths[slot] += len(states_TW)
-        self._told[context.request_id] = len(context.tokens)
-        return Parcel(context.request_id, begin, states_TW.to(self._dtype), told, tuple(context.tokens[told:]))
+        self._received[context.request_id] = len(context.tokens)
+        return Parcel(context.request_id, begin, states_TW.to(self._dtype), received, tuple(context.tokens[received:]))
 
     def _affordable(self, budget: Budget, requests: int) -> Budget:
         """Return the budget with minimum node probabilities; a history-only request gets the fixed budget."""
@@ -287,6 +287,6 @@ class DovetailDrafter(Drafter):
 
     def _forget_all(self) -> None:
         """Stop drafting for requests with rows on the lost drafting side."""
-        self._told.clear()
+        self._received.clear()
         for request_id in self._pending.requests:
             self._pending.release(request_id)

@@ -374,7 +374,7 @@ def test_copies_after_a_model_s_tokens_are_compared_and_counted_apart():
     assert (answer.ledger.nodes, answer.ledger.gained) == (2, 1.0)
 
 
-DEAR, NO_WORTH = 5.0, EXPENSIVE  # drafts of such a model do not pay
+PER_NODE, PER_ROW = 5.0, EXPENSIVE  # drafts of such a model do not pay
 
 
 @cache
@@ -398,16 +398,16 @@ def rates(kind: str, count: int, node: float, row: float, seeds: int = 4, record
 
 def test_a_new_process_begins_with_what_the_last_one_learned() -> None:
     adaptive = Adaptive()
-    before = json.loads(learned("code", DEAR, NO_WORTH))
+    before = json.loads(learned("code", PER_NODE, PER_ROW))
     adaptive.portfolio.recall(before)
     after = adaptive.portfolio.learned()
     assert after["stands"] == pytest.approx(before["stands"])
     assert after["model"]["regimes"]["1"][:2] == pytest.approx(before["model"]["regimes"]["1"][:2])
-    fresh = sum(rates("chat", 1, DEAR, NO_WORTH))
-    assert sum(rates("chat", 1, DEAR, NO_WORTH, record=learned("chat", DEAR, NO_WORTH))) > 1.01 * fresh
+    fresh = sum(rates("chat", 1, PER_NODE, PER_ROW))
+    assert sum(rates("chat", 1, PER_NODE, PER_ROW, record=learned("chat", PER_NODE, PER_ROW))) > 1.01 * fresh
 
 
-@pytest.mark.parametrize(("then", "now"), [((DEAR, NO_WORTH), (0.7, CHEAP)), ((0.7, CHEAP), (DEAR, NO_WORTH))])
+@pytest.mark.parametrize(("then", "now"), [((PER_NODE, PER_ROW), (0.7, CHEAP)), ((0.7, CHEAP), (PER_NODE, PER_ROW))])
 @pytest.mark.parametrize(("stale", "kind"), [("chat", "edits"), ("edits", "chat")])
 def test_a_record_of_another_time_is_soon_forgotten(
     then: tuple[float, float], now: tuple[float, float], stale: str, kind: str
@@ -419,7 +419,7 @@ def test_a_record_of_another_time_is_soon_forgotten(
 def test_a_record_that_is_believed_like_this_run_is_too_slow_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_EVIDENCE": 400.0, "_MOST_LOST": 2.0}.items():
         monkeypatch.setattr(controllers, name, value)
-    wrong = json.loads(learned("edits", DEAR, NO_WORTH))
+    wrong = json.loads(learned("edits", PER_NODE, PER_ROW))
     for each in (wrong, wrong["model"]):
         each["regimes"]["1"][1:3] = [-2.0, 400.0]
     now = "code", 1, 0.7, CHEAP
