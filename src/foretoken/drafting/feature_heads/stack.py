@@ -25,14 +25,18 @@ class StackConfig(BlockConfig):
 
     Attributes:
         layers: D.
+        window: positions that a row sees, itself included: the length of the texts that it was trained on; None: all.
     """
 
     layers: int = LAYERS
+    window: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.layers > MOST_LAYERS:
             raise ValueError(f"layers={self.layers}: {MOST_LAYERS} at most")
+        if self.window is not None and (type(self.window) is not int or self.window < 1):
+            raise ValueError(f"window={self.window!r}: a number of positions, or null")
 
     @property
     def taps(self) -> Taps:

@@ -100,9 +100,11 @@ class ColumnPlan(Plan):
 
     def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
         """[R, H, Dv]."""
-        if any(each is not None for each in scoring[1:]):
-            raise UnsupportedArchitecture("draft networks with windows, capped scores or sinks cannot be trained")
-        columns = self._wanted
+        columns, seen = self._wanted, scoring.window or self._wanted_BC.shape[1]
+        if seen < self._wanted_BC.shape[1] or scoring.softcap is not None or scoring.sinks_H is not None:
+            raise UnsupportedArchitecture(
+                "draft networks with capped scores, sinks or a window below the length of a text cannot be trained"
+            )
         if self.step:
             self._own[layer].append((k_GTD, v_GTD))
         else:

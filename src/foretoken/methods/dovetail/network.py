@@ -111,7 +111,8 @@ class Dovetail(StackNetwork):
             self.fusion = GatedFusion(config)
         else:
             self.fc = nn.Linear(2 * config.width, config.width, bias=False)
-        self.layers = nn.ModuleList([Block(config, normed=bool(number)) for number in range(config.layers)])
+        blocks = (Block(config, normed=bool(number), window=config.window) for number in range(config.layers))
+        self.layers = nn.ModuleList(blocks)
 
     def forward(self, states_SF: Tensor, tokens_T: Tensor, embedding_VW: Tensor) -> Tensor:
         """Return the inputs of the LM head, [T, W]; see :class:`PairNetwork`."""

@@ -12,7 +12,7 @@ from functools import partial
 
 from foretoken.methods.dovetail.command import Config
 from foretoken.methods.dovetail.network import Dovetail
-from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scored, recipe_for, untrained
+from foretoken.train.feature_heads.training import BLOCK, HeadTraining, Stage, num_scored, recipe_for, untrained
 
 
 def training(options: Config) -> HeadTraining:
@@ -30,7 +30,7 @@ def training(options: Config) -> HeadTraining:
         stages=(Stage(own_words=options.share),),
         shape=options.shape,
         steps=options.steps,
-        config=partial(Dovetail.config_for, layers=blocks, fusion=fusion, mlp_width=options.mlp_width),
+        config=partial(Dovetail.config_for, layers=blocks, fusion=fusion, mlp_width=options.mlp_width, window=BLOCK),
         build=partial(untrained, Dovetail),
         num_scored=num_scored(options),
     )

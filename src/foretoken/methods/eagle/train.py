@@ -19,7 +19,7 @@ from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.command import Config
 from foretoken.methods.eagle.config import EAGLE3
 from foretoken.train.feature_heads.objective import Thinned
-from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scored, recipe_for, untrained
+from foretoken.train.feature_heads.training import BLOCK, HeadTraining, Stage, num_scored, recipe_for, untrained
 from foretoken.train.optimiser import Rates
 
 # Muon learns more from the same tokens than AdamW, in a tenth more time (zoo_v3_epycgenoa2c_202611/eagle.md).
@@ -39,6 +39,7 @@ def training(options: Config) -> HeadTraining:
         algorithm=options.algorithm,
         mlp_width=options.mlp_width,
         norm_before_residual=eagle3 and not options.plain_residual,
+        windows=(BLOCK,),
     )
     return HeadTraining(
         target=target,

@@ -59,7 +59,7 @@ class Scylla(StackNetwork):
         super().__init__(config, **shared)
         self.description = describe(config)
         self.fc = nn.Linear(2 * config.width, config.width, bias=False)
-        self.layers = nn.ModuleList([Block(config) for _ in range(config.layers)])
+        self.layers = nn.ModuleList([Block(config, window=config.window) for _ in range(config.layers)])
         self.norm = Norm(config.width, eps=config.norm_eps)
 
     def forward(self, states_SF: Tensor, tokens_T: Tensor, embedding_VW: Tensor) -> Tensor:

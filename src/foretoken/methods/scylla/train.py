@@ -15,7 +15,7 @@ from functools import partial
 
 from foretoken.methods.scylla.command import Config
 from foretoken.methods.scylla.network import Scylla
-from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scored, recipe_for, untrained
+from foretoken.train.feature_heads.training import BLOCK, HeadTraining, Stage, num_scored, recipe_for, untrained
 from foretoken.train.optimiser import Rates
 
 RATES = Rates(muon=5e-3, adamw=3e-3, warmup=0.03, decay=0.9)
@@ -45,7 +45,7 @@ def training(options: Config) -> HeadTraining:
         stages=stages(options),
         shape=options.shape,
         steps=options.steps,
-        config=partial(Scylla.config_for, layers=layers, mlp_width=options.mlp_width),
+        config=partial(Scylla.config_for, layers=layers, mlp_width=options.mlp_width, window=BLOCK),
         build=partial(untrained, Scylla),
         num_scored=num_scored(options),
     )

@@ -23,7 +23,7 @@ from foretoken.train.recipe import Recipe, part_recipe
 from foretoken.train.sources import mixture
 from foretoken.train.trainer import Bounds, Schedule
 
-BLOCK = 256  # tokens; drafting needs near context, and attention is unrolled S times
+BLOCK = 256  # tokens; drafting needs near context. Served heads see as far, since they never learned to look further
 RATES = Rates(muon=None, adamw=2e-3, warmup=0.03, decay=0.9)
 BOUNDS = Bounds(minutes=30)
 SOURCES = mixture("base")

@@ -23,6 +23,7 @@ from foretoken.train.feature_heads.expected_length import ExpectedLength, expect
 from foretoken.train.feature_heads.objective import Thinned, Unrolled
 from foretoken.train.feature_heads.remembered import Remembered
 from foretoken.train.feature_heads.run import run
+from foretoken.train.feature_heads.training import BLOCK as LONGEST
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
 from foretoken.train.trainer import Bounds
@@ -407,6 +408,7 @@ def test_training_goes_on_from_a_trained_head(folder, tmp_path):
     assert second.config.target_fingerprint != first.config.target_fingerprint
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=1e-2, atol=1e-4)
     assert record["start"]["name"] == str(folder / "begun")
+    assert second.config.windows == (LONGEST,)  # it never learned to look further
     run(made(draft_vocab_size=70), sources, tmp_path / "more", **options)
     third = Eagle.load(tmp_path / "more")
     assert third.ids_K is not None

@@ -21,10 +21,12 @@ from helpers.feature_heads import (
     Change,
     assert_a_wrong_description_is_seen,
     assert_all_equal_the_plain_forward,
+    difference,
     edit,
     first_column,
     gone,
     layer_by_hand,
+    read_text,
     retensor,
     rms,
     save_tiny,
@@ -58,6 +60,14 @@ def test_serving_and_training_compute_the_plain_forward(shape: str, tiny: Path) 
     network = Scylla.random(load(str(tiny), device="cpu"), **SHAPES[shape])
     assert_all_equal_the_plain_forward(network, tiny)
     assert_a_wrong_description_is_seen(network, tiny)
+
+
+def test_a_head_sees_as_far_as_it_was_trained_to(tiny: Path) -> None:
+    """In all ways of serving; one that sees everything has other laws."""
+    network = Scylla.random(load(str(tiny), device="cpu"), layers=2, window=3)
+    assert_all_equal_the_plain_forward(network, tiny, trained=False)
+    far = Scylla.random(load(str(tiny), device="cpu"), layers=2)
+    assert difference(read_text(far, tiny).laws, read_text(network, tiny).laws) > 1e-3
 
 
 @torch.inference_mode()

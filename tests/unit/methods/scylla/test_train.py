@@ -17,6 +17,7 @@ from foretoken.train import acceptance
 from foretoken.train.feature_heads.batches import AllPositions
 from foretoken.train.feature_heads.expected_length import texts
 from foretoken.train.feature_heads.run import run
+from foretoken.train.feature_heads.training import BLOCK as LONGEST
 from foretoken.train.sources import parse
 from foretoken.train.trainer import Bounds
 from helpers.head_training import BATCH, shortened
@@ -89,6 +90,7 @@ def test_two_stages_learn_stop_and_go_on(folder):
     assert seen == [3, 4, 5, 6]
     assert [each["steps"] for each in parts["stages"]] == [18, 6]
     ours, theirs = Scylla.load(folder / "parts"), Scylla.load(folder / "whole")
+    assert ours.config.window == LONGEST  # it never learned to look further
     assert all(torch.equal(a, b) for a, b in zip(ours.tensors().values(), theirs.tensors().values(), strict=True))
     with pytest.raises(ForetokenError, match="holds a run with another description, shape"):
         train(folder, "parts", 24, {"layers": 1})
