@@ -15,26 +15,11 @@ import typer
 from foretoken.bench.harness import Method, Plan, Records, measure
 from foretoken.bench.suite import Column, Run, Section, find_suite, fingerprint, is_file, read_suite, suites
 from foretoken.cli.prove.methods import check_draft_is_used, parse_methods
+from foretoken.cli.shared import options
 from foretoken.cli.shared.console import emit, emit_json, emit_laid_out, note, progress_bar, status_line
 from foretoken.cli.shared.extended import ExtendedGroup
 from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.given import check_alone, typed
-from foretoken.cli.shared.options import (
-    DraftModel,
-    Loading,
-    Model,
-    Verbose,
-    check_methods,
-    check_model_name,
-    data_option,
-    explain,
-    json_option,
-    limit_option,
-    load_model,
-    out_option,
-    repeats_option,
-    suite_option,
-)
 from foretoken.cli.shared.outputs import check_outputs, check_pictures, write_json, write_text
 from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_numbers
 from foretoken.core import extensions
@@ -66,7 +51,7 @@ app = typer.Typer(cls=Group, rich_markup_mode="rich")
 def bench(
     *,
     context: typer.Context,
-    model: Model = DEFAULT_MODEL,
+    model: options.Model = DEFAULT_MODEL,
     methods: Annotated[
         str | None,
         _method(
@@ -83,14 +68,15 @@ def bench(
             "--set", metavar="KEY=VALUE", help="An option for all entries of a method, METHOD.NAME=VALUE. Repeatable."
         ),
     ] = None,
-    draft_model: DraftModel = None,
+    draft_model: options.DraftModel = None,
     suite: Annotated[
-        str | None, suite_option(_MEASURE, "A named suite also sets methods and model; --list-suites lists them.")
+        str | None,
+        options.suite_option(_MEASURE, "A named suite also sets methods and model; --list-suites lists them."),
     ] = None,
     list_suites: Annotated[bool, typer.Option("--list-suites", help="Only list the named suites.")] = False,
-    data: Annotated[Path | None, data_option(_MEASURE)] = None,
-    limit: Annotated[int | None, limit_option(_MEASURE, "Maximum prompts per category.")] = None,
-    repeats: Annotated[int, repeats_option("Interleaved repeats; the result is their median.", _MEASURE)] = 3,
+    data: Annotated[Path | None, options.data_option(_MEASURE)] = None,
+    limit: Annotated[int | None, options.limit_option(_MEASURE, "Maximum prompts per category.")] = None,
+    repeats: Annotated[int, options.repeats_option("Interleaved repeats; the result is their median.", _MEASURE)] = 3,
     batch_size: Annotated[
         str, _measure("--batch-size", metavar="N,…", help="Prompts per batch; several sizes are measured in turn.")
     ] = "1",
@@ -116,15 +102,17 @@ def bench(
         ),
     ],
     raw: Annotated[bool, _measure("--raw", "--no-chat", help="Do not apply the chat template.")] = False,
-    loading: Loading,
+    loading: options.Loading,
     json: Annotated[
         bool,
-        json_option(
+        options.json_option(
             "Print results and provenance as one JSON object on stdout, without tables; --json FILE: same as --out.",
             _OUTPUT,
         ),
     ] = False,
-    out: Annotated[Path | None, out_option("Write the same JSON to a file, and print the tables.", _OUTPUT)] = None,
+    out: Annotated[
+        Path | None, options.out_option("Write the same JSON to a file, and print the tables.", _OUTPUT)
+    ] = None,
     csv: Annotated[
         Path | None,
         _output(
@@ -142,7 +130,7 @@ def bench(
             help="Write an HTML page with charts and a comparison of the answers. Needs foretoken-lab.",
         ),
     ] = None,
-    verbose: Verbose = False,
+    verbose: options.Verbose = False,
 ) -> int | None:
     """Measure methods against plain decoding: same prompts, same clock, same run, in interleaved order.
 
@@ -190,7 +178,7 @@ def bench(
     names = methods or (_DEFAULT_METHODS if offered or model == DEFAULT_MODEL else "auto,ngram,suffix")
     rows = parse_methods(names, sets or [], target=model, draft_model=offered)
     check_draft_is_used(draft_model, rows)
-    check_model_name(model)
+    options.check_model_name(model)
     grid = _grid(batch_size, prompt_tokens)
     files = {"--out": out, "--csv": csv, "--markdown": markdown, "--report": report}
     check_outputs(files)
@@ -202,8 +190,8 @@ def bench(
     if report is not None:
         check_pictures("--report")
     prompts = limit_per_category(read_suite(suite, data), limit)
-    check_methods(model, [row.config for row in rows], **loading.origin)
-    llm = load_model(
+    options.check_methods(model, [row.config for row in rows], **loading.origin)
+    llm = options.load_model(
         model, rows[0].config, verbose=verbose, loading=loading, max_num_seqs=max(cell.batch_size for cell in grid)
     )
     chat = llm.is_chat_model and not raw
@@ -213,7 +201,7 @@ def bench(
     engines = {rows[0].label: llm}
     for row in rows[1:]:
         engines[row.label] = llm.with_method(row.config)
-        explain(engines[row.label])
+        options.explain(engines[row.label])
     counters = {} if named is None else {name: partial(read, llm) for name, read in named.counters.items()}
     results: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []

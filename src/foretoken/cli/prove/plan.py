@@ -10,20 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.bench.suite import read_suite
+from foretoken.cli.shared import options
 from foretoken.cli.shared.console import display, emit, emit_json
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.options import (
-    Loading,
-    Model,
-    Verbose,
-    check_model_name,
-    data_option,
-    json_option,
-    limit_option,
-    load_model,
-    out_option,
-    suite_option,
-)
 from foretoken.cli.shared.outputs import check_outputs, write_json, write_text
 from foretoken.cli.shared.settings import DEFAULT_MODEL, find_method, parse_numbers
 from foretoken.core.errors import ConfigError, InputError
@@ -39,7 +28,7 @@ _output = functools.partial(typer.Option, rich_help_panel=_OUTPUT)
 @with_flags
 def plan(
     *,
-    model: Model = DEFAULT_MODEL,
+    model: options.Model = DEFAULT_MODEL,
     prompts: Annotated[
         Path | None,
         _work(
@@ -49,9 +38,9 @@ def plan(
             show_default="the prompts of --suite",
         ),
     ] = None,
-    suite: Annotated[str | None, suite_option(_WORK)] = None,
-    data: Annotated[Path | None, data_option(_WORK)] = None,
-    limit: Annotated[int | None, limit_option(_WORK, "Maximum prompts per category.")] = None,
+    suite: Annotated[str | None, options.suite_option(_WORK)] = None,
+    data: Annotated[Path | None, options.data_option(_WORK)] = None,
+    limit: Annotated[int | None, options.limit_option(_WORK, "Maximum prompts per category.")] = None,
     params: Annotated[
         SamplingParams, Flags(_WORK, ("max_tokens", "temperature", "seed"), defaults={"seed": 0, "max_tokens": 256})
     ],
@@ -102,17 +91,17 @@ def plan(
             show_default="all",
         ),
     ] = None,
-    loading: Loading,
-    json: Annotated[bool, json_option("Print the plan as one JSON object on stdout.", _OUTPUT)] = False,
+    loading: options.Loading,
+    json: Annotated[bool, options.json_option("Print the plan as one JSON object on stdout.", _OUTPUT)] = False,
     out: Annotated[
         Path | None,
-        out_option("Write the plan to a file for --plan FILE and speculative_config={'plan': FILE}.", _OUTPUT),
+        options.out_option("Write the plan to a file for --plan FILE and speculative_config={'plan': FILE}.", _OUTPUT),
     ] = None,
     report: Annotated[Path | None, _output("--report", metavar="PATH", help="Write an HTML page with charts.")] = None,
     keep_trace: Annotated[
         Path | None, _output("--keep-trace", metavar="DIR", help="Keep the recorded answers.")
     ] = None,
-    verbose: Verbose = False,
+    verbose: options.Verbose = False,
 ) -> int:
     """Find the fastest method for a model and your prompts, and say why the others lose.
 
@@ -130,10 +119,10 @@ def plan(
 
       foretoken generate --model ./my-model --plan plan.json "Hello"
     """
-    check_model_name(model)
+    options.check_model_name(model)
     named = [] if drafts is None else drafts.split(",")
     for each in named:
-        check_model_name(each, "--draft-model")
+        options.check_model_name(each, "--draft-model")
     names = None if methods is None else [name.strip() for name in methods.split(",")]
     for name in names or ():
         find_method(name)
@@ -143,7 +132,7 @@ def plan(
     if keep_trace is not None and keep_trace.is_file():
         raise ConfigError(f"--keep-trace {keep_trace}: this is a file; name a folder to make")
     texts = limit_per_category(_read(prompts, suite, data), limit)
-    llm = load_model(model, {"method": "none"}, verbose=verbose, loading=loading, max_num_seqs=max(1, *sizes))
+    llm = options.load_model(model, {"method": "none"}, verbose=verbose, loading=loading, max_num_seqs=max(1, *sizes))
 
     from foretoken.planner.plan import Wanted, make
     from foretoken.planner.report import screen

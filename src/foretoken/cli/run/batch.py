@@ -12,21 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.cli.run.serve import check_installed
+from foretoken.cli.shared import options
 from foretoken.cli.shared.console import note, progress_bar
 from foretoken.cli.shared.flags import with_flags
-from foretoken.cli.shared.options import (
-    DraftModel,
-    Engine,
-    Loading,
-    Method,
-    Model,
-    PlanFile,
-    Settings,
-    Verbose,
-    check_model_name,
-    load_model,
-    out_option,
-)
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
 from foretoken.core.files import check_writable
@@ -39,12 +27,14 @@ _cluster = functools.partial(typer.Option, rich_help_panel=_CLUSTER)
 def batch(
     *,
     file: Annotated[Path, typer.Argument(help="Requests in OpenAI's batch format, one JSON object per line.")],
-    out: Annotated[Path | None, out_option("Output file.", show_default="FILE with the suffix .answers.jsonl")] = None,
-    model: Model = DEFAULT_MODEL,
-    method: Method = None,
-    sets: Settings = None,
-    draft_model: DraftModel = None,
-    plan: PlanFile = None,
+    out: Annotated[
+        Path | None, options.out_option("Output file.", show_default="FILE with the suffix .answers.jsonl")
+    ] = None,
+    model: options.Model = DEFAULT_MODEL,
+    method: options.Method = None,
+    sets: options.Settings = None,
+    draft_model: options.DraftModel = None,
+    plan: options.PlanFile = None,
     name: Annotated[
         str | None,
         typer.Option(
@@ -56,9 +46,9 @@ def batch(
     ] = None,
     on_ray: Annotated[bool, _cluster("--ray", help="Use Ray workers.")] = False,
     workers: Annotated[int, _cluster("--workers", min=1, metavar="N", help="Number of workers, with --ray.")] = 1,
-    loading: Loading,
-    engine: Engine,
-    verbose: Verbose = False,
+    loading: options.Loading,
+    engine: options.Engine,
+    verbose: options.Verbose = False,
 ) -> int:
     """Answer a file of requests, one answer per line, in the order of completion.
 
@@ -72,7 +62,7 @@ def batch(
       foretoken batch requests.jsonl --ray --workers 4 --threads 2
     """
     check_installed()
-    check_model_name(model)
+    options.check_model_name(model)
     if workers > 1 and not on_ray:
         raise ConfigError(f"--workers {workers} needs --ray")
     if on_ray and importlib.util.find_spec("ray") is None:  # check before creating the file of answers
@@ -88,9 +78,9 @@ def batch(
     strangers = {each for each, fine in known.items() if fine} - {line.custom_id for line in lines}
     if strangers:
         raise InputError(f"{place} answers '{min(strangers)}', which is not in {file}: give another --out")
-    options: dict[str, Any] = {**asdict(loading), **asdict(engine), "enable_prefix_caching": True}
+    settings: dict[str, Any] = {**asdict(loading), **asdict(engine), "enable_prefix_caching": True}
     called, errors = name or model, list[str]()
-    llm = load_model(model, config, verbose=verbose, **options) if left and not on_ray else None
+    llm = options.load_model(model, config, verbose=verbose, **settings) if left and not on_ray else None
     if not all(known.values()):
         batches.forget_errors(place)
     with place.open("ab", buffering=0) as answers, progress_bar("requests", len(left)) as advance:
@@ -108,7 +98,7 @@ def batch(
                 advance()
 
         if left and on_ray:
-            settings = options | {"threads": loading.threads or 1}
+            apart = settings | {"threads": loading.threads or 1}
             for answer in batches.run_on_ray(
                 model,
                 config,
@@ -116,7 +106,7 @@ def batch(
                 left,
                 workers=workers,
                 threads=loading.threads or 1,
-                options=settings,
+                options=apart,
                 verbose=verbose,
             ):
                 write(answer)

@@ -9,19 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.cli.run.answers import statistics
+from foretoken.cli.shared import options
 from foretoken.cli.shared.console import emit, note
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.options import (
-    DraftModel,
-    Loading,
-    Method,
-    Model,
-    PlanFile,
-    Settings,
-    Verbose,
-    check_model_name,
-    load_model,
-)
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.engine.text.reasoning import Thinking, knows_reasoning
@@ -33,11 +23,11 @@ _HELP = "/new starts a new conversation, /quit (or Ctrl-D) ends; Ctrl-C stops an
 @with_flags
 def chat(
     *,
-    model: Model = DEFAULT_MODEL,
-    method: Method = None,
-    sets: Settings = None,
-    draft_model: DraftModel = None,
-    plan: PlanFile = None,
+    model: options.Model = DEFAULT_MODEL,
+    method: options.Method = None,
+    sets: options.Settings = None,
+    draft_model: options.DraftModel = None,
+    plan: options.PlanFile = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
     no_thinking: Annotated[
         bool, typer.Option("--no-thinking", help="Answer without reasoning, if the model's chat template supports it.")
@@ -45,8 +35,8 @@ def chat(
     params: Annotated[
         SamplingParams, Flags("Sampling", ("max_tokens", "temperature", "seed"), defaults={"max_tokens": 1024})
     ],
-    loading: Loading,
-    verbose: Verbose = False,
+    loading: options.Loading,
+    verbose: options.Verbose = False,
 ) -> int:
     """Chat with a model in the terminal. The conversation may be as long as the model's context.
 
@@ -60,8 +50,10 @@ def chat(
       foretoken chat --model ./my-model --system "Be brief." --temperature 0.7
     """
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
-    check_model_name(model)
-    llm = load_model(model, config, verbose=verbose, loading=loading, max_num_seqs=1, enable_prefix_caching=True)
+    options.check_model_name(model)
+    llm = options.load_model(
+        model, config, verbose=verbose, loading=loading, max_num_seqs=1, enable_prefix_caching=True
+    )
     if not llm.is_chat_model:
         raise ConfigError(f"{model} has no chat template: use foretoken generate")
     settings = {"enable_thinking": False} if no_thinking else {}

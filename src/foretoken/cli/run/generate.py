@@ -12,20 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.cli.run.answers import answer_all, answer_one
+from foretoken.cli.shared import options
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.options import (
-    DraftModel,
-    Engine,
-    Loading,
-    Method,
-    Model,
-    PlanFile,
-    Settings,
-    Verbose,
-    check_model_name,
-    load_model,
-    named_folders,
-)
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_readable
@@ -46,11 +34,11 @@ def generate(
         str | None,
         typer.Argument(help="The prompt. Without it (or with '-') standard input is read.", show_default=False),
     ] = None,
-    model: Model = DEFAULT_MODEL,
-    method: Method = None,
-    sets: Settings = None,
-    draft_model: DraftModel = None,
-    plan: PlanFile = None,
+    model: options.Model = DEFAULT_MODEL,
+    method: options.Method = None,
+    sets: options.Settings = None,
+    draft_model: options.DraftModel = None,
+    plan: options.PlanFile = None,
     params: Annotated[SamplingParams, Flags("Sampling")],
     prediction: Annotated[
         Path | None,
@@ -82,9 +70,9 @@ def generate(
     json: Annotated[
         bool, _face("--json", help="Print one JSON object per prompt on stdout, and nothing else.")
     ] = False,
-    loading: Loading,
-    engine: Engine,
-    verbose: Verbose = False,
+    loading: options.Loading,
+    engine: options.Engine,
+    verbose: options.Verbose = False,
 ) -> int:
     """Generate text with several tokens per model call.
 
@@ -104,14 +92,14 @@ def generate(
       foretoken generate --prompts questions.jsonl --json > answers.jsonl
     """
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
-    check_model_name(model)
+    options.check_model_name(model)
     if params.logprobs is not None and not json:
         raise ConfigError("--logprobs appear only in the JSON objects: add --json")
     if system is not None and raw:
         raise ConfigError("--system needs the chat template that --raw leaves out: keep one")
     if prediction is not None:
         params = dataclasses.replace(params, prediction=_read_prediction(prediction))
-    adapters = [LoRARequest(name, 1, folder) for name, folder in named_folders(loras or ()).items()]
+    adapters = [LoRARequest(name, 1, folder) for name, folder in options.named_folders(loras or ()).items()]
     if len(adapters) > 1:
         raise ConfigError("--lora: one adapter is applied to all prompts; keep one")
     adapter = next(iter(adapters), None)
@@ -122,7 +110,7 @@ def generate(
             if record.params.get(name) is not None:
                 raise InputError(f"{record.place}: {name} appear only in the JSON objects: add --json")
     _check_lengths(records, loading, model)
-    llm = load_model(model, config, verbose=verbose, loading=loading, **dataclasses.asdict(engine))
+    llm = options.load_model(model, config, verbose=verbose, loading=loading, **dataclasses.asdict(engine))
     try:
         if system is not None and not llm.is_chat_model:
             raise ConfigError(f"--system needs a chat model, and {model} has no chat template")

@@ -11,19 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from foretoken.cli.shared import options
 from foretoken.cli.shared.console import note
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.options import (
-    DraftModel,
-    Loading,
-    Method,
-    PlanFile,
-    Settings,
-    Verbose,
-    check_model_name,
-    load_model,
-    named_folders,
-)
 from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.options.model import EngineOptions
@@ -46,10 +36,10 @@ def serve(
     model: Annotated[
         str, typer.Argument(help="A Hugging Face folder, a GGUF file, a hub id, or zoo:NAME.")
     ] = DEFAULT_MODEL,
-    method: Method = None,
-    sets: Settings = None,
-    draft_model: DraftModel = None,
-    plan: PlanFile = None,
+    method: options.Method = None,
+    sets: options.Settings = None,
+    draft_model: options.DraftModel = None,
+    plan: options.PlanFile = None,
     host: Annotated[str, _server("--host", help="Address to listen on; 0.0.0.0: all interfaces.")] = "127.0.0.1",
     port: Annotated[int, _server("--port", min=0, max=65535, help="Port; 0: a free one.")] = 8000,
     names: Annotated[
@@ -148,8 +138,8 @@ def serve(
             "--replicas", metavar="N|MIN:MAX", help="Number of replicas, with --ray; a range scales with the load."
         ),
     ] = "1",
-    loading: Loading,
-    verbose: Verbose = False,
+    loading: options.Loading,
+    verbose: options.Verbose = False,
 ) -> None:
     """Serve a model to OpenAI clients: chat, completions, responses; streams, log-probabilities, tools.
 
@@ -167,7 +157,7 @@ def serve(
       curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"model": "zoo:base", "prompt": "Hi"}'
     """
     check_installed()
-    check_model_name(model)
+    options.check_model_name(model)
     served = _served_names(names, context.args) or [model]
     if api_key is not None and not api_key.strip():
         raise ConfigError("--api-key is empty: set a key, or leave it out")
@@ -183,7 +173,7 @@ def serve(
             raise ConfigError(f"--allow-origin {origin}: write http://HOST:PORT, https://HOST or *")
     if no_prefix_caching and engine.prefix_cache_dir is not None:
         raise ConfigError("--prefix-cache-dir keeps what --no-prefix-caching leaves out: keep one")
-    adapters = named_folders(loras or ())
+    adapters = options.named_folders(loras or ())
     config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
 
     least, most = _parse_replicas(replicas)
@@ -191,7 +181,7 @@ def serve(
         raise ConfigError(f"--replicas {replicas} needs --ray")
     if adapters_change and on_ray:
         raise ConfigError("--allow-adapter-updates reaches one replica only: leave it or --ray out")
-    options: dict[str, Any] = {**asdict(loading), **asdict(engine), "enable_prefix_caching": not no_prefix_caching}
+    settings: dict[str, Any] = {**asdict(loading), **asdict(engine), "enable_prefix_caching": not no_prefix_caching}
 
     from foretoken.serve import server
 
@@ -200,14 +190,14 @@ def serve(
     if on_ray:
         from foretoken.serve import cluster
 
-        settings = cluster.Replicas(
+        replicated = cluster.Replicas(
             least=least,
             most=most,
             threads=loading.threads or 1,
             model=model,
             config=config,
             names=tuple(served),
-            options=options | {"threads": loading.threads or 1},
+            options=settings | {"threads": loading.threads or 1},
             api_key=api_key,
             max_queue=max_queue,
             max_seconds=max_seconds,
@@ -222,11 +212,11 @@ def serve(
         )
         what = f"{served[0]} with {config.get('method', 'a plan')}, {replicas} replicas"
         cluster.run(
-            settings, host, port, verbose=verbose, ready=lambda at: note(f"serving {what} at {at} (Ctrl-C to stop)")
+            replicated, host, port, verbose=verbose, ready=lambda at: note(f"serving {what} at {at} (Ctrl-C to stop)")
         )
         return
     with server.bind(host, port) as listening:
-        llm = load_model(model, config, verbose=verbose, **options)
+        llm = options.load_model(model, config, verbose=verbose, **settings)
         from foretoken.serve.app import create_app
         from foretoken.serve.loop import EngineLoop
         from foretoken.serve.service import Limits, Service
