@@ -1,12 +1,17 @@
 """The cost of a step on this machine: the target's forward by rows and context, the drafter, and the engine's rest.
 
-    step = V(rows, context) + D(nodes) + o
+    step = V(rows, context) + D(nodes, requests) + o
 
 V is the lower quartile of interleaved forwards, scaled to the recorded steps: another program interrupts a long forward
 more often than a short one, so that medians of few and of many rows are not comparable on a busy machine. One thread's
-processor time has no such interruptions: it is measured where there is one thread. D is timed in
-real steps, relative to the target's forward of the same step: alone, a draft model finds its weights in the processor's
-cache. o is a plain step without its forward.
+processor time has no such interruptions: it is measured where there is one thread. o is a plain step without its
+forward.
+
+D is all that a draft adds to a step: real steps with drafts are timed in turn with plain steps of another engine, so
+that both see the same machine, and D is their ratio times a plain step, less V and o. Timed alone, a draft model would
+find its weights in the processor's cache, and the target's forward after it does not find its own there. Steps of one
+length are averaged, since their number of draft tokens does not tell what a step cost: a drafter that copies first asks
+its model only where it finds no copy.
 """
 
 from __future__ import annotations
@@ -24,10 +29,9 @@ import torch
 
 from foretoken.core.errors import RequestError
 from foretoken.core.protocols import Drafter, Verifier
-from foretoken.engine.executors.serial import SerialExecutor
-from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.llm import LLM
 from foretoken.engine.recipe import MAX_NODES
+from foretoken.engine.request import Request
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
@@ -40,7 +44,9 @@ CONTEXTS = (128, 2048, 8192)
 DRAFT_LENGTHS = (1, 4, 8)
 REPEATS = 20
 _LEAST_REPEATS = 3
-_STEPS = 20  # of a drafter at each length
+_TURNS = 4  # answers on which a drafter is timed
+_STEPS = 5  # of a turn at each length, after one that is not counted: it follows another kind of step
+_LATE = 3.0  # times the median: no step counts as more, since another program has interrupted it
 _MOST_ROWS = 512  # of one forward
 
 
@@ -77,14 +83,21 @@ class ForwardCosts:
 
 @dataclass(slots=True)
 class DraftCosts:
-    """Seconds that a drafter adds to a step, by its draft tokens, and to a prompt, by its tokens."""
+    """Seconds that a drafter adds to a step, by the mean number of draft tokens, and to a prompt, by its tokens.
 
-    nodes: tuple[int, ...] = (0,)
+    Attributes:
+        nodes, seconds: of one request.
+        together: the same of several requests that run at once; without it, each costs what one costs alone.
+    """
+
+    nodes: tuple[float, ...] = (0,)
     seconds: tuple[float, ...] = (0.0,)
     prompt_token: float = 0.0
+    together: dict[int, DraftCosts] = field(default_factory=dict)
 
-    def __call__(self, nodes: float) -> float:
-        return max(0.0, interpolate(self.nodes, self.seconds, nodes))
+    def __call__(self, nodes: float, requests: int = 1) -> float:
+        known = self.together.get(requests)
+        return requests * max(0.0, interpolate(self.nodes, self.seconds, nodes)) if known is None else known(nodes)
 
 
 @dataclass(slots=True)
@@ -102,7 +115,7 @@ class Costs:
     def step(self, nodes: float, context: float, draft: DraftCosts, requests: int = 1) -> float:
         """Seconds of a step with so many draft tokens for each of the requests."""
         overhead = self.overhead * requests
-        return self.forward[requests](1 + nodes, context) + draft(nodes) + overhead
+        return self.forward[requests](1 + nodes, context) + draft(nodes, requests) + overhead
 
     def decoding(self, found: Expected, draft: DraftCosts, context: int | None = None, requests: int = 1) -> float:
         """Seconds of expected steps.
@@ -110,11 +123,12 @@ class Costs:
         Args:
             context: in place of each step's own.
         """
-        steps = found.steps
-        return math.fsum(
-            weight * self.step(nodes, own if context is None else context, draft, requests)
-            for weight, own, nodes in steps
+        plain = DraftCosts()
+        forwards = math.fsum(
+            weight * self.step(nodes, own if context is None else context, plain, requests)
+            for weight, own, nodes in found.steps
         )
+        return forwards + found.num_steps * draft(found.mean_nodes, requests)
 
     def plain(self, answer: Answer) -> float:
         """Seconds of a whole answer by plain decoding."""
@@ -236,76 +250,133 @@ def _time_rows(
 
 
 def measure_draft(
-    target: LanguageModel, drafter: Drafter, verifier: Verifier | str | None, trace: Trace, costs: Costs, until: float
-) -> DraftCosts:
-    """Time a drafter in real steps, at several lengths.
-
-    Args:
-        verifier: of its recipe.
-        until: by ``time.perf_counter``; the first length is measured in any case.
-    Raises:
-        RequestError: the drafter failed.
-    """
-    answer = max(trace.answers, key=lambda each: len(each.tokens))
-    times, readings = defaultdict[int, list[float]](list), list[float]()
-    for length in DRAFT_LENGTHS:
-        if times and perf_counter() > until:
-            break
-        readings.append(_time_steps(target, drafter, verifier, trace, answer, costs, length, times))
-    if not times:
-        return DraftCosts()
-    nodes = sorted(times)
-    medians = {each: statistics.median(times[each]) for each in nodes}
-    kept = [each for each in nodes if len(times[each]) >= min(3, len(times[nodes[-1]]))] or nodes
-    typical = statistics.median(medians.values())
-    # each length has read the prompt once
-    each_token = max(0.0, statistics.median(readings) - typical) / len(answer.prompt_ids)
-    if kept[0] > 0 and len(kept) > 1:  # an empty draft costs what the line through the first two gives, or nothing
-        first, second = kept[:2]
-        slope = (medians[second] - medians[first]) / (second - first)
-        medians[0] = max(0.0, medians[first] - slope * first)
-        kept = [0, *kept]
-    return DraftCosts(tuple(kept), tuple(max(0.0, medians[each]) for each in kept), each_token)
-
-
-def _time_steps(
     target: LanguageModel,
     drafter: Drafter,
     verifier: Verifier | str | None,
     trace: Trace,
-    answer: Answer,
     costs: Costs,
-    length: int,
-    times: Mapping[int, list[float]],
+    until: float,
+    lengths: Sequence[int] = DRAFT_LENGTHS,
+) -> DraftCosts:
+    """Time a drafter in real steps at several lengths, in turn with plain steps, for each number of requests.
+
+    Args:
+        verifier: of its recipe.
+        until: by ``time.perf_counter``; one answer is measured in any case.
+        lengths: draft tokens at most.
+    Raises:
+        RequestError: the drafter failed.
+    """
+    most, longest = max(costs.forward), max(lengths)
+    plain, drafting = (
+        LLM.from_target(
+            target,
+            speculative_config=config,
+            max_num_seqs=most,
+            max_rows_per_step=max(_MOST_ROWS, most * (1 + longest)),
+            enable_prefix_caching=False,
+        )
+        for config in (None, {"method": drafter, "verifier": verifier, "num_speculative_tokens": longest})
+    )
+    usual = statistics.median(len(each.tokens) for each in trace.answers)
+    answers = [each for each in trace.answers if len(each.tokens) >= usual]
+    found: dict[int, DraftCosts] = {}
+    for requests in sorted(costs.forward):
+        if found and perf_counter() > until:
+            break
+        steps, readings = defaultdict[int, list[_Step]](list), list[float]()
+        for turn in range(_TURNS):
+            if turn and perf_counter() > until:
+                break
+            chosen = [answers[(turn + place) % len(answers)] for place in range(requests)]
+            readings.append(_time_turn(plain, drafting, trace, chosen, costs, lengths, steps))
+        found[requests] = _draft_costs(steps, readings)
+    alone = found.pop(1)
+    alone.together = found
+    return alone
+
+
+_Step = tuple[float, float]  # draft tokens of a request, and seconds that they added
+
+
+def _time_turn(
+    plain: LLM,
+    drafting: LLM,
+    trace: Trace,
+    answers: Sequence[Answer],
+    costs: Costs,
+    lengths: Sequence[int],
+    steps: Mapping[int, list[_Step]],
 ) -> float:
-    """Add the seconds of each step without forward and overhead, by draft tokens; returns those of the first draft."""
-    config = {"method": drafter, "verifier": verifier, "num_speculative_tokens": length}
-    llm = LLM.from_target(target, speculative_config=config, max_num_seqs=1, enable_prefix_caching=False)
-    executor = llm.engine.executor
-    assert isinstance(executor, SerialExecutor)
-    executor.timeline = timeline = Timeline()
-    params = replace(trace.params_of(answer), max_tokens=min(answer.limit, 8 * _STEPS), ignore_eos=True)
-    (request,) = llm.new_requests({"prompt_token_ids": list(answer.prompt_ids)}, params)
-    llm.engine.add(request)
-    first, steps = 0.0, 0
-    while not request.finished and steps < _STEPS:
-        timeline.intervals.clear()
-        before, answered = request.metrics.num_draft_tokens, request.num_output
-        start = perf_counter()
+    """Add the steps of some answers together, by length; returns the seconds of reading a token of a prompt."""
+    begun = [_with_prompts_read(llm, trace, answers) for llm in (plain, drafting)]
+    single = plain.target.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = thread_time if single else perf_counter
+    count, first = len(answers), 0.0
+    times = defaultdict[int, list[_Step]](list)
+    for length in (0, *lengths):
+        llm, requests = (drafting, begun[1]) if length else (plain, begun[0])
+        for request in begun[1]:
+            request.max_draft = length
+        for step in range(1 + _STEPS):
+            if any(each.finished for each in requests):
+                break
+            before, start = sum(each.metrics.num_draft_tokens for each in requests), clock()
+            llm.engine.step()
+            seconds = clock() - start
+            nodes = sum(each.metrics.num_draft_tokens for each in requests) - before
+            if step:
+                times[length].append((nodes / count, seconds))
+            elif length == lengths[0]:
+                first = seconds
+    context = statistics.mean(len(each.tokens) for requests in begun for each in requests)
+    for llm, requests in zip((plain, drafting), begun, strict=True):
+        for request in requests:
+            llm.engine.cancel(request)
+            if request.finish_reason == "error":
+                raise RequestError(request.error or "the drafter failed")
+    if not (times[0] and times[lengths[0]]):
+        return 0.0
+    step_now, nothing = _mean([seconds for _, seconds in times[0]]), DraftCosts()
+    scale = costs.step(0, context, nothing, count) / step_now
+    for length in lengths:
+        steps[length] += [
+            (nodes, seconds * scale - costs.step(nodes, context, nothing, count)) for nodes, seconds in times[length]
+        ]
+    usual = _mean([seconds for _, seconds in times[lengths[0]]])
+    return max(0.0, first - usual) * scale / sum(len(each.prompt_ids) for each in answers)
+
+
+def _with_prompts_read(llm: LLM, trace: Trace, answers: Sequence[Answer]) -> list[Request]:
+    """Requests that have read their prompts; nothing is drafted before all of them have."""
+    requests = []
+    for answer in answers:
+        room = llm.target.max_length - len(answer.prompt_ids)
+        params = replace(trace.params_of(answer), max_tokens=min(_MOST_ROWS, room), ignore_eos=True)
+        requests += llm.new_requests({"prompt_token_ids": list(answer.prompt_ids)}, params, max_draft=0)
+    for request in requests:
+        llm.engine.add(request)
+    while not all(each.num_output or each.finished for each in requests):
         llm.engine.step()
-        total = perf_counter() - start
-        if not answered or request.finished:
-            continue
-        forward = next((each.end - each.begin for each in timeline.intervals if each.actor == "target"), 0.0)
-        nodes, context = request.metrics.num_draft_tokens - before, len(request.tokens)
-        # relative to the neighbouring forward, which other programs slow as much
-        spent = (total - forward) / forward * costs.forward[1](1 + nodes, context) - costs.overhead
-        if steps:
-            times[nodes].append(spent)
-        else:
-            first = spent
-        steps += 1
-    llm.engine.cancel(request)
-    if request.finish_reason == "error":
-        raise RequestError(request.error or "the drafter failed")
-    return first
+    return requests
+
+
+def _draft_costs(steps: Mapping[int, list[_Step]], readings: Sequence[float]) -> DraftCosts:
+    """The mean of the steps of each length, at their mean number of draft tokens; extended to no draft at all."""
+    places: dict[float, float] = {}
+    for each in steps.values():
+        if each:
+            places[round(statistics.mean(nodes for nodes, _ in each), 1)] = _mean([seconds for _, seconds in each])
+    known = sorted(places)
+    if len(known) > 1:  # an empty draft costs what the line through the first two gives
+        slope = (places[known[1]] - places[known[0]]) / (known[1] - known[0])
+        places.setdefault(0.0, max(0.0, places[known[0]] - slope * known[0]))
+    known = sorted(places) or [0.0]
+    return DraftCosts(
+        tuple(known), tuple(max(0.0, places.get(each, 0.0)) for each in known), statistics.median(readings)
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean, in which an interrupted step counts as a late one."""
+    return statistics.mean(min(each, _LATE * statistics.median(values)) for each in values)

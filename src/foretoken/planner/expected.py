@@ -52,6 +52,11 @@ class Expected:
     def num_steps(self) -> float:
         return math.fsum(step[0] for step in self.steps)
 
+    @property
+    def mean_nodes(self) -> float:
+        """Draft tokens of a step."""
+        return math.fsum(step[0] * step[2] for step in self.steps) / max(self.num_steps, 1e-9)
+
     def count(self, weight: float, context: int, nodes: int, depth: int, survival: Sequence[float]) -> None:
         """Add a step: ``nodes`` draft tokens up to ``depth``, accepted up to position i with ``survival[i]``."""
         self.steps.append((weight, context, nodes))

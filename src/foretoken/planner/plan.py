@@ -7,6 +7,7 @@ import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -148,7 +149,11 @@ def make(llm: LLM, wanted: Wanted, progress: Progress = lambda state, share: Non
     target = llm.target
     listed = candidates(target, wanted.drafts, wanted.methods, greedy=wanted.params.greedy)
     prompts = _spread(wanted.prompts)
-    ids = [(place, _ids(llm, prompt, chat=wanted.chat)) for place, prompt in enumerate(prompts)]
+    ids, moments = [], [perf_counter()]
+    for place, prompt in enumerate(prompts):
+        ids.append((place, _ids(llm, prompt, chat=wanted.chat)))
+        moments.append(perf_counter())
+    intake = statistics.median([later - sooner for sooner, later in pairwise(moments)] or [0.0])
     show("recording plain answers")
     trace = record(
         target,
@@ -156,6 +161,7 @@ def make(llm: LLM, wanted: Wanted, progress: Progress = lambda state, share: Non
         wanted.params,
         _RECORDING * total,
         lambda done, tokens: show(f"recorded {done} of {len(ids)} answers, {tokens:,} tokens"),
+        intake=intake,
     )
     now = perf_counter()
     left = max(began + total - now, 0.5 * total)  # a recording that ended early leaves its time to the real runs

@@ -152,14 +152,13 @@ def _predict(candidate: Candidate, made: Made, trace: Trace, costs: Costs, draft
 def _predict_batch(
     candidate: Candidate, made: Made, count: int, costs: Costs, draft: DraftCosts, requests: int
 ) -> None:
-    """The best length with so many requests in lock-step; drafts of several requests cost like those of one, each."""
-    several = draft if requests == 1 else DraftCosts(draft.nodes, tuple(each * requests for each in draft.seconds))
+    """The best length with so many requests in lock-step."""
     context = costs.forward[requests].contexts[0]
     plain = costs.step(0, context, DraftCosts(), requests)
     gains = {}
     for length, found in made.items():
         tokens = sum(each.tokens for each in found[:count])
-        its = math.fsum(costs.decoding(each, several, context, requests) for each in found[:count])
+        its = math.fsum(costs.decoding(each, draft, context, requests) for each in found[:count])
         gains[length] = tokens * plain / its if its else 0.0
     best = max(gains, key=gains.__getitem__)
     candidate.by_requests[requests] = gains[best]

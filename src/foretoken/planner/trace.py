@@ -123,6 +123,8 @@ def record(
     params: SamplingParams,
     seconds: float,
     progress: Callable[[int, int], None] = lambda done, tokens: None,
+    *,
+    intake: float = 0.0,
 ) -> Trace:
     """Answer prompts by plain decoding, one after the other, until they are answered or the time is over.
 
@@ -131,6 +133,7 @@ def record(
         prompts: index and token ids of each; an index shifts the seed, as in a benchmark of the same prompts.
         seconds: begin no answer after them, and cut the one that is under way.
         progress: called after each answer with how many there are, and their tokens.
+        intake: seconds of templates and tokenizer for a prompt, which count as its reading.
     Raises:
         InputError: there are no prompts.
     """
@@ -154,7 +157,7 @@ def record(
                 tuple(ids),
                 tuple(request.output_ids),
                 tuple(rule.log_p),
-                emitted[0].seconds,
+                intake + emitted[0].seconds,
                 decoding / max(1, len(emitted) - 1),
                 request.metrics.other_seconds / request.metrics.num_steps,
                 params.max_tokens if request.finish_reason in ("stop", "length") else request.num_output,

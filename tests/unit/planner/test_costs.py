@@ -34,19 +34,29 @@ class Clock:
         monkeypatch.setattr("foretoken.planner.costs.thread_time", lambda: self.now)
 
 
-def test_a_prediction_is_within_two_percent_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forwards take 2 ms and 0.3 ms for each row, 0.2 ms more from the ninth on; a draft token takes 0.4 ms."""
+@pytest.mark.parametrize(("cold", "model"), [(0.0, 0.0), (0.0005, 0.0), (0.0, 0.001)])
+def test_a_prediction_is_within_two_percent_of_the_run(
+    cold: float, model: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forwards take 2 ms and 0.3 ms for each row, 0.2 ms more from the ninth on; a draft token takes 0.4 ms.
+
+    Args:
+        cold: seconds that a forward takes longer after drafting, since it does not find its weights in a cache.
+        model: seconds that two of five drafts take longer, whatever their length, since they found no copy.
+    """
     clock, target = Clock(monkeypatch), zoo_llms.target()
-    compute = target.forward
+    compute, drafted = target.forward, [0]
 
     def forward(batch: Any, plan: Any, **options: Any) -> Any:
-        clock.now += 0.002 + 0.0003 * len(batch) + 0.0002 * max(0, len(batch) - 8)
+        clock.now += 0.002 + 0.0003 * len(batch) + 0.0002 * max(0, len(batch) - 8) + cold * (drafted[-1] > 0)
+        drafted[-1] = 0
         return compute(batch, plan, **options)
 
     class Slow(Scripted):
         def draft(self, context: Any, budget: Any) -> Any:
             found = super().draft(context, budget)
-            clock.now += 0.0002 + 0.0004 * len(found)
+            clock.now += 0.0002 + 0.0004 * len(found) + model * (len(drafted) % 5 < 2)
+            drafted.append(1)
             return found
 
     prompt = zoo_llms.prompt_ids(zoo_llms.PROMPTS[0])
@@ -60,7 +70,8 @@ def test_a_prediction_is_within_two_percent_of_the_run(monkeypatch: pytest.Monke
     assert costs.forward[1](5, 64) == pytest.approx(0.0035, rel=0.01)
     assert costs.overhead == pytest.approx(0.0, abs=1e-6)
     draft = cost_model.measure_draft(target, drafter, None, trace, costs, 60.0)
-    assert (draft(2), draft(6)) == pytest.approx((0.001, 0.0026), rel=0.01)
+    more = 0.0002 + cold + 0.4 * model
+    assert (draft(2), draft(6)) == pytest.approx((0.0008 + more, 0.0024 + more), rel=0.05)
     replay = Replay(compose.build({"method": drafter}, target), target, trace, States(target))
     starts = replay.draft_everywhere(answer)
     for length in (1, 4, 10):
