@@ -10,7 +10,7 @@ forward.
 D is all that a draft adds to a step: real steps with drafts are timed in turn with plain steps of another engine, so
 that both see the same machine, and D is their ratio times a plain step, less V and o. Timed alone, a draft model would
 find its weights in the processor's cache, and the target's forward after it does not find its own there. Steps of one
-length are averaged, since their number of draft tokens does not tell what a step cost: a drafter that copies first asks
+length are averaged, since their number of draft tokens does not determine their cost: a drafter that copies first asks
 its model only where it finds no copy.
 """
 
@@ -44,8 +44,8 @@ CONTEXTS = (128, 2048, 8192)
 DRAFT_LENGTHS = (1, 4, 8)
 REPEATS = 20
 _LEAST_REPEATS = 3
-_TURNS = 4  # answers on which a drafter is timed
-_STEPS = 5  # of a turn at each length, after one that is not counted: it follows another kind of step
+TURNS = 4  # answers on which a drafter is timed
+STEPS = 5  # of a turn at each length, after one that is not counted: it follows another kind of step
 _LATE = 3.0  # times the median: no step counts as more, since another program has interrupted it
 _MOST_ROWS = 512  # of one forward
 
@@ -87,7 +87,7 @@ class DraftCosts:
 
     Attributes:
         nodes, seconds: of one request.
-        together: the same of several requests that run at once; without it, each costs what one costs alone.
+        together: the same of several requests that run at once; without it, each costs as much as one alone.
     """
 
     nodes: tuple[float, ...] = (0,)
@@ -257,6 +257,7 @@ def measure_draft(
     costs: Costs,
     until: float,
     lengths: Sequence[int] = DRAFT_LENGTHS,
+    turns: int = TURNS,
 ) -> DraftCosts:
     """Time a drafter in real steps at several lengths, in turn with plain steps, for each number of requests.
 
@@ -264,6 +265,7 @@ def measure_draft(
         verifier: of its recipe.
         until: by ``time.perf_counter``; one answer is measured in any case.
         lengths: draft tokens at most.
+        turns: answers that are tried at most, each with all lengths.
     Raises:
         RequestError: the drafter failed.
     """
@@ -285,7 +287,7 @@ def measure_draft(
         if found and perf_counter() > until:
             break
         steps, readings = defaultdict[int, list[_Step]](list), list[float]()
-        for turn in range(_TURNS):
+        for turn in range(turns):
             if turn and perf_counter() > until:
                 break
             chosen = [answers[(turn + place) % len(answers)] for place in range(requests)]
@@ -318,7 +320,7 @@ def _time_turn(
         llm, requests = (drafting, begun[1]) if length else (plain, begun[0])
         for request in begun[1]:
             request.max_draft = length
-        for step in range(1 + _STEPS):
+        for step in range(1 + STEPS):
             if any(each.finished for each in requests):
                 break
             before, start = sum(each.metrics.num_draft_tokens for each in requests), clock()
@@ -351,8 +353,8 @@ def _with_prompts_read(llm: LLM, trace: Trace, answers: Sequence[Answer]) -> lis
     """Requests that have read their prompts; nothing is drafted before all of them have."""
     requests = []
     for answer in answers:
-        room = llm.target.max_length - len(answer.prompt_ids)
-        params = replace(trace.params_of(answer), max_tokens=min(_MOST_ROWS, room), ignore_eos=True)
+        tokens_left = llm.target.max_length - len(answer.prompt_ids)
+        params = replace(trace.params_of(answer), max_tokens=min(_MOST_ROWS, tokens_left), ignore_eos=True)
         requests += llm.new_requests({"prompt_token_ids": list(answer.prompt_ids)}, params, max_draft=0)
     for request in requests:
         llm.engine.add(request)

@@ -1,15 +1,11 @@
-"""Measure ``k_opt(b)`` (foretoken/methods/scylla/width.py): accepted tokens of a tree of k nodes, and the time
-of a step of b requests.
+"""Measure ``k_opt(b)`` (foretoken/methods/scylla/width.py) with the planner's record and cost model.
 
-    rate(b, k) = b A(k) / t(b, k)      A(k): tokens per step;  t: seconds from one draft to the next;  k = 0: plain
+    rate(b, k) = b A(k) / t(b, k)                   A: tokens per step of a tree of k nodes; k = 0: plain decoding
+    t(b, k)    = V(1 + k, b) + D(k, b) + o b        a step of b requests; foretoken/planner/costs.py
 
-A(k) comes from one recording with the largest tree at temperature 0: the nodes of a reranked tree are nested, so its
-best k nodes are the tree of budget k, and A(k) counts the accepted nodes among them. The recorded steps are those of
-the largest tree, so A(k) is an estimate; ``served`` is the measured acceptance of the timed runs. Times are medians
-over steps of exactly b requests, with the widths interleaved, under the current load of the machine; with one CPU
-thread they are processor times, which exclude other processes. The recording and the timed runs of every b answer the
-same
-prompts: some prompts are easier to draft for, and would make the rates of different b incomparable.
+The target answers the prompts once, at temperature 0; the head is replayed along these answers with every k, so A(k) is
+that of a real run and the same for every b. Steps with drafts are timed in turn with plain steps; with one CPU thread
+these are processor times, which exclude other processes.
 
 Paper: arXiv:2505.07858, the third scaling relation. Differs: the paper fits a formula to the point where arithmetic
 intensity meets the machine's balance; here that width is reported as well (``k_roof``), because a node with free
@@ -21,84 +17,25 @@ verification may still not pay.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import torch
 
-from foretoken.core.draft import Draft
 from foretoken.core.errors import InputError
-from foretoken.core.protocols import Budget, Context, Features, Outcome
+from foretoken.engine import compose
 from foretoken.engine.llm import LLM
 from foretoken.methods.scylla.drafter import ScyllaDrafter
 from foretoken.methods.scylla.width import Widths
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.sampling import SamplingParams
+from foretoken.planner import costs as cost_model
+from foretoken.planner.replay import Replay, States
+from foretoken.planner.trace import record
 
-_LEAST_STEPS = 3
-
-
-class Watched(ScyllaDrafter):
-    """Drafts a given number of nodes, and records the verdicts and the times.
-
-    Attributes:
-        clock: returns seconds.
-        nodes: maximum number of nodes of a draft.
-        steps: (requests, seconds until the next draft, seconds of drafting) of each step.
-        paths: (rank of each accepted node among the draft's nodes, number of nodes) of each draft.
-    """
-
-    nodes = 0
-
-    def __init__(self, config: ScyllaDrafter.Config, target: LanguageModel) -> None:
-        super().__init__(config, target)
-        self.widths = None
-        alone = target.device.type == "cpu" and torch.get_num_threads() == 1
-        self.clock = time.thread_time if alone else time.perf_counter
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self.steps: list[tuple[int, float, float]] = []
-        self.paths: list[tuple[list[int], int]] = []
-        self._begun: tuple[int, float] | None = None
-        self._drafting = 0.0
-
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        now = self.clock()
-        if self._begun is not None and self._begun[0] == len(contexts):
-            self.steps.append((len(contexts), now - self._begun[1], self._drafting))
-        limited = [Budget(min(b.max_nodes, self.nodes), b.max_depth, None, b.evidence, b.history_only) for b in budgets]
-        drafts = super().propose(contexts, limited)
-        self._begun, self._drafting = (len(contexts), now), self.clock() - now
-        return drafts
-
-    def on_forward(self, features: Sequence[Features]) -> None:
-        if any(not len(each.draft) and len(each.hidden[self._depths[0]]) > 1 for each in features):
-            self._begun = None  # a prompt was read: not a step of decoding
-        super().on_forward(features)
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            if len(outcome.draft):
-                rank = {node: place for place, node in enumerate(by_reach(outcome.draft))}
-                self.paths.append(([rank[node] for node in outcome.verdict.path], len(outcome.draft)))
-        super().observe(outcomes)
-
-
-def by_reach(draft: Draft) -> list[int]:
-    """Sort a draft's nodes by the probability of their path, best first: the order of pruning."""
-    reach: list[float] = []
-    for parent, confidence in zip(draft.tree.parents, draft.confidence, strict=True):
-        reach.append(confidence * (1.0 if parent < 0 else reach[parent]))
-    return sorted(range(len(reach)), key=lambda node: (-reach[node], node))
-
-
-def accepted(paths: Sequence[tuple[Sequence[int], int]], nodes: int) -> float:
-    """Return A(k): tokens per step, bonus included, if only the best ``nodes`` of every draft had been verified."""
-    return 1 + sum(sum(rank < nodes for rank in ranks) for ranks, _ in paths) / max(1, len(paths))
+_LEAST_SECONDS = 1.0  # of timing forwards
 
 
 def measure(
@@ -110,94 +47,62 @@ def measure(
     nodes: Sequence[int],
     tokens: int,
     repeats: int = 3,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Measure the table for a head over a loaded target.
 
     Args:
         llm: of any method; its target is used.
-        prompts: token ids; each repeat takes the next ones in turn, as many as the largest batch.
+        prompts: token ids.
         batches: b, increasing.
         nodes: k, increasing, without 0.
         tokens: length of an answer.
+        repeats: answers, or groups of b answers, on which each k is timed.
+        progress: called after the recording, after the timing, and after the replay of each k.
     Returns:
         ``accepted`` (k -> A), ``measured`` (an object for each b and k), ``roofline`` and ``widths``.
     Raises:
-        InputError: there were too few drafts for a measurement.
+        InputError: the answers are too short for a draft.
     """
-    drafter = Watched(config, llm.target)
-    engine = LLM.from_target(
-        llm.target,
-        speculative_config={"method": drafter, "num_speculative_tokens": max(nodes)},
-        max_num_seqs=max(batches),
-        max_rows_per_step=max(512, max(batches) * (1 + max(nodes))),
-        seed=0,
-    )
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-
-    most = max(batches)
-
-    def answer(repeat: int, width: int, count: int) -> list[Any]:
-        """Answer the prompts of a repeat, ``count`` at a time."""
-        drafter.nodes = width
-        outputs: list[Any] = []
-        for begin in range(0, most, count):
-            numbers = [repeat * most + place % most for place in range(begin, begin + count)]
-            asked = [{"prompt_token_ids": list(prompts[number % len(prompts)])} for number in numbers]
-            outputs += engine.generate(asked, params)
-        return outputs
-
-    def advance() -> None:
-        if progress is not None:
-            progress()
-
-    try:
-        for repeat in range(repeats):
-            answer(repeat, max(nodes), most)
-        paths = drafter.paths
-        advance()
-        if not paths:
-            raise InputError("there were no drafts: the prompts leave no positions for an answer; give shorter ones")
-        found: dict[tuple[int, int], list[tuple[float, float, int, int]]] = {}
-        for repeat in range(repeats):
-            for batch in batches:
-                for width in (0, *nodes):
-                    drafter.forget()
-                    outputs = answer(repeat, width, batch)
-                    advance()
-                    steps = [each for each in drafter.steps if each[0] == batch]
-                    emitted = sum(output.metrics.num_tokens for output in outputs)
-                    calls = sum(output.metrics.num_steps for output in outputs)
-                    if len(steps) >= _LEAST_STEPS:
-                        times = median(each[1] for each in steps), median(each[2] for each in steps)
-                        found.setdefault((batch, width), []).append((*times, emitted, calls))
-    finally:
-        engine.close()
-    gains = {0: 1.0, **{width: accepted(paths, width) for width in nodes}}
+    target = llm.target
+    drafter = ScyllaDrafter(config, target)
+    drafter.widths = None
+    began = time.perf_counter()
+    trace = record(target, list(enumerate(prompts)), SamplingParams(max_tokens=tokens, ignore_eos=True), math.inf)
+    if max(len(answer.tokens) for answer in trace.answers) < cost_model.STEPS:
+        raise InputError(f"--max-tokens {tokens}: too few steps to be timed; give more, or shorter prompts")
+    progress()
+    context = round(sum(len(answer.prompt_ids) + tokens / 2 for answer in trace.answers) / len(trace.answers))
+    spent = max(_LEAST_SECONDS, time.perf_counter() - began)
+    costs = cost_model.measure(target, trace, seconds=spent, contexts=(context,), requests=batches)
+    draft = cost_model.measure_draft(target, drafter, None, trace, costs, math.inf, lengths=nodes, turns=repeats)
+    progress()
+    recipe = compose.build({"method": drafter, "num_speculative_tokens": max(nodes)}, target)
+    replay = Replay(recipe, target, trace, States(target))
+    gains = {0: 1.0}
+    for width in nodes:
+        runs = [replay.run_fixed(answer, width).expected for answer in trace.answers]
+        gains[width] = sum(run.tokens for run in runs) / sum(run.num_steps for run in runs)
+        progress()
     measured, rates = [], {}
-    for (batch, width), runs in found.items():
-        step, draft = (median(each[place] for each in runs) for place in (0, 1))
-        rates[batch, width] = batch * gains[width] / step
-        measured.append(
-            {
-                "batch": batch,
-                "nodes": width,
-                "step_seconds": step,
-                "draft_seconds": draft if width else 0.0,
-                "spread": (max(each[0] for each in runs) - min(each[0] for each in runs)) / step,
-                "tokens_per_second": rates[batch, width],
-                "served": sum(each[2] for each in runs) / sum(each[3] for each in runs),
-            }
-        )
-    missing = [batch for batch in batches if (batch, 0) not in rates]
-    if missing:
-        raise InputError(f"--max-tokens {tokens}: too few steps of {missing[0]} requests to be timed; give more")
-    context = round(sum(map(len, prompts)) / len(prompts) + tokens / 2)
+    for batch in batches:
+        for width, gain in gains.items():
+            step = costs.step(width, context, draft if width else cost_model.DraftCosts(), batch)
+            rates[batch, width] = batch * gain / step
+            measured.append(
+                {
+                    "batch": batch,
+                    "nodes": width,
+                    "step_seconds": step,
+                    "draft_seconds": draft(width, batch) if width else 0.0,
+                    "tokens_per_second": rates[batch, width],
+                }
+            )
     return {
         "accepted": {str(width): gain for width, gain in gains.items()},
-        "recorded_steps": len(paths),
+        "recorded_tokens": trace.num_tokens,
         "measured": measured,
-        "roofline": roofline(llm.target, batches, context, max(nodes)),
+        "roofline": roofline(target, batches, context, max(nodes)),
         "widths": [list(pair) for pair in choose(batches, rates).table],
     }
 

@@ -61,10 +61,11 @@ def scylla(
 ) -> None:
     """Measure the best size of Scylla's tree for every number of requests, on this machine.
 
-    One recording with the largest tree says how many tokens a step of each
-    size gives; then steps of each batch and size are timed, interleaved, and
-    the size of the most tokens per second is written down, never a larger one
-    for a larger batch. 0: plain decoding is faster.
+    The model answers the prompts once, and the head is replayed along the
+    answers: this counts the tokens of a step of each size. Steps of each batch
+    and size are timed in turn with plain steps, and the size of the most tokens
+    per second is written down, never a larger one for a larger batch. 0: plain
+    decoding is faster.
 
     [bold]Example[/bold]
 
@@ -99,8 +100,7 @@ def scylla(
         fitting = [ids for ids in read if len(ids) + tokens <= llm.target.max_length]
         if not fitting:
             raise InputError(f"with an answer of {tokens} tokens no prompt fits the context; lower --max-tokens")
-        total = 1 + repeats * len(sizes) * (1 + len(widths))
-        with progress_bar("batches x sizes", total) as advance:
+        with progress_bar("steps of the measurement", 2 + len(widths)) as advance:
             found = measure(
                 llm, settings, fitting, batches=sizes, nodes=widths, tokens=tokens, repeats=repeats, progress=advance
             )
@@ -167,7 +167,7 @@ def _ids(llm: Any, text: str) -> list[int]:
 
 def _in_words(record: dict[str, Any]) -> list[str]:
     gains = ", ".join(f"{nodes}: {gain:.2f}" for nodes, gain in record["accepted"].items())
-    lines = [f"tokens per step by nodes, from {record['recorded_steps']} steps: {gains}"]
+    lines = [f"tokens per step by nodes, along {record['recorded_tokens']} recorded tokens: {gains}"]
     roof = dict(map(tuple, record["roofline"]["k_roof"]))
     for batch, chosen in record["widths"]:
         rates = {each["nodes"]: each["tokens_per_second"] for each in record["measured"] if each["batch"] == batch}

@@ -26,20 +26,15 @@ class Timed:
     """A step of b requests with k nodes; k = 0 is plain decoding.
 
     Attributes:
-        step_seconds, draft_seconds: medians.
-        served: tokens per step that were really emitted.
+        step_seconds, draft_seconds: by the planner's cost model.
+        tokens_per_second: of all requests.
     """
 
     batch: int
     nodes: int
     step_seconds: float
     draft_seconds: float
-    served: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.batch * self.served / self.step_seconds
+    tokens_per_second: float
 
 
 @dataclass(frozen=True)
@@ -50,8 +45,8 @@ class Point:
         layers, tokens: D, and the requested T.
         trained: tokens that it really read, whole steps of both stages.
         parameters: of the head.
-        accepted: k -> tokens per step, from one recording of the largest tree.
-        steps: of that recording.
+        accepted: k -> tokens per step, replayed along the target's recorded answers.
+        recorded: tokens of these answers.
         timed: steps that were timed.
     """
 
@@ -60,7 +55,7 @@ class Point:
     trained: int
     parameters: int
     accepted: Mapping[int, float]
-    steps: int
+    recorded: int
     timed: tuple[Timed, ...]
 
     @property
@@ -70,7 +65,7 @@ class Point:
 
     @property
     def most(self) -> int:
-        """k of the recording, by which heads are compared."""
+        """The largest k, by which heads are compared."""
         return max(self.accepted)
 
     def fields(self) -> dict[str, Any]:
@@ -91,7 +86,7 @@ def point_of(stored: Mapping[str, Any]) -> Point:
         trained=stored["trained"],
         parameters=stored["parameters"],
         accepted={int(nodes): float(gain) for nodes, gain in stored["accepted"].items()},
-        steps=stored["steps"],
+        recorded=stored["recorded"],
         timed=tuple(Timed(**each) for each in stored["timed"]),
     )
 

@@ -1,8 +1,8 @@
 """A model of speed next to the distributions of acceptance: tokens per second = b A / (t_draft + t_verify).
 
-    t_draft(b, k, D) = s + p D      least squares over D, for each b and k
-    t_verify(b, k)                  the rest of a step: the median over D
-    A(D, k)                         of the recording
+    t_draft(b, k, D) = s + p D      least squares over D of the planner's draft costs, for each b and k
+    t_verify(b, k)                  the rest of a step by its cost model: the median over D
+    A(D, k)                         replayed along its record
 
 Acceptance alone always favours more layers; this model says how many pay. Read it together with its comparison with the
 measurements: it has two parameters for every b and k, and not many more points.
@@ -23,7 +23,7 @@ class Modelled:
     """One setting.
 
     Attributes:
-        predicted, measured: tokens per second; measured on the served requests.
+        predicted, measured: tokens per second, by the line through all D and with the network's own draft costs.
     """
 
     layers: int
@@ -61,13 +61,13 @@ def model(points: Sequence[Point]) -> Speed:
         start, slope = _line([point.layers for point, _ in seen], [each.draft_seconds for _, each in seen])
         verify = median(each.step_seconds - each.draft_seconds for _, each in seen)
         for point, each in seen:
-            seconds = max(start + slope * point.layers, 0.0) + verify
-            settings.append(Modelled(point.layers, batch, nodes, batch * point.accepted[nodes] / seconds, each.rate))
+            predicted = batch * point.accepted[nodes] / (max(start + slope * point.layers, 0.0) + verify)
+            settings.append(Modelled(point.layers, batch, nodes, predicted, each.tokens_per_second))
     errors = [abs(each.predicted / each.measured - 1) for each in settings]
     best = []
     for batch in sorted({each.batch for each in settings}):
         here = [each for each in settings if each.batch == batch]
-        plain = [each.rate for (_, b, k), (_, each) in timed.items() if (b, k) == (batch, 0)]
+        plain = [each.tokens_per_second for (_, b, k), (_, each) in timed.items() if (b, k) == (batch, 0)]
         predicted, measured = max(here, key=lambda each: each.predicted), max(here, key=lambda each: each.measured)
         best.append(
             {

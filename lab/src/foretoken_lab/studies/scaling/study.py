@@ -70,5 +70,5 @@ def best_rates(points: Sequence[Point]) -> list[tuple[float, float]]:
     for point in points:
         for each in point.timed:
             if each.nodes:
-                found[each.batch] = max(found.get(each.batch, 0.0), each.rate)
+                found[each.batch] = max(found.get(each.batch, 0.0), each.tokens_per_second)
     return sorted((float(batch), rate) for batch, rate in found.items())

@@ -140,13 +140,12 @@ def _measured(
         tokens=sweep.answer,
         repeats=sweep.repeats if timed else 1,
     )
-    keys = ("batch", "nodes", "step_seconds", "draft_seconds", "served")
     return Point(
         layers=layers,
         tokens=tokens,
         trained=record["tokens"],
         parameters=record["parameters"],
         accepted={int(nodes): gain for nodes, gain in seen["accepted"].items() if int(nodes)},
-        steps=seen["recorded_steps"],
-        timed=tuple(Timed(**{key: each[key] for key in keys}) for each in seen["measured"]),
+        recorded=seen["recorded_tokens"],
+        timed=tuple(Timed(**each) for each in seen["measured"]),
     )

@@ -58,11 +58,11 @@ def script(monkeypatch):
         for batch in batches:
             for k in (0, *nodes):
                 draft, step = seconds(layers, batch, k)
-                served = accepted(layers, trained + 24, k) if k else 1.0
-                steps = {"step_seconds": step, "draft_seconds": draft, "served": served}
+                rate = batch * (accepted(layers, trained + 24, k) if k else 1.0) / step
+                steps = {"step_seconds": step, "draft_seconds": draft, "tokens_per_second": rate}
                 timed.append({"batch": batch, "nodes": k, **steps})
         gains = {"0": 1.0, **{str(k): accepted(layers, trained + 24, k) for k in nodes}}
-        return {"accepted": gains, "recorded_steps": 50, "measured": timed}
+        return {"accepted": gains, "recorded_tokens": 50, "measured": timed}
 
     monkeypatch.setattr(sweep, "training", lambda options: options)
     monkeypatch.setattr(sweep, "train", train)
@@ -150,10 +150,13 @@ def test_the_speed_model(script, tmp_path):
     for each in found.best:
         assert each["predicted"]["layers"] == each["measured"]["layers"]
         assert each["plain"] == pytest.approx(each["batch"] / seconds(1, each["batch"], 0)[1])
-    crooked = [
-        Point(layers, 1, 1, 1, {4: 2.0}, 1, (Timed(1, 4, 0.02 + 0.01 * (layers == 2), 0.01 * (layers == 2), 2.0),))
-        for layers in (1, 2, 3)
-    ]
+    crooked = []
+    for layers in (1, 2, 3):
+        draft = 0.01 * (layers == 2)
+        timed = Timed(
+            batch=1, nodes=4, step_seconds=0.02 + draft, draft_seconds=draft, tokens_per_second=2 / (0.02 + draft)
+        )
+        crooked.append(Point(layers, 1, 1, 1, {4: 2.0}, 1, (timed,)))
     assert speed.model(crooked).error > 0.05  # planted: no line goes through these
 
 
