@@ -87,6 +87,7 @@ class LearnedPart(ABC):
         model_types: allowed values of ``speculators_model_type``; empty: the algorithm.
         title: its name in messages, as in "no TITLE for 'zoo:base'".
         option: the option of its method that names its folder.
+        flag: how it is named on the command line, for messages.
         Config: a frozen dataclass of the fields of its ``config.json``.
         shelf: a pattern of folder names, where a folder may hold several parts in folders of their own.
         config: of this part.
@@ -96,6 +97,7 @@ class LearnedPart(ABC):
     model_types: ClassVar[tuple[str, ...]] = ()
     title: ClassVar[str]
     option: ClassVar[str] = "head"
+    flag: ClassVar[str] = "--draft-model DIR"
     Config: ClassVar[type[LearnedConfig]]
     shelf: ClassVar[str | None] = None
     config: Any
@@ -350,7 +352,7 @@ def _located(
         ):  # made there, it is found there
             how = how.replace("--out DIR", f"--out {place}")
         remedy = f"make one with '{how}', or name" if how else "name"
-        raise ModelError(f"no {kind.title} for '{owner.name}' in {place}: {remedy} one with --set {kind.option}=DIR")
+        raise ModelError(f"no {kind.title} for '{owner.name}' in {place}: {remedy} one with {kind.flag}")
     return folders, origin
 
 

@@ -18,6 +18,8 @@ from foretoken.core.draft import Coupled, Law, PointMass
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Needs
 from foretoken.core.protocols import Drafter
+from foretoken.drafting.published.folder import method_for
+from foretoken.drafting.published.layouts import DRAFT_MODEL
 from foretoken.options.option import Checked, Option
 
 _GIVEN = ("model", "head", "draft_vocab")
@@ -42,6 +44,11 @@ class OuterOptions(Checked):
             "None: by the verifier."
         ),
     ] = None
+
+    @property
+    def inner(self) -> str:
+        """The inner method: by default the one that drafts with ``model``."""
+        return method_for(self.model) if self.drafter == DRAFT_MODEL and self.model else self.drafter
 
     def check_drafter(self, *refused: str) -> None:
         """Refuse drafters that cannot be the inner one, by name.
@@ -108,7 +115,7 @@ def inner_of(options: OuterOptions, inner: type[Any], kinds: Sequence[type[Law]]
 
     Args:
         options: the resolved options.
-        inner: the class of ``options.drafter``.
+        inner: the class of ``options.inner``.
         kinds: of q that it may propose by, the best first: it is set to the first that it has.
         target: the model that is drafted for.
     Raises:
@@ -124,7 +131,7 @@ def _settings(options: OuterOptions, inner: type[Drafter], kinds: Sequence[type[
     Raises:
         ConfigError: it has no such shape, or not an option that was given.
     """
-    name = options.drafter
+    name = options.inner
     known = {each.name for each in fields(inner.Config)}
     shapes = {(each.laws or inner.laws): each.options for each in reversed(inner.declared.variants)}
     shape = next((shapes[(law,)] for law in kinds if (law,) in shapes), None)

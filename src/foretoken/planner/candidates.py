@@ -8,9 +8,8 @@ from typing import Any
 
 from foretoken import catalog, zoo
 from foretoken.core.draft import Coupled, PointMass
-from foretoken.core.errors import ForetokenError
 from foretoken.drafting.learned_part import lies_beside
-from foretoken.drafting.published.folder import method_for
+from foretoken.drafting.published.folder import takes
 from foretoken.models.language_model import LanguageModel
 
 NO_PART = "no trained network at hand (foretoken train)"
@@ -141,14 +140,14 @@ def _configs(
     elif declared.draft_model:
         named = list(drafts) or ([zoo.DRAFT] if zoo.drafts_for(zoo.DRAFT, target.name) else [])
         for each in drafts if declared.finds_model else named:
-            if declared.finds_model or _method_of(each) in ("draft_model", entry.name):
+            if takes(entry.name, kind, each):
                 yield {**base, "model": each}
         if not drafts and declared.finds_model:
             yield base
         elif not named:
             yield Candidate(base, "no draft model at hand (--draft-model)")
     elif declared.learned_part is not None and declared.brought is None:
-        folders = [each for each in drafts if _method_of(each) == entry.name]
+        folders = [each for each in drafts if takes(entry.name, kind, each)]
         part = catalog.imported(declared.learned_part)
         for each in folders:
             yield {**base, "model": each}
@@ -158,13 +157,6 @@ def _configs(
             yield Candidate(base, NO_PART)
     else:
         yield base
-
-
-def _method_of(name: str) -> str:
-    try:
-        return method_for(name)
-    except ForetokenError:
-        return "draft_model"
 
 
 def _shapes(entry: catalog.Entry, *, greedy: bool) -> list[dict[str, Any]]:

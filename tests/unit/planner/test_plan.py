@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from foretoken import zoo
 from foretoken.core.errors import InputError
 from foretoken.data.prompts import Prompt
 from foretoken.options.sampling import SamplingParams
@@ -72,3 +73,7 @@ def test_a_draft_model_is_offered_to_drafters_of_its_kind() -> None:
     found = candidates(zoo_llms.target(), ["zoo:draft"], ["draft_model", "eagle"], greedy=True)
     assert {"method": "draft_model", "model": "zoo:draft"} in [each.config for each in found]
     assert not any("model" in each.config for each in found if each.config["method"] == "eagle")
+    head = str(zoo.path("base") / "eagle")
+    found = candidates(zoo_llms.target(), [head], ["draft_model", "eagle", "suffix_first", "auto"], greedy=True)
+    offered = {each.config["method"] for each in found if each.config.get("model") == head}
+    assert offered == {"eagle", "suffix_first", "auto"}

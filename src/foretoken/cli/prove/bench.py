@@ -25,10 +25,10 @@ from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_numbers
 from foretoken.core import extensions
 from foretoken.core.errors import ConfigError
 from foretoken.data.prompts import Prompt, filled_up, limit_per_category
+from foretoken.drafting.published.folder import method_for
 from foretoken.options.sampling import SamplingParams
 
 _INTERRUPTED = 130
-_DEFAULT_METHODS = "auto,draft_model,ngram,suffix"
 _REPORTS = {"--csv": "csv", "--report": "html"}  # option -> name of an entry point
 _OF_PARAMS = ("max_tokens", "temperature", "ignore_eos")  # settings that a named suite may provide
 _MEASURE, _METHOD, _OUTPUT = "Measuring", "Method", "Output"
@@ -175,7 +175,8 @@ def bench(
         model = model if "model" in said else named.model
         methods = methods or ",".join(named.methods)
     offered = draft_model if named is None or "model" in said else draft_model or named.draft_model
-    names = methods or (_DEFAULT_METHODS if offered or model == DEFAULT_MODEL else "auto,ngram,suffix")
+    own = f"{method_for(offered)}," if offered or model == DEFAULT_MODEL else ""
+    names = methods or f"auto,{own}ngram,suffix"
     rows = parse_methods(names, sets or [], target=model, draft_model=offered)
     check_draft_is_used(draft_model, rows)
     options.check_model_name(model)

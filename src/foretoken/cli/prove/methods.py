@@ -9,6 +9,7 @@ from typing import Any
 from foretoken.bench.harness import BASELINE, Method
 from foretoken.cli.shared.settings import find_method, parse_setting, parse_settings, speculative_config, split_settings
 from foretoken.core.errors import ConfigError, nearest
+from foretoken.drafting.published.folder import method_for, takes
 
 _KEY = re.compile(r"[A-Za-z_]\w*")
 
@@ -35,10 +36,10 @@ def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: s
     for label, name, own_settings in parsed:
         if label == BASELINE:
             continue  # the baseline is always present and first
-        wants = find_method(name).load().declared.draft_model
         settings = {**shared.get(name, {}), **own_settings}
         # the method's own draft model overrides the common one
-        draft = draft_model if wants and "model" not in settings else None
+        given = draft_model is not None and "model" not in settings
+        draft = draft_model if given and takes(name, find_method(name).load(), draft_model) else None
         config = speculative_config(name, settings, target=target, draft_model=draft)
         if any(config == other.config for other in methods):
             raise ConfigError(f"--methods names '{label}' twice: keep one")
@@ -48,8 +49,9 @@ def parse_methods(text: str, sets: Sequence[str], *, target: str, draft_model: s
 
 def check_draft_is_used(draft_model: str | None, methods: Sequence[Method]) -> None:
     """Refuse ``--draft-model`` if no method uses it."""
-    if draft_model is not None and not any(method.config.get("model") for method in methods):
-        raise ConfigError("--draft-model does not apply to any of --methods: leave it out, or add draft_model")
+    if draft_model is not None and all(method.config.get("model") != draft_model for method in methods):
+        own = method_for(draft_model)
+        raise ConfigError(f"--draft-model does not apply to any of --methods: leave it out, or add {own}")
 
 
 def _parse_method_sets(sets: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,8 @@ from typing import Any
 from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_name, check_readable
-from foretoken.drafting.published.folder import method_for
+from foretoken.drafting.published.folder import method_for, takes
+from foretoken.drafting.published.layouts import DRAFT_MODEL
 
 DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "auto"
@@ -71,8 +72,11 @@ def speculative_config(
     declared = entry.load().declared
     wants_draft = declared.draft_model
     if draft_model is not None:
-        if not wants_draft and declared.learned_part is None:
-            raise ConfigError(f"--draft-model does not apply to method '{method}', which needs {entry.needs}")
+        own = method_for(draft_model)
+        part = declared.learned_part is not None and own == DRAFT_MODEL  # its folder may be missing: it says so itself
+        if not part and not takes(method, entry.load(), draft_model):
+            named = "" if own == DRAFT_MODEL else f"; {draft_model} is for method '{own}'"
+            raise ConfigError(f"--draft-model does not apply to method '{method}', which needs {entry.needs}{named}")
         if config.setdefault("model", draft_model) != draft_model:
             raise ConfigError(f"--draft-model {draft_model} contradicts --set model={config['model']}: keep one")
     if wants_draft and not declared.finds_model and not config.get("model"):

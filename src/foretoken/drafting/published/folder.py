@@ -46,6 +46,19 @@ def method_for(model: Any) -> str:
         raise ModelError(f"{folder}: {error}") from None
 
 
+def takes(method: str, drafter: Any, model: Any) -> bool:
+    """Return whether a method drafts with a model: one of its own layout, or a language model where it takes any.
+
+    Args:
+        drafter: the method's class; one around another drafter takes all that some other method does.
+    Raises:
+        ModelError: as :func:`method_for`.
+    """
+    declared, own = drafter.declared, method_for(model)
+    around = declared.finds_model or "drafter" in drafter.Config.__dataclass_fields__
+    return own == method or (declared.draft_model and (around or own == DRAFT_MODEL))
+
+
 def tensor_names(folder: Path) -> list[str]:
     """Return the names of a folder's tensors; of safetensors without reading them.
 

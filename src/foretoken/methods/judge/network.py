@@ -51,6 +51,7 @@ class JudgeHead(LogisticHead):
 
     algorithm = "judge"
     title = "judge"
+    flag = "--set head=DIR"
     Config = JudgeConfig
 
     def forward(self, e_TD: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ class RasdDrafter(Outer):
         kinds = (
             (PointMass,) if config.coupled is False else (Coupled, PointMass)
         )  # one draft may have tokens of both kinds
-        super().__init__(inner_of(config, catalog.find(config.drafter, "drafter").load(), kinds, target))
+        super().__init__(inner_of(config, catalog.find(config.inner, "drafter").load(), kinds, target))
         self.config = config
         self._scorer = self._inner if config.score and isinstance(self._inner, DraftRunner) else None
         if self._scorer is not None:

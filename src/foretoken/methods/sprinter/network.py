@@ -83,6 +83,7 @@ class SprinterHead(LogisticHead):
 
     algorithm = "sprinter"
     title = "SPRINTER head"
+    flag = "--set head=DIR"
     Config = HeadConfig
 
     def forward(self, h_TD: Tensor, q_TV: Tensor, tokens_T: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class SuffixFirstDrafter(CopiesFirst):
 
     def __init__(self, config: Config, target: Any) -> None:
         kinds = (Coupled, PointMass) if config.coupled else (Sampled, PointMass)
-        super().__init__(inner_of(config, catalog.find(config.drafter, "drafter").load(), kinds, target))
+        super().__init__(inner_of(config, catalog.find(config.inner, "drafter").load(), kinds, target))
         self.config = config
 
     def _goes_first(self, copy: Draft, budget: Budget, second: Budget) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from foretoken import zoo
 from foretoken.cli.learn.training import found_device
 from foretoken.cli.shared.settings import parse_settings, speculative_config
 from foretoken.core.errors import ConfigError
@@ -37,6 +38,8 @@ def test_the_draft_model_of_a_method():
             speculative_config("draft_model", {}, target=target)
     with pytest.raises(ConfigError, match="does not apply to method 'ngram'"):
         speculative_config("ngram", {}, target="./m", draft_model="./d")
+    with pytest.raises(ConfigError, match=r"does not apply to method 'draft_model'.*eagle is for method 'eagle'"):
+        speculative_config("draft_model", {}, target="./m", draft_model=str(zoo.path("base") / "eagle"))
     with pytest.raises(ConfigError, match="contradicts"):
         speculative_config("draft_model", {"model": "a"}, target="./m", draft_model="b")
 

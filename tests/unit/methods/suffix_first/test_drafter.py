@@ -156,7 +156,7 @@ def test_an_eagle_head_continues_after_copied_tokens(tmp_path):
     """Its rows are those of a head that has read the same text plainly: no copy is missing among them."""
     sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
     model = load(str(save_model("llama", tmp_path / "model", **sizes)), device="cpu")
-    settings = {"drafter": "eagle", "head": Eagle.untrained(model, tmp_path / "head", draft_vocab_size=60)}
+    settings = {"model": Eagle.untrained(model, tmp_path / "head", draft_vocab_size=60)}
     llm = with_config({"method": "suffix_first", "num_speculative_tokens": 4, **settings}, target=model)
     inner, drafted = drafter_of(llm)._inner, []
     propose = inner.propose
@@ -175,7 +175,7 @@ def test_an_eagle_head_continues_after_copied_tokens(tmp_path):
     outputs = llm.generate(prompts, params)
     assert ids(outputs) == ids(with_config(None, target=model).generate(prompts, params))
     assert any("suffix" in output.metrics.accepted_by_source for output in outputs)
-    plain = with_config({"method": "eagle", "head": settings["head"], "num_speculative_tokens": 4}, target=model)
+    plain = with_config({"method": "eagle", **settings, "num_speculative_tokens": 4}, target=model)
     alone = plain.recipe.drafter
     said = {}
     propose_alone = alone.propose
