@@ -31,12 +31,13 @@ from foretoken.drafting.published.vocabulary_maps import network_of
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
+from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Option
 
 log = logging.getLogger(__name__)
 
-PROBE = Option("At load, count whether a head without its target's fingerprint agrees with the target on a text.")
+PROBE = Option("At load, count whether a head without the target's fingerprint agrees with the target on a text.")
 LEAST = 0.05  # a pair that agrees less is refused
 _TOKENS = 128
 _FEWEST = 32  # a target with fewer positions is not probed
@@ -89,9 +90,7 @@ class PublishedHead(StateNetwork):
         return network_of(cls, config, tensors)
 
     def check_target(self, target: LanguageModel, draft: LanguageModel | None = None) -> None:
-        """Refuse a network of another target; without a fingerprint, compare shapes only."""
-        if self.config.target_fingerprint:
-            super().check_target(target)
+        """Compare shapes only: :func:`compared` decides about other weights."""
         self.check_shape(target)
 
 
@@ -142,19 +141,25 @@ def scored(n_RW: Tensor, head_KW: Tensor) -> Tensor:
 
 
 def compared(head: AnyHead, target: LanguageModel, probe: bool) -> tuple[AnyHead, str]:
-    """Return a head with the config that agrees best with the target, and a line about it.
+    """Return a head with the config that agrees best with the target, and a line about it; none for its own target.
+
+    A head of other weights drafts, too, if it agrees: they may be the same model in another dtype.
 
     Args:
-        head: without a fingerprint of its target.
         probe: False: the head as its config is read.
     Raises:
         MismatchError: no reading of its config agrees; the readings are listed.
     """
+    owner, silent = head.config.target_fingerprint, head.config.silent
     said = f"the head has no fingerprint of its target '{head.config.target}': "
+    if owner:
+        if owner == fingerprint_of(target.source):
+            return head, ""
+        said, silent = f"the head was trained for other weights, those of '{head.config.target}': ", frozenset()
     tokens = target.tokenizer.encode(_TEXT)[: min(_TOKENS, target.max_length - 1)] if probe else []
     if len(tokens) < _FEWEST:
         return head, f"{said}only its shapes were compared with the target"
-    readings, silent = head.readings(target), head.config.silent
+    readings = head.readings(target)
     own = {name: values[0] for name, values in readings.items()}
     options = [[(name, each) for each in values] for name, values in readings.items() if name in silent]
     open_ = [dict(pairs) for pairs in itertools.product(*options)]
@@ -176,7 +181,7 @@ def compared(head: AnyHead, target: LanguageModel, probe: bool) -> tuple[AnyHead
     chosen = max((each for each in others if each.better_than(first)), key=lambda each: each.share, default=first)
     if max(each.share for each in tried) < LEAST:
         raise MismatchError(
-            f"the head's first drafts agree with '{target.name}' on less than {100 * LEAST:.0f} % of a text, so it is "
+            f"{said}its first drafts agree with '{target.name}' on less than {100 * LEAST:.0f} % of a text, so it is "
             f"of another target or damaged ({'; '.join(map(str, tried))}): name a head of this target, or give "
             "probe=False to draft with it as it is"
         )

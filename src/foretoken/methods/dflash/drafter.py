@@ -67,9 +67,7 @@ class DFlashDrafter(Drafter):
         ] = 0.0
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        network = find(DFlash, config.head, target)
-        if not network.config.target_fingerprint:
-            network, self.explanation = compared(network, target, config.probe)
+        network, self.explanation = compared(find(DFlash, config.head, target), target, config.probe)
         self.config, self._target, sizes = config, target, network.config
         self.needs = Needs(hidden_layers=HiddenLayers(tuple(sorted(set(sizes.depths)))))
         self._sizes, self._net = sizes, deepcopy(network).to(device=target.device, dtype=target.dtype)

@@ -14,7 +14,7 @@ from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import find
 from foretoken.drafting.published.probe import PROBE, compared
 from foretoken.methods.eagle.checkpoint import Eagle
-from foretoken.methods.eagle.config import EAGLE2, UNKNOWN
+from foretoken.methods.eagle.config import EAGLE2
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Option
 
@@ -60,9 +60,7 @@ class EagleDrafter(FeatureDrafter):
         probe: Annotated[bool, PROBE] = True
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
-        network = find(Eagle, config.head, target)
-        if network.config.target_fingerprint == UNKNOWN:
-            network, self.explanation = compared(network, target, config.probe)
+        network, self.explanation = compared(find(Eagle, config.head, target), target, config.probe)
         description, runner = network.description, Runner(target, network, config.dtype)
         masks = None
         if description.masks is not None:

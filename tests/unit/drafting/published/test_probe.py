@@ -141,6 +141,19 @@ def test_a_pair_without_agreement_is_refused_with_its_readings(
     assert compared(head, target, False)[0] is head
 
 
+def test_a_head_of_other_weights_drafts_where_it_agrees(eagle: Eagle, target: LanguageModel) -> None:
+    """The same model in another dtype has another fingerprint. A head of the very target is not compared."""
+    assert compared(eagle, target, True) == (eagle, "")
+    head = eagle.with_config(replace(eagle.config, target_fingerprint="0" * 64))
+    head.check_target(target)
+    found, said = compared(head, target, True)
+    assert found.config == head.config
+    assert re.search(r"trained for other weights, those of '.*': its first drafts agree .* at 100 % of", said)
+    other = Eagle.random(target, depths=(3, 4, 5)).with_config(head.config)
+    with pytest.raises(MismatchError, match=r"trained for other weights.*agree with .* on less than 5 % of a text"):
+        compared(other, target, True)
+
+
 def test_norms_that_count_from_one_are_noticed(eagle: Eagle, target: LanguageModel, tmp_path: Path) -> None:
     shares = []
     for offset in (0.0, 1.0):
