@@ -1,4 +1,4 @@
-"""The layouts of published drafters as data, and the one that a folder has.
+"""The layouts of published drafters (layouts.json), and the one that a folder has.
 
 Names of tensors decide, keys of ``config.json`` distinguish what names leave open; the first fitting row counts.
 A row with ``refused`` is known and not run: its folder is refused by name, with the reason.
@@ -6,9 +6,11 @@ A row with ``refused`` is known and not run: its folder is refused by name, with
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from foretoken.core.errors import ModelError
@@ -26,7 +28,7 @@ class Layout:
         method: name of the method that runs it; empty: the config's ``speculators_model_type``.
         keys: keys of the config, with dots for objects within objects, and their values; no values: it is there.
         tensors: patterns; each one occurs in the name of a tensor.
-        refused: why it is not run; empty: it is.
+        refused: why it is not run, and what is instead (``instead`` in the file); empty: it is run.
         renamed: beginnings of names and what the network calls them.
         ids: key of the tapped layers, or several with bars between them.
         counting: whether an id k means the input of layer k (the stream after k layers), its output (after k + 1), or
@@ -35,10 +37,10 @@ class Layout:
 
     name: str
     method: str = ""
-    keys: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    tensors: tuple[str, ...] = ()
+    keys: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tensors: Sequence[str] = ()
     refused: str = ""
-    renamed: tuple[tuple[str, str], ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
     ids: str = ""
     counting: Literal["inputs", "outputs", "either"] = "inputs"
 
@@ -61,137 +63,25 @@ class Layout:
         found = {}
         for name, value in tensors.items():
             if not IGNORABLE.search(name):
-                for old, new in self.renamed:
+                for old, new in self.renamed.items():
                     name = new + name.removeprefix(old) if name.startswith(old) else name
                 found[name] = value
         return found
 
 
 _ELSEWHERE = "use an EAGLE-3, DFlash or PARD drafter of the target, or a draft model"
-_OLD = f"only targets of 2024 and before have one: {_ELSEWHERE}"
-_NESTED = "eagle_config.eagle_aux_hidden_state_layer_ids"
-_FUSED = r"(^|\.)(midlayer|layers\.0)\.hidden_norm\.weight$"  # the first block of EAGLE-3 reads token and feature
-_MIDLAYER = (("model.", ""), ("midlayer.", "layers.0."))
 
-LAYOUTS = (
-    Layout(
-        name="quantised head",
-        keys={"quantization_config": ()},
-        tensors=(_FUSED,),
-        refused="its weights are quantised: name the folder of the unquantised head",
-    ),
-    Layout(name="Medusa", keys={"medusa_num_heads": ()}, refused=_OLD),
-    Layout(name="Medusa", tensors=(r"^(medusa_head\.)?\d+\.\d+\.linear\.weight$",), refused=_OLD),
-    Layout(name="Hydra", keys={"hydra_num_heads": ()}, refused=_OLD),
-    Layout(name="MLP speculator", keys={"model_type": ("mlp_speculator",)}, refused=_OLD),
-    Layout(name="MLP speculator", tensors=(r"(^|\.)proj\.0\.weight$", r"(^|\.)emb\.0\.weight$"), refused=_OLD),
-    Layout(
-        name="EAGLE-4",
-        keys={"efficient_lm_head_config": ()},
-        refused=f"its low-rank LM head and latent experts are not computed here: {_ELSEWHERE}",
-    ),
-    Layout(
-        name="P-EAGLE",
-        method=EAGLE,
-        tensors=(r"(^|\.)mask_hidden$", _FUSED),
-        renamed=_MIDLAYER,
-        ids=_NESTED,
-        counting="either",
-    ),
-    Layout(
-        name="EAGLE-3 with latent attention",
-        tensors=(r"kv_a_proj_with_mqa", _FUSED),
-        refused=f"its attention over a compressed state is not computed here: {_ELSEWHERE}",
-    ),
-    Layout(
-        name="Gemma 4 assistant",
-        keys={"model_type": ("gemma4_assistant", "gemma4_unified_assistant")},
-        refused=f"its layers read keys of the target's own cache, which is not done here: {_ELSEWHERE}",
-    ),
-    Layout(
-        name="DFlash2",
-        tensors=(r"(^|\.)candidate_selector\.",),
-        refused=f"its convolutions and its selector are not computed here: {_ELSEWHERE}",
-    ),
-    Layout(name="Domino", tensors=(r"(^|\.)prefix_gru\.",), refused=f"its GRU is not computed here: {_ELSEWHERE}"),
-    Layout(
-        name="DFlash and DSpark of speculators",
-        method=DFLASH,
-        keys={"speculators_model_type": ("dflash", "dspark")},
-        ids="aux_hidden_state_layer_ids",
-    ),
-    Layout(
-        name="DFlash and DSpark of z-lab, DeepSpec and SpecForge",
-        method=DFLASH,
-        tensors=(r"^(model\.)?fc\.weight$", r"^(model\.)?hidden_norm\.weight$", r"layers\.0\.input_layernorm"),
-        renamed=(("model.", ""), ("confidence_proj.", "confidence_head.proj."), ("markov_w", "markov_head.markov_w")),
-        ids="target_layer_ids|dflash_config.target_layer_ids",
-        counting="outputs",
-    ),
-    Layout(
-        name="MTP of speculators",
-        keys={"speculators_model_type": ("mtp",)},
-        refused="the layer is read from the target's own folder: use method='mtp' with a checkpoint that has one",
-    ),
-    Layout(
-        name="EAGLE-3 of speculators",
-        method=EAGLE,
-        keys={"speculators_model_type": ("eagle3",)},
-        renamed=(("midlayer.", "layers.0."),),
-        ids="eagle_aux_hidden_state_layer_ids",
-    ),
-    Layout(
-        name="EAGLE-1/2 of speculators",
-        method=EAGLE,
-        keys={"speculators_model_type": ("eagle",)},
-        renamed=(("transformer.", "layers.0."), ("fusion_fc.", "fc.")),
-    ),
-    Layout(
-        name="EAGLE-3 of DeepSpec",
-        method=EAGLE,
-        keys={"target_layer_ids": ()},
-        tensors=(_FUSED,),
-        renamed=_MIDLAYER,
-        ids="target_layer_ids",
-        counting="outputs",
-    ),
-    Layout(
-        name="EAGLE-3 of SpecForge",
-        method=EAGLE,
-        keys={"architectures": (["LlamaForCausalLMEagle3"],)},
-        tensors=(_FUSED,),
-        renamed=_MIDLAYER,
-        ids=_NESTED,
-        counting="either",
-    ),
-    Layout(
-        name="EAGLE-3 of NeMo Automodel",
-        method=EAGLE,
-        tensors=(r"^model\.(midlayer|layers\.0)\.hidden_norm\.weight$",),
-        renamed=_MIDLAYER,
-        ids=_NESTED,
-        counting="either",
-    ),
-    Layout(
-        name="EAGLE-3 of NVIDIA ModelOpt",
-        method=EAGLE,
-        keys={"eagle_config": ()},
-        tensors=(_FUSED,),
-        renamed=_MIDLAYER,
-        ids=_NESTED,
-        counting="either",
-    ),
-    Layout(name="EAGLE-3 of SafeAILab", method=EAGLE, tensors=(_FUSED,), renamed=_MIDLAYER, ids=_NESTED),
-    Layout(
-        name="EAGLE-1/2 of SafeAILab",
-        method=EAGLE,
-        tensors=(r"^fc\.weight$", r"^layers\.0\.self_attn\.q_proj\.weight$"),
-    ),
-    Layout(name="part of 'foretoken train'", keys={"speculators_model_type": ()}),
-    Layout(name="PARD", method=PARD, keys={"model_type": (), "pard_token": ()}),
-    Layout(name="causal language model", method=DRAFT_MODEL, keys={"model_type": ()}),
-)
-"""Most special first."""
+
+def _read() -> tuple[Layout, ...]:
+    rows = json.loads((Path(__file__).parent / "layouts.json").read_text(encoding="utf-8"))
+    for row in rows:
+        if "refused" in row:
+            row["refused"] += f": {row.pop('instead', _ELSEWHERE)}"
+    return tuple(Layout(**row) for row in rows)
+
+
+LAYOUTS = _read()
+"""Of layouts.json, most special first."""
 
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 
