@@ -207,6 +207,10 @@ class Mlp(nn.Module):
         self.up_proj = nn.Linear(config.width, config.mlp_width, bias=False)
         self.down_proj = nn.Linear(config.mlp_width, config.width, bias=False)
 
+    def forward(self, u_TW: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(u_TW)) * self.up_proj(u_TW))
+        return out
+
 
 class Block(nn.Module):
     """A decoder layer of Llama or Qwen3.
@@ -266,10 +270,8 @@ class Block(nn.Module):
         Args:
             attended: values weighted by attention, [..., T, H d].
         """
-        mlp = self.mlp
         h_TW = residual_TW + self.self_attn.o_proj(attended)
-        u_TW = self.post_attention_layernorm(h_TW)
-        out: Tensor = h_TW + mlp.down_proj(F.silu(mlp.gate_proj(u_TW)) * mlp.up_proj(u_TW))
+        out: Tensor = h_TW + self.mlp(self.post_attention_layernorm(h_TW))
         return out
 
 

@@ -28,7 +28,7 @@ class Layout:
         method: name of the method that runs it; empty: the config's ``speculators_model_type``.
         keys: keys of the config, with dots for objects within objects, and their values; no values: it is there.
         tensors: patterns; each one occurs in the name of a tensor.
-        refused: why it is not run, and what is instead (``instead`` in the file); empty: it is run.
+        refused: why it is not run, and a remedy (``instead`` in the file, or the usual one); empty: it is run.
         renamed: beginnings of names and what the network calls them.
         ids: key of the tapped layers, or several with bars between them.
         counting: whether an id k means the input of layer k (the stream after k layers), its output (after k + 1), or

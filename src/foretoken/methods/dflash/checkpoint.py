@@ -17,6 +17,12 @@ from foretoken.models.language_model import LanguageModel
 
 _NESTED = "dflash_config"
 _stated = partial(stated, nested=_NESTED)
+_DFLASH2 = {
+    "conv_taps": "conv_kernel_size",
+    "conv_group": "conv_group_size",
+    "selector_rank": "selector_rank",
+    "selector_top": "selector_top_k",
+}
 _READ = "read from the tensors"  # key of sizes that the config need not state
 
 
@@ -74,6 +80,7 @@ class DFlash(DFlashNetwork):
             "norm_heads": head_norms,
             "draft_vocab_size": size or (None if own_head is None else len(own_head)),
             "markov_rank": rank,
+            "selector": any(name.startswith("candidate_selector.") for name in names),
             "confidence": any(name.startswith("confidence_head.") for name in names),
         }
         return {**settings, _READ: more}, found
@@ -118,6 +125,7 @@ class DFlash(DFlashNetwork):
             "markov_rank": rank,
             "markov_kind": _stated(settings, "markov_head_type") or "vanilla",
             "confidence": more["confidence"],
+            **({ours: _number(settings, key) for ours, key in _DFLASH2.items()} if more["selector"] else {}),
             "embedding_scale": float(_stated(settings, "input_embedding_scale") or 1),
             "logit_scale": float(_stated(settings, "output_multiplier") or 1),
             "logit_cap": float(_stated(settings, "final_logit_softcapping") or 0),
@@ -152,6 +160,7 @@ class DFlash(DFlashNetwork):
                 "mask_token_id": config.mask_token,
                 "target_layer_ids": [each - 1 for each in config.depths],
                 **({} if len(set(config.causal)) > 1 else {"causal": config.causal[0]}),
+                **({key: getattr(config, ours) for ours, key in _DFLASH2.items()} if config.selector_rank else {}),
             },
         }
 
@@ -167,6 +176,13 @@ def _depths(settings: Mapping[str, Any], layout: Layout, count: int) -> tuple[in
     if not isinstance(ids, list) or any(type(each) is not int for each in ids):
         raise ValueError(f"target_layer_ids={ids!r}: a list of layers")
     return layout.depths(ids)
+
+
+def _number(settings: Mapping[str, Any], key: str) -> int:
+    value = _stated(settings, key)
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{key}={value!r}: a number from 1 on, as there is a selector")
+    return value
 
 
 def _stated_ids(settings: Mapping[str, Any], layout: Layout) -> Any:

@@ -1,4 +1,4 @@
-"""DFlash: a block of draft tokens from one pass over the target's states; DSpark draws them in order."""
+"""DFlash: a block of draft tokens from one pass over the target's states; DSpark and DFlash2 draw them in order."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.methods.dflash.checkpoint import DFlash
+from foretoken.methods.dflash.network import Layer
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.options.option import Checked, Option
 
@@ -33,10 +34,10 @@ _SLOTS = 1024  # requests at once, at most; buffers grow with use
 class DFlashDrafter(Drafter):
     """Drafts a chain with one pass of a block network.
 
-    Paper:   DFlash, arXiv:2602.06036; with a Markov head DSpark, arXiv:2607.05147.
-    Exact:   each token is drawn from the distribution of its row, with a Markov head given the drafted tokens before
-             it; the draft carries that distribution (a point mass at temperature 0). Lossless under any lossless
-             verifier of these draft kinds.
+    Paper:   DFlash, arXiv:2602.06036; with a Markov head DSpark, arXiv:2607.05147; DFlash2 has a selector.
+    Exact:   each token is drawn from the distribution of its row, with such a head given the drafted tokens before it;
+             the draft carries that distribution (a point mass at temperature 0). Lossless under any lossless verifier
+             of these draft kinds.
     Differs: the adaptive controller may end a draft before its next token is drawn, depending on q alone; so does
              ``least_confidence``, depending on the tokens before.
     """
@@ -50,6 +51,7 @@ class DFlashDrafter(Drafter):
         variants=(
             Variant(untrained={"draft_vocab_size": 512}),
             Variant(untrained={"markov_rank": 8, "markov_kind": "rnn", "anchor_predicts": True}),
+            Variant(untrained={"conv_taps": 2, "selector_rank": 8}),
         ),
     )
 
@@ -59,7 +61,7 @@ class DFlashDrafter(Drafter):
 
         head: Annotated[
             str | Path | None,
-            Option("A published DFlash or DSpark folder; None: `dflash` in the folder of the target's weights."),
+            Option("A folder of DFlash, DSpark or DFlash2; None: `dflash` in the folder of the target's weights."),
         ] = None
         probe: Annotated[bool, PROBE] = True
         least_confidence: Annotated[
@@ -142,13 +144,15 @@ class DFlashDrafter(Drafter):
         plans = DensePlan(self._cache, both_ways), DensePlan(self._cache, forward)
         ids_T = torch.tensor(both_ways.tokens, device=self._target.device)
         x_TW = F.embedding(ids_T, self._embedding_VW) * sizes.embedding_scale
-        places = tuple(table[both_ways.positions] for table in self._rotary)
+        cos, sin = (table[both_ways.positions] for table in self._rotary)
         for number in range(sizes.layers):
             layer = self._net.layer(number)
-            q, k, v = layer.project(layer.input_layernorm(x_TW), *places)
-            plan = plans[sizes.causal[number]]
-            attended = plan.attend(number, q, k, v, scaling=layer.scaling, window=layer.window)
-            x_TW = layer.close(x_TW, attended.flatten(1))
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, number: int = number, layer: Layer = layer) -> Tensor:
+                plan = plans[sizes.causal[number]]
+                return plan.attend(number, q, k, v, scaling=layer.scaling, window=layer.window).flatten(1)
+
+            x_TW = layer.over_blocks(x_TW, sizes.rows, (cos, sin), attend)
         n_TW: Tensor = self._net.norm(x_TW)
         return n_TW.unflatten(0, (len(blocks), sizes.rows))
 
@@ -156,18 +160,11 @@ class DFlashDrafter(Drafter):
         """Draw a chain from the rows of its slots, one after the other."""
         sizes, token, state = self._sizes, draft.context.tokens[-1], None
         count = min(len(n_SW), draft.budget.max_nodes, draft.budget.max_depth)
-        logits_SK = self._head.score(n_SW[:count]) * sizes.logit_scale
-        for n_W, logits_K in zip(n_SW, logits_SK, strict=False):
-            mixed = [n_W]
-            if self._net.markov_head is not None:
-                addend_K, m, state = self._net.markov_head(token, n_W, state)
-                logits_K, mixed = logits_K + addend_K.float(), [n_W, m]
-            if self.config.least_confidence and sizes.confidence:
-                confidence = self._net.confidence_head["proj"](torch.cat(mixed)[: sizes.width + sizes.markov_rank])
-                if float(confidence.sigmoid()) < self.config.least_confidence:
-                    return
-            if sizes.logit_cap:
-                logits_K = sizes.logit_cap * (logits_K / sizes.logit_cap).tanh()
+        for n_W, logits_K in zip(n_SW, self._head.score(n_SW[:count]), strict=False):
+            logits_K, read, state = self._net.following(logits_K, token, n_W, state)
+            least = self.config.least_confidence
+            if least and sizes.confidence and float(self._net.confidence_head["proj"](read).sigmoid()) < least:
+                return
             output = Output.of(logits_K[None], top=1, columns=self._head.columns)
             node = draft.draw(output, 0, self.name, if_it_pays=True)
             if node is None or not draft.has_room(node):

@@ -1,9 +1,11 @@
-"""DFlash's block network, and DSpark's Markov head over it.
+"""DFlash's block network, with DSpark's Markov head or DFlash2's convolutions and selector.
 
     context   c_i = hidden_norm(fc(states of row i at several depths)),  i < P: keys and values of every layer
     block     rows [anchor, mask, ..., mask] at positions P, P + 1, ...; they see the context and each other
     row j     predicts position P + j (j >= 1), or P + j + 1 where the anchor's row predicts, too
     Markov    logits of row k  +  W2 f(W1[token before], ...): the tokens of a block follow each other
+    DFlash2   each half f of a layer is conv_1(f(conv_0(y))): rows are mixed with those before them in the block; of a
+              row's best tokens b, <A[token before] * W n, B[b]> is added to the logits, and no other is drafted
 
 P is the position of the anchor, the newest token, which the target has not read. Sliding layers see a block's own rows
 up to themselves only, unless the config says otherwise.
@@ -11,11 +13,12 @@ up to themselves only, unless the config says otherwise.
 Papers: DFlash, arXiv:2602.06036; DSpark, arXiv:2607.05147.
 
 Letters: N context rows, B rows of a block, F width of the fused states, W width, V vocabulary, K draft vocabulary, r
-rank of the Markov head.
+rank of the Markov head or of the selector.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +50,14 @@ class DFlashConfig(LayersConfig):
         causal: of each layer: a row of the block sees the block's rows up to itself only.
         markov_rank, markov_kind: r, and one of ``MARKOV``; 0: there is no Markov head.
         confidence: there is a head that predicts whether a token is accepted.
+        conv_taps, conv_group: rows that DFlash2's convolutions read, and channels that share a coefficient; 0 taps:
+            there are no convolutions.
+        selector_rank, selector_top: r, and the candidates of a row; a rank of 0: there is no selector.
         embedding_scale, logit_scale, logit_cap: of embeddings and logits; a cap of 0 leaves logits as they are.
         target_layers: layers of the target; 0: not known.
     """
 
-    from_zero = ("mask_token", "markov_rank", "logit_cap", "target_layers")
+    from_zero = ("mask_token", "markov_rank", "logit_cap", "target_layers", "conv_taps", "selector_rank")
 
     depths: tuple[int, ...] = ()
     rows: int = 16
@@ -61,6 +67,10 @@ class DFlashConfig(LayersConfig):
     markov_rank: int = 0
     markov_kind: str = MARKOV[0]
     confidence: bool = False
+    conv_taps: int = 0
+    conv_group: int = 16
+    selector_rank: int = 0
+    selector_top: int = 16
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
@@ -76,6 +86,8 @@ class DFlashConfig(LayersConfig):
             raise ValueError(f"mask_token_id={self.mask_token!r}: a token of {self.vocab_size}")
         if self.markov_kind not in MARKOV:
             raise ValueError(f"markov_head_type={self.markov_kind!r}: known are {', '.join(MARKOV)}")
+        if self.conv_taps and self.width % self.conv_group:
+            raise ValueError(f"conv_group_size={self.conv_group} does not divide hidden_size={self.width}")
 
     @property
     def taps(self) -> Taps:
@@ -120,6 +132,78 @@ class MarkovHead(nn.Module):
         return self.markov_w2(output.tanh()), m, state
 
 
+class Selector(nn.Module):
+    """Scores a row's best tokens as successors of the token before it."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        self.top = min(config.selector_top, config.draft_vocab_size)
+        self.predecessor_codebook = nn.Parameter(torch.zeros(config.vocab_size, config.selector_rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(config.vocab_size, config.selector_rank))
+        self.hidden_projection = nn.Linear(config.width, config.selector_rank, bias=False)
+
+    def forward(self, logits_K: Tensor, token: int, n_W: Tensor, ids_K: Tensor | None) -> Tensor:
+        """Return the row's logits, -inf for all but its candidates."""
+        best_C = logits_K.topk(self.top).indices
+        successors_Cr = self.successor_codebook[best_C if ids_K is None else ids_K.to(best_C.device)[best_C]]
+        addend_C = successors_Cr @ (self.predecessor_codebook[token] * self.hidden_projection(n_W))
+        return torch.full_like(logits_K, -torch.inf).index_copy(0, best_C, logits_K[best_C] + addend_C.float())
+
+
+class Convolution(nn.Module):
+    """Mixes the rows of each block with those before them, by coefficients of the channel and of the row."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        self.taps, self.group = config.conv_taps, config.conv_group
+        self.base_kernel = nn.Parameter(torch.zeros(2, self.taps, config.width))
+        self.kernel_projection = nn.Linear(config.width, 2 * self.taps * config.width // self.group, bias=False)
+
+    def forward(self, y_TW: Tensor, rows: int, half: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return conv_1(half(conv_0(y))); both kernels depend on y.
+
+        Args:
+            rows: of a block; the blocks lie one after the other.
+        """
+        per_row = self.kernel_projection(y_TW).unflatten(-1, (2, self.taps, -1)).repeat_interleave(self.group, -1)
+        kernels = (self.base_kernel + per_row).unbind(1)
+
+        def mixed(z_TW: Tensor, kernel: Tensor) -> Tensor:
+            z_RBW = z_TW.unflatten(0, (-1, rows))
+            before = (F.pad(z_RBW, (0, 0, tap, 0))[:, :rows].flatten(0, 1) for tap in range(self.taps))
+            return sum((kernel[:, tap] * z for tap, z in enumerate(before)), torch.zeros_like(z_TW))
+
+        return mixed(half(mixed(y_TW, kernels[0])), kernels[1])
+
+
+class Layer(Block):
+    """A decoder layer; DFlash2's has a convolution around each half."""
+
+    def __init__(self, config: DFlashConfig, window: int | None) -> None:
+        super().__init__(config, window=window)
+        self.attention_conv, self.mlp_conv = (Convolution(config) if config.conv_taps else None for _ in range(2))
+
+    def over_blocks(
+        self, x_TW: Tensor, rows: int, places: tuple[Tensor, Tensor], attend: Callable[..., Tensor]
+    ) -> Tensor:
+        """Return the layer's output for rows of blocks.
+
+        Args:
+            rows: of a block.
+            places: cos and sin of the rows' positions.
+            attend: (queries, keys, values of the rows) -> values weighted by attention, [T, H d].
+        """
+
+        def attention(y_TW: Tensor) -> Tensor:
+            out: Tensor = self.self_attn.o_proj(attend(*self.project(y_TW, *places)))
+            return out
+
+        y_TW = self.input_layernorm(x_TW)
+        x_TW = x_TW + (attention(y_TW) if self.attention_conv is None else self.attention_conv(y_TW, rows, attention))
+        u_TW = self.post_attention_layernorm(x_TW)
+        return x_TW + (self.mlp(u_TW) if self.mlp_conv is None else self.mlp_conv(u_TW, rows, self.mlp))
+
+
 class DFlashNetwork(PublishedHead):
     """The weights, and the plain forward pass.
 
@@ -135,11 +219,17 @@ class DFlashNetwork(PublishedHead):
         super().__init__(config, **shared)
         self.fc = nn.Linear(len(config.depths) * config.target_width, config.width, bias=False)
         self.hidden_norm = Norm(config.width, eps=config.norm_eps)
-        self.layers = nn.ModuleList([Block(config, window=config.window(number)) for number in range(config.layers)])
+        self.layers = nn.ModuleList([Layer(config, config.window(number)) for number in range(config.layers)])
         self.norm = Norm(config.width, eps=config.norm_eps)
         self.markov_head = MarkovHead(config) if config.markov_rank else None
+        self.candidate_selector = Selector(config) if config.selector_rank else None
         if config.confidence:
             self.confidence_head = nn.ModuleDict({"proj": nn.Linear(config.width + config.markov_rank, 1)})
+
+    def layer(self, number: int) -> Layer:
+        found = self.layers[number]
+        assert isinstance(found, Layer)
+        return found
 
     def forward(self, states_NF: Tensor, tokens_B: Tensor, embedding_VW: Tensor) -> Tensor:
         """Return the normed states n of a block's rows, [B, W].
@@ -168,15 +258,19 @@ class DFlashNetwork(PublishedHead):
         known = torch.cat([torch.arange(count) < anchors_R[block_T, None], block_T[:, None] == block_T], dim=1)
         for number in range(config.layers):
             layer = self.layer(number)
-            k_context, v_context = self.context_heads(number, c_NW, cos[:count], sin[:count])
-            q, k, v = layer.project(layer.input_layernorm(x_TW), cos[count:], sin[count:])
             seen = known & (ago < layer.window) if layer.window else known
             if config.causal[number]:
                 seen = seen & (ago >= 0)
-            attended = F.scaled_dot_product_attention(
-                q[None], torch.cat([k_context, k], 1)[None], torch.cat([v_context, v], 1)[None], seen, enable_gqa=True
-            )
-            x_TW = layer.close(x_TW, attended[0].transpose(0, 1).flatten(1))
+            context = self.context_heads(number, c_NW, cos[:count], sin[:count])
+
+            def attend(
+                q: Tensor, k: Tensor, v: Tensor, seen: Tensor = seen, context: tuple[Tensor, Tensor] = context
+            ) -> Tensor:
+                keys, values = (torch.cat(both, 1)[None] for both in zip(context, (k, v), strict=True))
+                found = F.scaled_dot_product_attention(q[None], keys, values, seen, enable_gqa=True)
+                return found[0].transpose(0, 1).flatten(1)
+
+            x_TW = layer.over_blocks(x_TW, tokens_RB.shape[1], (cos[count:], sin[count:]), attend)
         out: Tensor = self.norm(x_TW).unflatten(0, tokens_RB.shape)
         return out
 
@@ -197,11 +291,28 @@ class DFlashNetwork(PublishedHead):
         places_RB, table = looked_up(tokens_RB, embedding_VW)
         n_RBW = self.blocks(states_TF[:-1], places_RB, anchors_R, table)
         n_RW = n_RBW[:, 0 if self.config.anchor_predicts else 1]
-        logits_RK = scored(n_RW, head_KW) * self.config.logit_scale
+        rows = zip(scored(n_RW, head_KW), tokens_T[anchors_R].tolist(), n_RW, strict=True)
+        return anchors_R, torch.stack([self.following(*row, None)[0] for row in rows])
+
+    def following(
+        self, logits_K: Tensor, token: int, n_W: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return a row's logits given the token before it, and what the confidence and the next row read.
+
+        Args:
+            logits_K: of the LM head.
+            n_W, state: see :class:`MarkovHead`.
+        """
+        read, config = n_W, self.config
+        logits_K = logits_K * config.logit_scale
         if self.markov_head is not None:
-            pairs = zip(tokens_T[anchors_R].tolist(), n_RW, strict=True)
-            logits_RK += torch.stack([self.markov_head(token, n_W, None)[0] for token, n_W in pairs])
-        return anchors_R, logits_RK
+            addend_K, m, state = self.markov_head(token, n_W, state)
+            logits_K, read = logits_K + addend_K.float(), torch.cat([n_W, m])
+        if config.logit_cap:
+            logits_K = config.logit_cap * (logits_K / config.logit_cap).tanh()
+        if self.candidate_selector is not None:
+            logits_K = self.candidate_selector(logits_K, token, n_W, self.ids_K)
+        return logits_K, read, state
 
     def context(self, states_TF: Tensor) -> Tensor:
         """c, [T, W]."""

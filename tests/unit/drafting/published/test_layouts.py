@@ -23,7 +23,6 @@ REFUSED = {
     "MLP speculator": ({"model_type": "mlp_speculator"}, ["speculator.emb.0.weight"]),
     "Gemma 4 assistant": ({"model_type": "gemma4_assistant"}, ["pre_projection.weight"]),
     "Domino": ({"model_type": "qwen3"}, ["prefix_gru.weight_ih_l0"]),
-    "DFlash2": ({"model_type": "qwen3"}, ["candidate_selector.predecessor_codebook"]),
     "MTP of speculators": ({"speculators_model_type": "mtp"}, ["mtp_layers.0.input_proj.weight"]),
 }
 

@@ -1,9 +1,11 @@
-"""DFlash and DSpark folders of several makers, with random weights, against a reference that is written down here."""
+"""DFlash, DSpark and DFlash2 folders of several makers, with random weights, against a reference written here."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,8 @@ class Folder:
         taps: the target's stream after so many layers.
         windows, causal: of each layer of the block.
         markov: kind of the Markov head; empty: none.
+        conv: rows that a convolution reads, in groups of 16 channels; 0: there is none.
+        selector: of 7 candidates.
     """
 
     taps: tuple[int, ...]
@@ -50,6 +54,8 @@ class Folder:
     windows: tuple[int, ...] = (0, 0)
     causal: tuple[bool, ...] = (False, False)
     markov: str = ""
+    conv: int = 0
+    selector: bool = False
     prefix: str = ""
     cap: float = 0.0
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -67,8 +73,14 @@ class Folder:
             shapes[f"{b}.self_attn.o_proj.weight"] = (WIDTH, HEADS * HEAD_DIM)
             shapes |= {f"{b}.mlp.{x}_proj.weight": (MLP, WIDTH) for x in ("gate", "up")}
             shapes[f"{b}.mlp.down_proj.weight"] = (WIDTH, MLP)
+            for half in ("attention", "mlp") if self.conv else ():
+                shapes[f"{b}.{half}_conv.base_kernel"] = (2, self.conv, WIDTH)
+                shapes[f"{b}.{half}_conv.kernel_projection.weight"] = (2 * self.conv * WIDTH // 16, WIDTH)
         if self.own_tables:
             shapes |= {"embed_tokens.weight": (VOCAB, WIDTH), "lm_head.weight": (self.scored, WIDTH)}
+        if self.selector:
+            shapes |= {f"candidate_selector.{x}_codebook": (VOCAB, RANK) for x in ("predecessor", "successor")}
+            shapes["candidate_selector.hidden_projection.weight"] = (RANK, WIDTH)
         if self.markov:
             m = "markov_head."
             shapes |= {f"{m}markov_w1.weight": (VOCAB, RANK), f"{m}markov_w2.weight": (self.scored, RANK)}
@@ -80,7 +92,8 @@ class Folder:
         found = {
             name: 1 + 0.3 * torch.randn(shape, generator=draw)
             if len(shape) == 1
-            else torch.randn(shape, generator=draw) * (1.0 if "markov" in name else shape[-1] ** -0.5)
+            else torch.randn(shape, generator=draw)
+            * (1.0 if "markov" in name or "_codebook" in name else shape[-1] ** -0.5)
             for name, shape in shapes.items()
         }
         if self.scored < VOCAB:
@@ -139,27 +152,43 @@ class Folder:
             left, right = y.chunk(2, -1)
             return y * cos[at] + torch.cat([-right, left], -1) * sin[at]
 
+        def around(y: Tensor, name: str, half: Callable[[Tensor], Tensor]) -> Tensor:
+            if not self.conv:
+                return half(y)
+            delta = (y @ w[f"{name}.kernel_projection.weight"].T).view(self.rows, 2, self.conv, WIDTH // 16)
+
+            def mixed(z: Tensor, side: int) -> Tensor:
+                out = torch.zeros_like(z)
+                for j, t, ch in itertools.product(range(self.rows), range(self.conv), range(WIDTH)):
+                    if j >= t:
+                        out[j, ch] += (w[f"{name}.base_kernel"][side, t, ch] + delta[j, side, t, ch // 16]) * z[
+                            j - t, ch
+                        ]
+                return out
+
+            return mixed(half(mixed(y, 0)), 1)
+
         x = table[torch.tensor([anchor, *[MASK] * (self.rows - 1)])]
         ago = torch.arange(n, total)[:, None] - torch.arange(total)
         for number, (window, causal) in enumerate(zip(self.windows, self.causal, strict=True)):
             a, b = f"layers.{number}.self_attn", f"layers.{number}"
-            y = norm(x, f"{b}.input_layernorm")
-            q = heads(y, f"{a}.q_proj", slice(n, total), f"{a}.q_norm")
-            k = torch.cat(
-                [
-                    heads(c, f"{a}.k_proj", slice(n), f"{a}.k_norm"),
-                    heads(y, f"{a}.k_proj", slice(n, total), f"{a}.k_norm"),
-                ],
-                1,
-            )
-            v = torch.cat([heads(c, f"{a}.v_proj", slice(n)), heads(y, f"{a}.v_proj", slice(n))], 1)
-            k, v = (each.repeat_interleave(HEADS // KV_HEADS, 0) for each in (k, v))
-            unseen = (ago >= (window or 1 << 30)) | ((ago < 0) & causal)
-            scores = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(unseen, -math.inf)
-            x = x + (scores.softmax(-1) @ v).transpose(0, 1).flatten(1) @ w[f"{a}.o_proj.weight"].T
-            y = norm(x, f"{b}.post_attention_layernorm")
-            gated = F.silu(y @ w[f"{b}.mlp.gate_proj.weight"].T) * (y @ w[f"{b}.mlp.up_proj.weight"].T)
-            x = x + gated @ w[f"{b}.mlp.down_proj.weight"].T
+
+            def attention(y: Tensor, a: str = a, window: int = window, causal: bool = causal) -> Tensor:
+                q = heads(y, f"{a}.q_proj", slice(n, total), f"{a}.q_norm")
+                both = (c, slice(n)), (y, slice(n, total))
+                k = torch.cat([heads(z, f"{a}.k_proj", at, f"{a}.k_norm") for z, at in both], 1)
+                v = torch.cat([heads(z, f"{a}.v_proj", at) for z, at in both], 1)
+                k, v = (each.repeat_interleave(HEADS // KV_HEADS, 0) for each in (k, v))
+                unseen = (ago >= (window or 1 << 30)) | ((ago < 0) & causal)
+                scores = (q @ k.mT / math.sqrt(HEAD_DIM)).masked_fill(unseen, -math.inf)
+                return (scores.softmax(-1) @ v).transpose(0, 1).flatten(1) @ w[f"{a}.o_proj.weight"].T
+
+            def mlp(y: Tensor, b: str = b) -> Tensor:
+                gated = F.silu(y @ w[f"{b}.mlp.gate_proj.weight"].T) * (y @ w[f"{b}.mlp.up_proj.weight"].T)
+                return gated @ w[f"{b}.mlp.down_proj.weight"].T
+
+            x = x + around(norm(x, f"{b}.input_layernorm"), f"{b}.attention_conv", attention)
+            x = x + around(norm(x, f"{b}.post_attention_layernorm"), f"{b}.mlp_conv", mlp)
         x = norm(x, "norm")[0 if self.anchor_predicts else 1 :]
         found, state = [], torch.zeros(RANK)
         for n_k, before in zip(x, [anchor, *drafted], strict=False):
@@ -176,11 +205,18 @@ class Folder:
                     state = g.sigmoid() * state + (1 - g.sigmoid()) * new.tanh()
                     m = o.tanh()
                 y = y + w[f"{p}markov_w2.weight"] @ m
-            found.append(self.cap * (y / self.cap).tanh() if self.cap else y)
+            y = self.cap * (y / self.cap).tanh() if self.cap else y
+            if self.selector:
+                p, best = "candidate_selector.", y.topk(7).indices
+                read = w[f"{p}predecessor_codebook"][before] * (w[f"{p}hidden_projection.weight"] @ n_k)
+                chosen = y[best] + w[f"{p}successor_codebook"][best] @ read
+                y = torch.full_like(y, -math.inf).scatter(0, best, chosen)
+            found.append(y)
         return torch.stack(found)
 
 
 OWNER = {"verifier": {"name_or_path": "someone/model"}}
+CONV = {"conv_kernel_size": 2, "conv_group_size": 16}
 NESTED = {"mask_token_id": MASK, "target_layer_ids": [0, 2, 4]}
 DSPARK = {
     "architectures": ["Qwen3DSparkModel"],
@@ -210,6 +246,27 @@ FOLDERS = {
     ),
     "z-lab, ids left out": Folder(
         (2, 4), {"num_target_layers": LAYERS, "block_size": 5, "dflash_config": {"mask_token_id": MASK}}
+    ),
+    "DFlash2": Folder(
+        (1, 3, 5),
+        {
+            "architectures": ["DFlash2DraftModel"],
+            "is_causal": False,
+            "dflash_config": {
+                **NESTED,
+                "block_size": 5,
+                "conv_kernel_size": 2,
+                "conv_group_size": 16,
+                "selector_rank": RANK,
+                "selector_top_k": 7,
+                "selector_vocab_size": VOCAB,
+                "final_logit_softcapping": 2.0,
+            },
+        },
+        windows=(6, 6),
+        cap=2.0,
+        conv=2,
+        selector=True,
     ),
     "speculators": Folder(
         (1, 3, 5),
@@ -290,6 +347,8 @@ FAULTS = {
     "the target's tables": ("DeepSpec, DFlash", {"own_tables": False}),
     "no gate": ("DSpark, gated", {"markov": "vanilla"}),
     "no Markov head": ("DSpark, vanilla", {"markov": ""}),
+    "no convolution": ("DFlash2", {"conv": 0}),
+    "no selector": ("DFlash2", {"selector": False}),
 }
 
 
@@ -319,7 +378,7 @@ def test_drafts_at_temperature_0_are_the_best_tokens(tiny: Path, tmp_path: Path)
     assert list(draft.tree.tokens) == best[:3]
 
 
-@pytest.mark.parametrize("maker", ["z-lab, sliding", "DSpark, gated"])
+@pytest.mark.parametrize("maker", ["z-lab, sliding", "DSpark, gated", "DFlash2"])
 def test_the_text_is_the_target_s(maker: str, tiny: Path, tmp_path: Path) -> None:
     folder = FOLDERS[maker].write(tmp_path / "head")
     params, prompts = SamplingParams(max_tokens=16, temperature=0), ["abc", "Tom has", "x"]
@@ -338,6 +397,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no ids": ("z-lab, ids left out", {"num_target_layers": None}, "is missing, and num_target_layers"),
     "too few ids": ("speculators", {"aux_hidden_state_layer_ids": [1, 3]}, "fc.weight is [64, 192]"),
     "another rank": ("DSpark, rnn", {"markov_rank": 4}, "markov_rank=4, but the weights have 8"),
+    "another selector": (
+        "DFlash2",
+        {"dflash_config": {**NESTED, **CONV, "selector_rank": 4, "selector_top_k": 7}},
+        "hidden_projection.weight is [8, 64], but [4, 64] is described",
+    ),
+    "no selector rank": ("DFlash2", {"dflash_config": {**NESTED, **CONV}}, "selector_rank=None: a number"),
     "another target": ("z-lab", {"num_target_layers": 36}, "num_target_layers is 36, but"),
 }
 
@@ -359,7 +424,11 @@ def test_an_unread_tensor_is_refused(tiny: Path, tmp_path: Path) -> None:
         DFlash.load(folder)
 
 
-@pytest.mark.parametrize("fields", [{}, {"draft_vocab_size": 40}, {"markov_rank": 4, "anchor_predicts": True}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"draft_vocab_size": 40}, {"markov_rank": 4, "anchor_predicts": True}, {"conv_taps": 2, "selector_rank": 4}],
+    ids=str,
+)
 def test_a_saved_network_is_loaded(fields: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
     network = DFlash.random(load(str(tiny), device="cpu"), **fields)
     network.save(tmp_path)
