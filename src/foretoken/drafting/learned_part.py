@@ -28,8 +28,9 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.files import check_format, home_expanded, write_whole
-from foretoken.drafting.published.folder import tensors_of
+from foretoken.drafting.published.folder import opened
 from foretoken.models.fingerprint import fingerprint, fingerprint_of
+from foretoken.models.gguf.magic import is_gguf
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.made import Origin, origin_of
 from foretoken.options.option import Option
@@ -176,11 +177,10 @@ class LearnedPart(ABC):
         """
         from safetensors import SafetensorError
 
-        if folder.is_file():
+        if folder.is_file() and not is_gguf(folder):
             raise ModelError(f"{folder}: this is a file, not the folder of a trained part ({cls.title})")
         try:
-            settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            tensors = tensors_of(folder, WEIGHTS)
+            settings, tensors = opened(folder)
             try:
                 settings, tensors = cls._own_layout(settings, tensors)
             except ModelError as error:
@@ -211,7 +211,7 @@ class LearnedPart(ABC):
     @classmethod
     def lies_in(cls, folder: Path) -> bool:
         """Whether there is such a part, whole or damaged, or something in its place."""
-        return (folder / CONFIG).is_file()
+        return (folder / CONFIG).is_file() or (folder.is_file() and is_gguf(folder))
 
     @classmethod
     def check_place(cls, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -169,6 +169,11 @@ def block_fields(block: Mapping[str, Any], layers: int | None = None) -> dict[st
         "layers": layers,
         "windows": _windows(block, layers),
     }
+
+
+def block_type(tensors: Iterable[str]) -> str:
+    """Return the ``model_type`` of layers by the names of their tensors."""
+    return "qwen3" if any(name.endswith("self_attn.q_norm.weight") for name in tensors) else "llama"
 
 
 def _windows(block: Mapping[str, Any], layers: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The files of a published drafter: its config and its tensors, in safetensors or in a ``.bin`` of torch."""
+"""The files of a published drafter: its config and its tensors, in safetensors, a ``.bin`` of torch or a GGUF file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.core.errors import ModelError
 from foretoken.core.files import home_expanded
-from foretoken.drafting.published.layouts import DRAFT_MODEL, recognise
+from foretoken.drafting.published.layouts import DFLASH, DRAFT_MODEL, EAGLE, recognise
+from foretoken.models.gguf.magic import architecture_named, is_gguf
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG = "config.json"
 WEIGHTS, BIN = "model.safetensors", "pytorch_model.bin"
+_GGUF = {"eagle3": EAGLE, "dflash": DFLASH}  # methods of architectures
+_REFUSED_GGUF = {"gemma4-assistant": "gemma4_assistant"}  # types of the same in config.json
 INDEX = f"{WEIGHTS}.index.json"
 
 
@@ -24,7 +27,7 @@ def method_for(model: Any) -> str:
     """Return the method that drafts with a model that is named without one.
 
     Args:
-        model: a folder; every other name is that of a language model.
+        model: a folder or a GGUF file; every other name is that of a language model.
     Raises:
         ModelError: the folder's layout is unknown, or refused.
     """
@@ -32,10 +35,17 @@ def method_for(model: Any) -> str:
         return DRAFT_MODEL
     folder = home_expanded(model)
     try:
+        if folder.is_file() and is_gguf(folder):
+            kind = architecture_named(folder)
+            if kind in _REFUSED_GGUF:
+                recognise({"model_type": _REFUSED_GGUF[kind]}, ())
+            return _GGUF.get(kind, DRAFT_MODEL)
         if not (folder / CONFIG).is_file():
             return DRAFT_MODEL
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         names = tensor_names(folder)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
     except (OSError, ValueError):  # the method that reads the folder reports the error
         return DRAFT_MODEL
     if not isinstance(config, dict) or not names:
@@ -57,6 +67,20 @@ def takes(method: str, drafter: Any, model: Any) -> bool:
     declared, own = drafter.declared, method_for(model)
     around = declared.finds_model or "drafter" in drafter.Config.__dataclass_fields__
     return own == method or (declared.draft_model and (around or own == DRAFT_MODEL))
+
+
+def opened(place: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Return config and tensors of a folder or a GGUF file.
+
+    Raises:
+        FileNotFoundError: one of both is missing.
+        ModelError, ValueError: they are damaged.
+    """
+    if place.is_file() and is_gguf(place):
+        from foretoken.drafting.published.gguf_head import gguf_head
+
+        return gguf_head(place)
+    return json.loads((place / CONFIG).read_text(encoding="utf-8")), tensors_of(place)
 
 
 def tensor_names(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.core.errors import MismatchError
-from foretoken.drafting.published.blocks import WHERE, block_fields, block_settings
+from foretoken.drafting.published.blocks import WHERE, block_fields, block_settings, block_type
 from foretoken.drafting.published.layouts import MASK_KEYS, Layout, mask_token_of, recognise, stated, value_of
 from foretoken.drafting.published.vocabulary_maps import LM_HEAD, check_tables
 from foretoken.methods.dflash.network import DFlashConfig, DFlashNetwork
@@ -71,13 +71,12 @@ class DFlash(DFlashNetwork):
         if "fc.weight" not in found:
             raise ValueError("the tensor fc.weight is missing")
         names = set(found)
-        head_norms = any(name.endswith("q_norm.weight") for name in names)
         own_head, size = found.get(LM_HEAD), _stated(settings, "draft_vocab_size")
         rank = found["markov_head.markov_w1.weight"].shape[-1] if "markov_head.markov_w1.weight" in names else 0
         more = {
             "layout": layout,
             "fused": found["fc.weight"].shape[-1],
-            "norm_heads": head_norms,
+            "model_type": block_type(names),
             "draft_vocab_size": size or (None if own_head is None else len(own_head)),
             "markov_rank": rank,
             "selector": any(name.startswith("candidate_selector.") for name in names),
@@ -90,7 +89,7 @@ class DFlash(DFlashNetwork):
         more = settings[_READ]
         block = settings.get("transformer_layer_config", settings)
         try:
-            found = block_fields({**block, "model_type": "qwen3" if more["norm_heads"] else "llama"})
+            found = block_fields({**block, "model_type": more["model_type"]})
         except ValueError as error:
             raise ValueError(str(error) if block is not settings else str(error).replace(WHERE, "")) from None
         swa = value_of(settings, f"{_NESTED}.swa_window_size")

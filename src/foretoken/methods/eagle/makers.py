@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from foretoken.drafting.published.blocks import WHERE
+from foretoken.drafting.published.blocks import WHERE, block_type
 from foretoken.drafting.published.layouts import MASK_KEYS, Layout, mask_token_of, recognise, stated, value_of
 from foretoken.methods.eagle.config import EAGLE2, EAGLE3, EITHER, from_settings
 
@@ -54,7 +54,7 @@ def in_our_form(settings: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict
 
 def _from_flat(settings: dict[str, Any], found: dict[str, Tensor], layout: Layout) -> dict[str, Any]:
     """The config in the speculators format; tensors that it makes superfluous are taken out of ``found``."""
-    block = {**settings, "model_type": _block_type(found)}
+    block = {**settings, "model_type": block_type(found)}
     owner = {"verifier": {"name_or_path": f"an unnamed target ({layout.name})"}}
     ours = {"transformer_layer_config": block, "target_hidden_size": settings.get("target_hidden_size")}
     if "layers.0.hidden_norm.weight" not in found:  # EAGLE-1/2
@@ -118,7 +118,3 @@ def _with_read_depths(settings: dict[str, Any], tensors: Mapping[str, Tensor]) -
     if not ids and count != 3:
         raise ValueError(f"fc.weight reads {count} states, but eagle_aux_hidden_state_layer_ids does not name them")
     return {**settings, "eagle_aux_hidden_state_layer_ids": ids[:count]} if ids and len(ids) == count + 1 else settings
-
-
-def _block_type(tensors: Mapping[str, Tensor]) -> str:
-    return "qwen3" if any(name.endswith("self_attn.q_norm.weight") for name in tensors) else "llama"

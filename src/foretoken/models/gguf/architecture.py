@@ -82,7 +82,7 @@ class Architecture:
         width = self._head_dim
         if stored.shape[0] != heads * width:  # not of the model, which is refused where it is put in
             return stored
-        order = torch.arange(heads * width).view(heads, width // 2, 2).transpose(1, 2).flatten()
+        order = halves_first(heads, width)
         return stored[order] if isinstance(stored, Tensor) else stored.rows(order)
 
     def _config(self) -> Any:
@@ -134,8 +134,7 @@ class Architecture:
             ) from None
 
     def _rotary(self, head_dim: int, rotated: int) -> dict[str, Any]:
-        theta = self._fields.number("rope.freq_base", 1.0, absent=10000.0)
-        scaled = self._scaled(theta, rotated)
+        scaled = scaled_rotary(self._file, self._fields, rotated)
         if self._family.partial_rotary:
             scaled["partial_rotary_factor"] = rotated / head_dim
         if self._name == "gemma3":  # layers with a window have a base of their own, and no scaling
@@ -143,52 +142,68 @@ class Architecture:
             return {"full_attention": scaled, "sliding_attention": {"rope_type": "default", "rope_theta": base}}
         return scaled
 
-    def _scaled(self, theta: float, rotated: int) -> dict[str, Any]:
-        kind, factor = self._scaling()
-        if ROTARY_FACTORS in self._file.entries:
-            if kind != "none":
-                raise UnsupportedArchitecture(
-                    f"model '{self._file.path}': its rotary embedding is scaled twice, by '{ROTARY_FACTORS}' and by "
-                    f"{kind!r:.40}, which is not computed"
-                )
-            return {"rope_theta": theta, **self._llama3(theta, rotated)}
-        if kind == "none":
-            return {"rope_type": "default", "rope_theta": theta}
-        if kind not in ("linear", "yarn"):
+
+def halves_first(heads: int, width: int) -> Tensor:
+    """Return the places of rows as the library rotates them, in a file that has neighbouring pairs of each head."""
+    return torch.arange(heads * width).view(heads, width // 2, 2).transpose(1, 2).flatten()
+
+
+def scaled_rotary(file: GGUFFile, fields: Fields, rotated: int) -> dict[str, Any]:
+    """Return the library's rotary parameters.
+
+    Args:
+        rotated: elements of a head.
+    Raises:
+        UnsupportedArchitecture: they are scaled in a way that is not computed.
+    """
+    theta, name = fields.number("rope.freq_base", 1.0, absent=10000.0), fields.architecture
+    kind, factor = _scaling(fields)
+    if ROTARY_FACTORS in file.entries:
+        if kind != "none":
             raise UnsupportedArchitecture(
-                f"model '{self._file.path}': its rotary embedding is scaled by {kind!r:.40}: none, linear, yarn and "
-                "Llama 3's are read"
+                f"model '{file.path}': its rotary embedding is scaled twice, by '{ROTARY_FACTORS}' and by "
+                f"{kind!r:.40}, which is not computed"
             )
-        scaled = {"rope_type": kind, "rope_theta": theta, "factor": self._fields.field(factor, float)}
-        if self._name == "gpt-oss":
-            scaled["truncate"] = False
-        if kind == "yarn":
-            scaled["original_max_position_embeddings"] = self._fields.size("rope.scaling.original_context_length")
-        return scaled
+        return {"rope_theta": theta, **_llama3(file, theta, rotated)}
+    if kind == "none":
+        return {"rope_type": "default", "rope_theta": theta}
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedArchitecture(
+            f"model '{file.path}': its rotary embedding is scaled by {kind!r:.40}: none, linear, yarn and "
+            "Llama 3's are read"
+        )
+    scaled = {"rope_type": kind, "rope_theta": theta, "factor": fields.field(factor, float)}
+    if name == "gpt-oss":
+        scaled["truncate"] = False
+    if kind == "yarn":
+        scaled["original_max_position_embeddings"] = fields.size("rope.scaling.original_context_length")
+    return scaled
 
-    def _scaling(self) -> tuple[str, str]:
-        """How the rotary embedding is scaled, and the field with the factor; a factor without a type is linear."""
-        names = ("rope.scaling.factor", "rope.scale_linear")  # the old one where the new one is absent
-        written = [name for name in names if name in self._fields]
-        kind = self._fields.field("rope.scaling.type", str, absent="linear" if written else "none")
-        return kind, (written or names)[0]
 
-    def _llama3(self, theta: float, head_dim: int) -> dict[str, Any]:
-        """Llama 3's scaling, where the file's factors are those that come of it."""
-        from foretoken.models.gguf.blocks import dense
+def _scaling(fields: Fields) -> tuple[str, str]:
+    """How the rotary embedding is scaled, and the field with the factor; a factor without a type is linear."""
+    names = ("rope.scaling.factor", "rope.scale_linear")  # the old one where the new one is absent
+    written = [name for name in names if name in fields]
+    kind = fields.field("rope.scaling.type", str, absent="linear" if written else "none")
+    return kind, (written or names)[0]
 
-        factors = dense(self._file, self._file.entries[ROTARY_FACTORS]).double()
-        wavelengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        largest, context = float(factors.max()), _LLAMA3["original_max_position_embeddings"]
-        low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
-        between = ((context / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
-        expected = 1.0 / ((1.0 - between) / largest + between)
-        if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-5):
-            raise UnsupportedArchitecture(
-                f"model '{self._file.path}': its tensor '{ROTARY_FACTORS}' differs from Llama 3's scaling of rotary "
-                "embeddings, the only scaling that is supported"
-            )
-        return {"rope_type": "llama3", "factor": largest, **_LLAMA3}
+
+def _llama3(file: GGUFFile, theta: float, head_dim: int) -> dict[str, Any]:
+    """Llama 3's scaling, where the file's factors are those that come of it."""
+    from foretoken.models.gguf.blocks import dense
+
+    factors = dense(file, file.entries[ROTARY_FACTORS]).double()
+    wavelengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    largest, context = float(factors.max()), _LLAMA3["original_max_position_embeddings"]
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    between = ((context / wavelengths - low) / (high - low)).clamp(0.0, 1.0)
+    expected = 1.0 / ((1.0 - between) / largest + between)
+    if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-5):
+        raise UnsupportedArchitecture(
+            f"model '{file.path}': its tensor '{ROTARY_FACTORS}' differs from Llama 3's scaling of rotary "
+            "embeddings, the only scaling that is supported"
+        )
+    return {"rope_type": "llama3", "factor": largest, **_LLAMA3}
 
 
 def architecture_of(file: GGUFFile) -> Architecture | MappedArchitecture:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 
 MAGIC = b"GGUF"
@@ -17,6 +18,18 @@ def is_gguf(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
+
+
+def architecture_named(path: Path) -> str:
+    """Return a file's architecture, which stands near its beginning; empty if it does not."""
+    key = b"general.architecture" + struct.pack("<I", 8)  # the number of texts
+    with path.open("rb") as file:
+        begin = file.read(1 << 16)
+    place = begin.find(key) + len(key)
+    if place < len(key) or place + 8 > len(begin):
+        return ""
+    (size,) = struct.unpack_from("<Q", begin, place)
+    return begin[place + 8 : place + 8 + size].decode(errors="replace")
 
 
 def paths_of(path: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from foretoken.cli.shared.settings import chosen_recipe
 from foretoken.core.errors import ModelError
 from foretoken.drafting.published.folder import BIN, method_for, tensor_names, tensors_of
 from foretoken.drafting.published.layouts import LAYOUTS, recognise
+from helpers.gguf_files import vocabulary
 
 REFUSED = {
     "Medusa": ({"medusa_num_heads": 3}, ["0.0.linear.weight"]),
@@ -67,6 +68,14 @@ def test_a_folder_says_its_method(config: dict[str, Any], names: list[str], meth
 
 def test_a_name_that_is_no_folder_is_a_draft_model(tmp_path: Path) -> None:
     assert method_for("someone/their-model") == method_for("zoo:draft") == method_for(tmp_path) == "draft_model"
+
+
+def test_a_gguf_file_says_its_method(tmp_path: Path) -> None:
+    for kind, method in (("llama", "draft_model"), ("eagle3", "eagle"), ("dflash", "dflash")):
+        assert method_for(vocabulary(tmp_path / f"{kind}.gguf", {"general.architecture": kind})) == method
+    with pytest.raises(ModelError, match=r"assistant\.gguf: Gemma 4 assistant: its layers read keys"):
+        method_for(vocabulary(tmp_path / "assistant.gguf", {"general.architecture": "gemma4-assistant"}))
+    assert method_for(tmp_path / "missing.gguf") == "draft_model"
 
 
 def test_files_of_torch_are_found_by_their_index(tmp_path: Path) -> None:

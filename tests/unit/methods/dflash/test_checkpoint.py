@@ -24,6 +24,7 @@ from foretoken.drafting.published.folder import method_for
 from foretoken.methods.dflash.checkpoint import DFlash
 from foretoken.methods.dflash.drafter import DFlashDrafter
 from foretoken.models.load import load, load_as_is
+from helpers.gguf_heads import save as save_gguf
 from helpers.golden import tokens_of
 from helpers.requests import make_request
 from helpers.tiny_models import save_model
@@ -309,9 +310,9 @@ def read(tiny: Path, tokens: list[int]) -> tuple[dict[int, Tensor], tuple[Tensor
     return {depth: each[0] for depth, each in enumerate(states[:-1])}, tables
 
 
-def error_of(folder: Folder, reference: Folder, tiny: Path, place: Path) -> float:
+def error_of(head: Path, reference: Folder, tiny: Path) -> float:
     """Largest difference of a probability, after a prompt and after further rows, by which nothing is rolled back."""
-    drafter = DFlashDrafter(DFlashDrafter.Config(head=folder.write(place), probe=False), load(str(tiny), device="cpu"))
+    drafter = DFlashDrafter(DFlashDrafter.Config(head=head, probe=False), load(str(tiny), device="cpu"))
     tokens, worst, known = tokens_of(3, 20, 99), 0.0, 0
     streams, tables = read(tiny, tokens)
     request = make_request(tokens[:9], vocab_size=VOCAB, max_tokens=50, temperature=1.0)
@@ -333,8 +334,38 @@ def error_of(folder: Folder, reference: Folder, tiny: Path, place: Path) -> floa
 @pytest.mark.parametrize("maker", FOLDERS)
 def test_a_folder_computes_what_its_maker_describes(maker: str, tiny: Path, tmp_path: Path) -> None:
     folder = FOLDERS[maker]
-    assert error_of(folder, folder, tiny, tmp_path / "head") < 1e-5
+    assert error_of(folder.write(tmp_path / "head"), folder, tiny) < 1e-5
     assert method_for(tmp_path / "head") == "dflash"
+
+
+@pytest.mark.parametrize("maker", ["z-lab, sliding", "DFlash2", "speculators", "DSpark, vanilla"])
+def test_a_gguf_file_computes_what_its_folder_does(maker: str, tiny: Path, tmp_path: Path) -> None:
+    folder = FOLDERS[maker]
+    fields: dict[str, Any] = {
+        "block_count": len(folder.windows),
+        "context_length": 2048,
+        "embedding_length": WIDTH,
+        "feed_forward_length": MLP,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD_DIM,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 10000.0,
+        "vocab_size": VOCAB,
+        "target_layers": list(folder.taps),
+        "block_size": folder.rows,
+        "tokenizer.ggml.mask_token_id": MASK,
+    }
+    if any(folder.windows):
+        fields["attention.sliding_window"] = max(folder.windows)
+        fields["attention.sliding_window_pattern"] = [bool(each) for each in folder.windows]
+    if folder.cap:
+        fields["final_logit_softcapping"] = folder.cap
+    if folder.selector:
+        fields |= {**CONV, "selector_rank": RANK, "selector_top_k": 7}
+    place = save_gguf(tmp_path / "head.gguf", "dflash", folder.tensors(), fields, (HEADS, KV_HEADS))
+    assert method_for(place) == "dflash"
+    assert error_of(place, folder, tiny) < 1e-5
 
 
 FAULTS = {
@@ -359,7 +390,7 @@ def test_a_planted_fault_is_seen(fault: str, tiny: Path, tmp_path: Path) -> None
     kept = {name.removeprefix(right.prefix): value for name, value in right.tensors().items()}
     if not wrong.get("own_tables", True):
         kept = {name: value for name, value in kept.items() if name not in ("embed_tokens.weight", "lm_head.weight")}
-    assert error_of(right, replace(right, **wrong, weights=kept), tiny, tmp_path / "head") > 1e-3
+    assert error_of(right.write(tmp_path / "head"), replace(right, **wrong, weights=kept), tiny) > 1e-3
 
 
 def test_drafts_at_temperature_0_are_the_best_tokens(tiny: Path, tmp_path: Path) -> None:

@@ -17,10 +17,13 @@ from foretoken import LLM, SamplingParams
 from foretoken.core.draft import NO_DRAFT, Sampled
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.protocols import Budget, Features
+from foretoken.drafting.published.folder import method_for
 from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.models.load import load, load_as_is
 from helpers.feature_heads import COLUMNS, STEPS, difference, read_text, runner_of, served_laws
+from helpers.gguf_files import rewrite
+from helpers.gguf_heads import save as save_gguf
 from helpers.published_eagle import HEAD_DIM, VOCAB, WIDTH, Folder
 from helpers.requests import make_request
 from helpers.tiny_models import save_model
@@ -149,6 +152,66 @@ def test_a_folder_computes_what_its_maker_describes(maker: str, tiny: Path, tmp_
         assert network.ids_K.tolist() == list(FOLDERS[maker].ids)
     network.save(tmp_path / "again")
     assert Eagle.load(tmp_path / "again").config == network.config
+
+
+GGUF_FIELDS = {
+    "block_count": 1,
+    "context_length": 2048,
+    "embedding_length": WIDTH,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.key_length": HEAD_DIM,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 10000.0,
+    "vocab_size": VOCAB,
+    "target_hidden_size": WIDTH,
+}
+
+
+@pytest.mark.parametrize(
+    ("folder", "fields"),
+    [
+        (Folder(block="layers.0"), {"extract_layers": [2, 3, 4]}),
+        (
+            Folder(block="layers.0", taps=(1, 3, 5), own_embedding=True, normed_residual=True, norms="input_norm"),
+            {"target_layers": [1, 3, 5], "norm_before_residual": True, "norm_before_fc": True},
+        ),
+        (Folder(block="layers.0", scored=VOCAB, maps=(), own_head=False), {"target_layers": [2, 3, 4]}),
+    ],
+    ids=["old key", "options", "no head"],
+)
+def test_a_gguf_file_computes_what_its_folder_does(
+    folder: Folder, fields: dict[str, Any], tiny: Path, tmp_path: Path
+) -> None:
+    place = save_gguf(tmp_path / "head.gguf", "eagle3", folder.tensors(), {**GGUF_FIELDS, **fields}, (4, 2))
+    assert method_for(place) == "eagle"
+    text = read_text(Eagle.load(place), tiny)
+    assert difference(text.laws, by_reference(folder, tiny, text.tokens)) < 1e-5
+
+
+def test_a_gguf_file_drafts_without_a_named_method(tiny: Path, tmp_path: Path) -> None:
+    fields = {**GGUF_FIELDS, "target_layers": [2, 3, 4]}
+    place = save_gguf(tmp_path / "head.gguf", "eagle3", Folder(block="layers.0").tensors(), fields, (4, 2))
+    recipe = {"model": str(place), "num_speculative_tokens": 3, "probe": False}
+    llm = LLM(str(tiny), device="cpu", speculative_config=recipe)
+    assert llm.recipe.method == "eagle"
+    (found,) = llm.generate(["Tom has"], SamplingParams(max_tokens=8, temperature=0))
+    assert found.metrics.num_draft_tokens > 3
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q_norm.weight", "blk.0.ffn_gate_inp.weight", "enc.aux_norm.weight"])
+def test_a_gguf_tensor_without_a_place_is_refused(name: str, tmp_path: Path) -> None:
+    place = save_gguf(
+        tmp_path / "head.gguf",
+        "eagle3",
+        Folder(block="layers.0").tensors(),
+        GGUF_FIELDS | {"target_layers": [2]},
+        (4, 2),
+    )
+    rewrite(place, tmp_path / "more.gguf", tensors={name: torch.ones(4).numpy()})
+    with pytest.raises(ModelError, match=f"{name}' has no place in a head of eagle3"):
+        Eagle.load(tmp_path / "more.gguf")
 
 
 @pytest.mark.parametrize("maker", PARALLEL)
