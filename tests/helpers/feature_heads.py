@@ -49,7 +49,7 @@ class Text:
 
     Attributes:
         states_TF: the taps side by side.
-        laws: of column i and step s the logits of the token after i + 1 + s, [K]: pairs up to i read the target's
+        logits: of column i and step s the logits of the token after i + 1 + s, [K]: pairs up to i read the target's
             states, the s pairs after them the network's own outputs.
     """
 
@@ -57,7 +57,7 @@ class Text:
     states_TF: Tensor
     embedding_VW: Tensor
     rows_KW: Tensor
-    laws: dict[tuple[int, int], Tensor]
+    logits: dict[tuple[int, int], Tensor]
 
 
 COLUMNS, STEPS = (0, 6, 13), 4
@@ -72,7 +72,7 @@ def read_text(network: PairNetwork, folder: Path, *, num_tokens: int = 20) -> Te
     states_TF = torch.cat([states[each] for each in depths], dim=-1)[0]
     with torch.inference_mode():
         rows_KW, embedding_VW = network.lm_head_of(model), network.embedding_of(model)
-        laws = {
+        logits = {
             (column, step): network(states_TF[: column + 1], torch.tensor(tokens[1 : column + 2 + step]), embedding_VW)[
                 -1
             ]
@@ -80,10 +80,10 @@ def read_text(network: PairNetwork, folder: Path, *, num_tokens: int = 20) -> Te
             for column in COLUMNS
             for step in range(STEPS)
         }
-    return Text(tokens, states_TF, embedding_VW, rows_KW, laws)
+    return Text(tokens, states_TF, embedding_VW, rows_KW, logits)
 
 
-def served_laws(run: Runner, text: Text) -> dict[tuple[int, int], Tensor]:
+def served_logits(run: Runner, text: Text) -> dict[tuple[int, int], Tensor]:
     """The same by packed rows: a prefix in two chunks, then one row a step, all columns in one batch."""
     cache, found, tokens = KVCache(run.num_layers, len(COLUMNS), 64), {}, text.tokens
     g_TW = run.features(text.states_TF)
@@ -111,7 +111,7 @@ def served_laws(run: Runner, text: Text) -> dict[tuple[int, int], Tensor]:
     return found
 
 
-def tree_laws(run: Runner, text: Text, column: int) -> dict[tuple[int, ...], Tensor]:
+def tree_logits(run: Runner, text: Text, column: int) -> dict[tuple[int, ...], Tensor]:
     """Of a tree that grows from a column, level by level: the logits after each path."""
     cache, token = KVCache(run.num_layers, 1, 64), text.tokens[column + 1]
     cache.reserve(cache.acquire(), 64)
@@ -123,14 +123,14 @@ def tree_laws(run: Runner, text: Text, column: int) -> dict[tuple[int, ...], Ten
     batch = PackedBatch()
     batch.add_level(0, column + 1, [7, 8], depths=[0, 0], tail=0, tail_depths=[], ancestors=[[], []])
     first, after = run.forward(batch, cache, g.expand(2, -1), top=1)
-    laws = {(token, 7): first.logits_MV[0].clone(), (token, 8): first.logits_MV[1].clone()}
+    logits = {(token, 7): first.logits_MV[0].clone(), (token, 8): first.logits_MV[1].clone()}
     batch = PackedBatch()
     batch.add_level(0, column + 1, [9, 9], depths=[1, 1], tail=2, tail_depths=[0, 0], ancestors=[[1], [0]])
     second, _ = run.forward(batch, cache, after[[1, 0]], top=1)
-    return {**laws, (token, 8, 9): second.logits_MV[0].clone(), (token, 7, 9): second.logits_MV[1].clone()}
+    return {**logits, (token, 8, 9): second.logits_MV[0].clone(), (token, 7, 9): second.logits_MV[1].clone()}
 
 
-def unrolled_laws(network: PairNetwork, text: Text) -> dict[tuple[int, int], Tensor]:
+def unrolled_logits(network: PairNetwork, text: Text) -> dict[tuple[int, int], Tensor]:
     """The same by the unrolled forward of training: two sequences, of which the first has other wanted columns."""
     tokens_2T = torch.tensor([text.tokens[::-1], text.tokens])
     states_2TF = torch.stack([text.states_TF.flip(0), text.states_TF])
@@ -177,11 +177,11 @@ def assert_all_equal_the_plain_forward(
     """Packed rows in all ways, trees, and, of a network that can be ``trained``, the unrolled forward of training."""
     text = read_text(network, folder)
     if trained:
-        assert difference(unrolled_laws(network, text), text.laws) < 1e-5
+        assert difference(unrolled_logits(network, text), text.logits) < 1e-5
     for way in ways:
         run = runner_of(network, folder, way)
-        assert difference(served_laws(run, text), text.laws) < 1e-5, way
-        found, column = tree_laws(run, text, 5), 5
+        assert difference(served_logits(run, text), text.logits) < 1e-5, way
+        found, column = tree_logits(run, text, 5), 5
         expected = {}
         for path in found:
             tokens = torch.tensor([*text.tokens[1 : column + 1], *path])
@@ -243,15 +243,17 @@ def assert_a_wrong_description_is_seen(
         moved.append(torch.cat([last, *first], dim=-1))
     for states_TF in moved:
         other = replace(text, states_TF=states_TF)
-        assert difference(unrolled_laws(network, other), text.laws) > 1e-3
-        assert all(difference(served_laws(runner_of(network, folder, way), other), text.laws) > 1e-3 for way in ways)
+        assert difference(unrolled_logits(network, other), text.logits) > 1e-3
+        assert all(
+            difference(served_logits(runner_of(network, folder, way), other), text.logits) > 1e-3 for way in ways
+        )
     faults = faults_of(right)
     for name, fault in faults.items():
         wrong = deepcopy(network)
         wrong.description = fault(right)
-        assert difference(unrolled_laws(wrong, text), text.laws) > 1e-3, name
+        assert difference(unrolled_logits(wrong, text), text.logits) > 1e-3, name
         for way in ways:
-            assert difference(served_laws(runner_of(wrong, folder, way), text), text.laws) > 1e-3, (name, way)
+            assert difference(served_logits(runner_of(wrong, folder, way), text), text.logits) > 1e-3, (name, way)
 
 
 def rms(x_W: Tensor, gain_W: Tensor, eps: float) -> Tensor:

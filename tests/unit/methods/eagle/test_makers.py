@@ -21,7 +21,7 @@ from foretoken.drafting.published.folder import method_for
 from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.drafter import EagleDrafter
 from foretoken.models.load import load, load_as_is
-from helpers.feature_heads import COLUMNS, STEPS, difference, read_text, runner_of, served_laws
+from helpers.feature_heads import COLUMNS, STEPS, difference, read_text, runner_of, served_logits
 from helpers.gguf_files import rewrite
 from helpers.gguf_heads import save as save_gguf
 from helpers.published_eagle import HEAD_DIM, VOCAB, WIDTH, Folder
@@ -146,8 +146,8 @@ def test_a_folder_computes_what_its_maker_describes(maker: str, tiny: Path, tmp_
     text = read_text(network, tiny)
     expected = by_reference(FOLDERS[maker], tiny, text.tokens)
     for way in ("native", "torch"):
-        assert difference(served_laws(runner_of(network, tiny, way), text), expected) < 1e-5
-    assert difference(text.laws, expected) < 1e-5
+        assert difference(served_logits(runner_of(network, tiny, way), text), expected) < 1e-5
+    assert difference(text.logits, expected) < 1e-5
     if network.ids_K is not None:
         assert network.ids_K.tolist() == list(FOLDERS[maker].ids)
     network.save(tmp_path / "again")
@@ -187,7 +187,7 @@ def test_a_gguf_file_computes_what_its_folder_does(
     place = save_gguf(tmp_path / "head.gguf", "eagle3", folder.tensors(), {**GGUF_FIELDS, **fields}, (4, 2))
     assert method_for(place) == "eagle"
     text = read_text(Eagle.load(place), tiny)
-    assert difference(text.laws, by_reference(folder, tiny, text.tokens)) < 1e-5
+    assert difference(text.logits, by_reference(folder, tiny, text.tokens)) < 1e-5
 
 
 def test_a_gguf_file_drafts_without_a_named_method(tiny: Path, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_p_eagle_drafts_a_chain_in_one_pass(maker: str, tiny: Path, tmp_path: Pa
     """After a prompt, and after further rows: mask rows leave nothing in the cache."""
     folder = PARALLEL[maker]
     text = read_text(Eagle.load(folder.write(tmp_path / "head")), tiny)
-    assert difference(text.laws, by_reference(folder, tiny, text.tokens)) < 1e-5
+    assert difference(text.logits, by_reference(folder, tiny, text.tokens)) < 1e-5
     target, tokens = load(str(tiny), device="cpu"), text.tokens
     drafter = EagleDrafter(EagleDrafter.Config(head=tmp_path / "head", probe=False), target)
     states = dict(zip(folder.taps, text.states_TF.split(WIDTH, -1), strict=True))
@@ -262,7 +262,7 @@ def test_a_planted_fault_is_seen(fault: str, tiny: Path, tmp_path: Path) -> None
     right = (FOLDERS | PARALLEL)[maker]
     network = Eagle.load(right.write(tmp_path / "head"))
     text, faulty = read_text(network, tiny), _with_tensors(replace(right, **wrong), right)
-    assert difference(text.laws, by_reference(faulty, tiny, text.tokens)) > 1e-3
+    assert difference(text.logits, by_reference(faulty, tiny, text.tokens)) > 1e-3
 
 
 def _with_tensors(faulty: Folder, right: Folder) -> Folder:

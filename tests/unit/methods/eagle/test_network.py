@@ -39,7 +39,7 @@ from helpers.feature_heads import (
     rms,
     runner_of,
     save_tiny,
-    served_laws,
+    served_logits,
 )
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -95,8 +95,8 @@ def test_tables_of_its_own_are_used(algorithm: str, tiny: Path) -> None:
     for name in ("lm_head", "embed_tokens"):
         wrong = deepcopy(network)
         setattr(wrong, name, None)
-        assert difference(served_laws(runner_of(wrong, tiny, "native"), text), text.laws) > 1e-2
-        assert difference(served_laws(runner_of(wrong, tiny, "torch"), text), text.laws) > 1e-2
+        assert difference(served_logits(runner_of(wrong, tiny, "native"), text), text.logits) > 1e-2
+        assert difference(served_logits(runner_of(wrong, tiny, "torch"), text), text.logits) > 1e-2
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -63,11 +63,11 @@ def test_serving_and_training_compute_the_plain_forward(shape: str, tiny: Path) 
 
 
 def test_a_head_sees_as_far_as_it_was_trained_to(tiny: Path) -> None:
-    """In all ways of serving; one that sees everything has other laws."""
+    """In all ways of serving; one that sees everything gives other logits."""
     network = Scylla.random(load(str(tiny), device="cpu"), layers=2, window=3)
     assert_all_equal_the_plain_forward(network, tiny, trained=False)
     far = Scylla.random(load(str(tiny), device="cpu"), layers=2)
-    assert difference(read_text(far, tiny).laws, read_text(network, tiny).laws) > 1e-3
+    assert difference(read_text(far, tiny).logits, read_text(network, tiny).logits) > 1e-3
 
 
 @torch.inference_mode()

@@ -61,8 +61,9 @@ def model(points: Sequence[Point]) -> Speed:
         start, slope = _line([point.layers for point, _ in seen], [each.draft_seconds for _, each in seen])
         verify = median(each.step_seconds - each.draft_seconds for _, each in seen)
         for point, each in seen:
-            predicted = batch * point.accepted[nodes] / (max(start + slope * point.layers, 0.0) + verify)
-            settings.append(Modelled(point.layers, batch, nodes, predicted, each.tokens_per_second))
+            seconds = max(start + slope * point.layers, 0.0) + verify
+            tokens_per_second = batch * point.accepted[nodes] / seconds
+            settings.append(Modelled(point.layers, batch, nodes, tokens_per_second, each.tokens_per_second))
     errors = [abs(each.predicted / each.measured - 1) for each in settings]
     best = []
     for batch in sorted({each.batch for each in settings}):
