@@ -30,7 +30,7 @@ from foretoken.certify.enumeration import (
     target_law,
     worst_error,
 )
-from foretoken.certify.plain_rules import PlainHub, PlainKSeq, PlainRatio, PlainRecursive
+from foretoken.certify.plain_rule import PlainRule
 from foretoken.certify.statistics import ChiSquare, goodness_of_fit
 from foretoken.certify.teeth import CAUGHT, CONTROLS, TEETH, Tooth
 from foretoken.core.draft import Draft, Law, PointMass, Tabulated
@@ -48,6 +48,7 @@ from foretoken.verifiers.ratio import RatioVerifier
 from foretoken.verifiers.recursive import RecursiveVerifier
 from foretoken.verifiers.spechub import SpecHubVerifier
 from foretoken.verifiers.transport import TransportVerifier
+from helpers.plain_rules import PlainHub, PlainKSeq
 
 # `greedy` samples nothing, and `match` has noise of its own that no script can replay: see the tests over seeds
 ENUMERABLE: list[Verifier] = [
@@ -148,18 +149,18 @@ def test_the_untampered_twins_of_the_teeth_pass(twin: Tooth) -> None:
 @pytest.mark.parametrize(
     ("plain", "real", "kind"),
     [
-        (PlainRecursive(), RecursiveVerifier(), "sampled"),
-        (PlainRecursive(), RecursiveVerifier(), "without"),
+        (PlainRule(), RecursiveVerifier(), "sampled"),
+        (PlainRule(), RecursiveVerifier(), "without"),
         (PlainKSeq(), KSeqVerifier(), "sampled"),
         (PlainHub(), SpecHubVerifier(), "hub"),
-        (PlainRatio(), RatioVerifier(), "sampled"),
+        (PlainRule(), RatioVerifier(), "sampled"),
     ],
     ids=name,
 )
 def test_plain_and_real_rules_accept_alike(plain: Verifier, real: Verifier, kind: Kind) -> None:
     for style in ("peaked", "zeros"):
         pair = TablePair(4, 3, style)
-        shape: Shape = (-1, -1) if plain.trees else (-1, 0)
+        shape: Shape = (-1, -1) if real.trees else (-1, 0)
         ours, theirs = (step_law(rule, pair, shape, kind, length=1).accepted for rule in (plain, real))
         assert ours == pytest.approx(theirs, abs=1e-8)
 
@@ -341,7 +342,7 @@ def test_a_coupling_for_another_distribution_of_sets_fails_the_sampled_test() ->
 
 @pytest.mark.statistical
 def test_numbers_shared_with_the_draft_fail_the_sampled_test() -> None:
-    class Shared(PlainRatio):
+    class Shared(PlainRule):
         def verify(self, draft: Draft, target: Laws, rng: Streams) -> object:  # type: ignore[override]
             class Borrowed(Streams):
                 def generator(self, purpose: str) -> torch.Generator:

@@ -1,8 +1,8 @@
 """Rules with a known bias. An exactness check is useful only if it catches every one of them.
 
-Each tooth is a mistake from published code, or one line away from a correct rule: a rule of plain_rules.py with one
-method changed, or a real rule with a wrongly declared distribution. The checks run them through the same enumeration as
-the real verifiers; the unmodified twins must pass it.
+Each tooth is a mistake from published code, or one line away from a correct rule: the rule of plain_rule.py or a real
+one with one step changed, or a real rule with a wrongly declared distribution. The checks run them through the same
+enumeration as the real verifiers; the unmodified twins must pass it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 from foretoken.certify.enumeration import CHAINS, Kind, Shape, Stop, worst_error
 from foretoken.certify.own_checks import ColderTarget
-from foretoken.certify.plain_rules import PlainHub, PlainKSeq, PlainRatio, PlainRecursive
+from foretoken.certify.plain_rule import PlainRule, positive, ratio
 from foretoken.core.draft import Draft, Tabulated
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
@@ -35,90 +36,37 @@ distribution rounded to bfloat16, the smallest mistake below, is off by about 1e
 """
 
 
-# ---------------------------------------------------------------------- the residual and the bonus
+def _swapped(p_V: Tensor, q_V: Tensor, token: int) -> float:
+    return ratio(q_V, p_V, token) if float(p_V[token]) > 0.0 else 0.0
 
 
-class _NoResidual(PlainRatio):
-    def residual(self, p_V: Tensor, q_V: Tensor) -> Tensor:
-        return p_V
+def _argmax_only(p_V: Tensor, q_V: Tensor, token: int) -> float:
+    return float(int(p_V.argmax()) == token)
 
 
-class _WrongBonusRow(PlainRatio):
-    def bonus_row(self, num: int) -> int:
-        return max(num - 1, 0)
-
-
-class _UnfilteredBonus(PlainRatio):
-    """The bonus ignores a filter: tokens that it set to zero keep their probability."""
-
-    def bonus(self, p_V: Tensor) -> Tensor:
-        return p_V.clamp(min=0.01)
-
-
-class _NotRenormalised(PlainRecursive):
-    """The second sibling is tested against the unnormalised p - q."""
-
-    def normalised(self, left_V: Tensor) -> Tensor:
-        return left_V
-
-
-# ---------------------------------------------------------------------- the ratio
-
-
-class _SwappedRatio(PlainRatio):
-    def chance(self, p_V: Tensor, q_V: Tensor, token: int) -> float:
-        return float(q_V[token] / p_V[token]) if float(p_V[token]) > 0.0 else 0.0
-
-
-class _ArgmaxOnly(PlainRatio):
-    def chance(self, p_V: Tensor, q_V: Tensor, token: int) -> float:
-        return 1.0 if int(p_V.argmax()) == token else 0.0
-
-
-class _LenientRatio(PlainRatio):
-    def chance(self, p_V: Tensor, q_V: Tensor, token: int) -> float:
-        return 1.1 * super().chance(p_V, q_V, token)
-
-
-class _SharedUniform(PlainRatio):
+def _shared_uniform(p_V: Tensor, q_V: Tensor, token: int) -> float:
     """The uniform number that drew the token also decides its acceptance.
 
     With sampling by inversion, the token implies that the number lies in its interval [low, high) of the cumulative q;
     the returned value is the conditional probability that it is below p/q.
     """
-
-    def chance(self, p_V: Tensor, q_V: Tensor, token: int) -> float:
-        high, width = float(q_V[: token + 1].sum()), float(q_V[token])
-        return (super().chance(p_V, q_V, token) - (high - width)) / width
+    high, width = float(q_V[: token + 1].sum()), float(q_V[token])
+    return (ratio(p_V, q_V, token) - (high - width)) / width
 
 
-class _LateTarget(PlainRatio):
-    """Every token is tested under the distribution after it, instead of the distribution before it."""
-
-    def row(self, node: int) -> int:
-        return node + 1
+def _best_first(tokens: Sequence[int], q_V: Tensor) -> list[int]:
+    return sorted(range(len(tokens)), key=lambda place: -float(q_V[tokens[place]]))
 
 
-# ---------------------------------------------------------------------- the distributions themselves
+def _without_repeats(tokens: Sequence[int], q_V: Tensor) -> list[int]:
+    """A repeated sibling is tried once: harmless without replacement, a bias for free draws."""
+    return [place for place, token in enumerate(tokens) if token not in tokens[:place]]
 
 
-class _RoundedDraft(PlainRatio):
-    def draft_law(self, q_V: Tensor) -> Tensor:
-        return q_V.bfloat16().to(q_V.dtype)
-
-
-class _ColderDraft(PlainRatio):
-    """Temperature 1/2 is applied twice to q: its square, normalised."""
-
-    def draft_law(self, q_V: Tensor) -> Tensor:
-        return q_V**2 / (q_V**2).sum()
-
-
-# ---------------------------------------------------------------------- blocks and siblings
-
-
-class _ProductOnly(PlainRatio):
+class _ProductOnly(PlainRule):
     """Accepts the whole block with the product of the ratios, but keeps the residual of the token-wise rule."""
+
+    trees = False
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
         if not len(draft):
@@ -126,42 +74,30 @@ class _ProductOnly(PlainRatio):
         assert isinstance(draft.law, Tabulated)
         weight, weights = 1.0, []
         for node, token in enumerate(draft.tree.tokens):
-            weight = min(weight * self.chance(target.p_MV[node], draft.law.q_at(node), token), 1.0)
+            weight = min(weight * ratio(target.p_MV[node], draft.law.q_at(node), token), 1.0)
             weights.append(weight)
         stands = [i + 1 for i, good in enumerate(rng.bernoulli("accept", weights)) if good]
         num = max(stands, default=0)
         if num == len(draft):
             return Verdict(tuple(range(num)), rng.categorical("bonus", target.p_MV[num]))
-        left_V = self.residual(target.p_MV[num], draft.law.q_at(num))
+        left_V = positive(target.p_MV[num] - draft.law.q_at(num), target.p_MV[num])
         return Verdict(tuple(range(num)), rng.categorical("residual", left_V))
 
 
-class _RepeatsSkipped(PlainRecursive):
-    """A repeated sibling is tried once: harmless without replacement, a bias for free draws."""
-
-    def order(self, tokens: Sequence[int], q_V: Tensor) -> list[int]:
-        return [node for node, token in enumerate(tokens) if token not in tokens[:node]]
-
-
-class _Resorted(PlainRecursive):
-    """The most probable sibling is tried first, whichever was drawn first."""
-
-    def order(self, tokens: Sequence[int], q_V: Tensor) -> list[int]:
-        return sorted(range(len(tokens)), key=lambda node: -float(q_V[tokens[node]]))
-
-
-class _EagerKSeq(PlainKSeq):
+class _EagerKSeq(KSeqVerifier):
     """Every draw gets the full test, as if it were the only draw."""
 
-    def rho(self, p_V: Tensor, q_V: Tensor, count: int) -> float:
-        return 1.0
+    @staticmethod
+    def rho(p_BV: Tensor, q_BV: Tensor, count_B: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ones_like(count_B).double(), torch.minimum(p_BV, q_BV).sum(-1).double()
 
 
-class _ForgetfulHub(PlainHub):
+class _ForgetfulHub(SpecHubVerifier):
     """The second test ignores the mass that the first has used."""
 
-    def left_for_second(self, p_V: Tensor, first_V: Tensor) -> Tensor:
-        return p_V
+    @staticmethod
+    def left_for_second(p: float, first: float) -> float:
+        return p
 
 
 class SameNoise(MatchVerifier):
@@ -217,30 +153,30 @@ class Tooth:
 
 
 CONTROLS = (
-    Tooth("ratio, untampered", PlainRatio()),
-    Tooth("recursive, untampered, free draws", PlainRecursive(), "sampled", _BUSHES),
-    Tooth("recursive, untampered, without replacement", PlainRecursive(), "without", _BUSHES),
-    Tooth("K-SEQ, untampered", PlainKSeq(), "sampled", _PAIRS),
-    Tooth("hub pairs, untampered", PlainHub(), "hub", _PAIRS),
+    Tooth("ratio, untampered", PlainRule()),
+    Tooth("recursive, untampered, free draws", PlainRule(), "sampled", _BUSHES),
+    Tooth("recursive, untampered, without replacement", PlainRule(), "without", _BUSHES),
+    Tooth("K-SEQ, untampered", KSeqVerifier(), "sampled", _PAIRS),
+    Tooth("hub pairs, untampered", SpecHubVerifier(), "hub", _PAIRS),
 )
 
 TEETH: tuple[Tooth, ...] = (
-    Tooth("residual not subtracted", _NoResidual()),
-    Tooth("bonus drawn from the row before", _WrongBonusRow()),
-    Tooth("bonus without the filters", _UnfilteredBonus()),
-    Tooth("residual not renormalised", _NotRenormalised(), "sampled", _BUSHES),
-    Tooth("ratio upside down", _SwappedRatio()),
-    Tooth("accept the argmax only, at temperature 1", _ArgmaxOnly()),
-    Tooth("ratio lenient by a tenth", _LenientRatio()),
-    Tooth("draft and acceptance share a random number", _SharedUniform()),
-    Tooth("target read one position late", _LateTarget()),
-    Tooth("q rounded to bfloat16", _RoundedDraft()),
-    Tooth("temperature applied twice to q", _ColderDraft()),
-    Tooth("temperature applied twice to p", ColderTarget(PlainRatio())),
+    Tooth("residual not subtracted", PlainRule(residual=lambda p_V, q_V: p_V)),
+    Tooth("bonus drawn from the row before", PlainRule(bonus_row=lambda num: max(num - 1, 0))),
+    Tooth("bonus without the filters", PlainRule(bonus=lambda p_V: p_V.clamp(min=0.01))),
+    Tooth("residual not renormalised", PlainRule(normalised=lambda left_V: left_V), "sampled", _BUSHES),
+    Tooth("ratio upside down", PlainRule(chance=_swapped)),
+    Tooth("accept the argmax only, at temperature 1", PlainRule(chance=_argmax_only)),
+    Tooth("ratio lenient by a tenth", PlainRule(chance=lambda p_V, q_V, token: 1.1 * ratio(p_V, q_V, token))),
+    Tooth("draft and acceptance share a random number", PlainRule(chance=_shared_uniform)),
+    Tooth("target read one position late", PlainRule(row=lambda own: own + 1)),
+    Tooth("q rounded to bfloat16", PlainRule(draft_law=lambda q_V: q_V.bfloat16().to(q_V.dtype))),
+    Tooth("temperature applied twice to q", PlainRule(draft_law=lambda q_V: q_V**2 / (q_V**2).sum())),
+    Tooth("temperature applied twice to p", ColderTarget(PlainRule())),
     Tooth("block acceptance with token-wise residual", _ProductOnly()),
     Tooth("drawn tokens dropped for their own value", RatioVerifier(), stop="drop"),
-    Tooth("repeated siblings skipped", _RepeatsSkipped(), shapes=_BUSHES),
-    Tooth("siblings sorted again", _Resorted(), "without", _BUSHES),
+    Tooth("repeated siblings skipped", PlainRule(order=_without_repeats), shapes=_BUSHES),
+    Tooth("siblings sorted again", PlainRule(order=_best_first), "without", _BUSHES),
     Tooth("K-SEQ with rho = 1", _EagerKSeq(), shapes=_PAIRS),
     Tooth("second test of a hub pair forgets the first", _ForgetfulHub(), "hub", _PAIRS),
     Tooth("deterministic proposals declared as draws from q (ratio)", RatioVerifier(), "point", declared="sampled"),

@@ -35,14 +35,14 @@ class KSeqVerifier(NodeRule):
     name = "kseq"
     laws: tuple[type[Law], ...] = (Sampled,)
 
-    @staticmethod
+    @classmethod
     def decide(
-        kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
+        cls, kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
     ) -> list[Pick]:
         """From ``rngs``: one decision of purpose accept per child, and one draw of purpose residual if none stands."""
         assert q_BV is not None
         counts = [len(its) for its in tokens]
-        rho_B, beta_B = optimal_rho(p_BV, q_BV, torch.tensor(counts, device=p_BV.device))
+        rho_B, beta_B = cls.rho(p_BV, q_BV, torch.tensor(counts, device=p_BV.device))
         rhos = rho_B.tolist()
         picks: list[Pick] = []
         for row, (its, rho, rng) in enumerate(zip(tokens, rhos, rngs, strict=True)):
@@ -59,6 +59,11 @@ class KSeqVerifier(NodeRule):
             for row, extra in zip(refused, extras, strict=True):
                 picks[row] = (None, extra)
         return picks
+
+    @staticmethod
+    def rho(p_BV: Tensor, q_BV: Tensor, count_B: Tensor) -> tuple[Tensor, Tensor]:
+        """The factor that weakens the tests, and beta there; see :func:`optimal_rho`."""
+        return optimal_rho(p_BV, q_BV, count_B)
 
 
 def _residual(p_BV: Tensor, q_BV: Tensor, rho_B: Tensor, beta_B: Tensor, counts: Sequence[int]) -> Tensor:

@@ -35,9 +35,9 @@ class SpecHubVerifier(NodeRule):
     name = "spechub"
     laws: tuple[type[Law], ...] = (HubPair,)
 
-    @staticmethod
+    @classmethod
     def decide(
-        kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
+        cls, kind: type[Law], p_BV: Tensor, q_BV: Tensor | None, tokens: Sequence[Siblings], rngs: Sequence[Streams]
     ) -> list[Pick]:
         """From ``rngs``: at most two decisions of purpose accept and one draw of purpose residual per node."""
         assert q_BV is not None
@@ -54,7 +54,7 @@ class SpecHubVerifier(NodeRule):
             else:
                 # 1 - q(a) as the sum of the others: the difference has no digits left where the hub has nearly all
                 others = float(q_V.index_fill(0, torch.tensor([hub], device=q_V.device), 0.0).sum())
-                chance = ratio(max(p - q, 0.0), float(q_V[hub]) * q / others)
+                chance = ratio(cls.left_for_second(p, q), float(q_V[hub]) * q / others)
             if rng.bernoulli("accept", (chance,))[0]:
                 picks[row] = (number, its[number])
             else:
@@ -62,6 +62,11 @@ class SpecHubVerifier(NodeRule):
         if hubs:
             _let_hubs_take(p_BV, q_BV, hubs, tokens, rngs, picks)
         return picks
+
+    @staticmethod
+    def left_for_second(p: float, first: float) -> float:
+        """r(i): what the pairs (i, a) leave of p(i) for the pairs (a, i)."""
+        return max(p - first, 0.0)
 
 
 def _let_hubs_take(

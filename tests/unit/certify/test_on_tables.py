@@ -10,7 +10,7 @@ import torch
 from foretoken.certify import on_tables
 from foretoken.certify.on_tables import closed_form, teeth
 from foretoken.certify.own_checks import LenientTarget, batch_differences, sampler_differences
-from foretoken.certify.plain_rules import PlainRatio
+from foretoken.certify.plain_rule import PlainRule
 from foretoken.certify.teeth import TEETH, SameNoise, Tooth
 from foretoken.core.draft import Draft
 from foretoken.core.laws import Laws
@@ -97,7 +97,7 @@ def test_the_teeth_are_those_of_the_recipe_s_own_rules() -> None:
 
 
 def test_the_certificate_fails_if_a_tooth_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_tables, "TEETH", (*TEETH[:1], Tooth("not biased at all", PlainRatio())))
+    monkeypatch.setattr(on_tables, "TEETH", (*TEETH[:1], Tooth("not biased at all", PlainRule())))
     section = teeth()
     assert not section.passed
     assert section.details["missed"] == ["not biased at all"]
