@@ -14,12 +14,12 @@ from foretoken.drafting.datastore.build import build
 from foretoken.drafting.datastore.layout import MANIFEST, Manifest, read_manifest
 from foretoken.drafting.draft_vocabulary import DraftVocabulary
 from foretoken.drafting.learned_part import CONFIG
-from foretoken.drafting.logistic import Logistic
 from foretoken.engine import plan_file
 from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.scylla.width import KIND, Widths
 from foretoken.methods.sparse.calibration import Calibration
 from foretoken.train.run_folder import refuse_another, write_claim
+from helpers.untrained import random_unit
 
 Case = tuple[Path, str, Callable[[], Any]]  # a written file, the key of its number, and what reads it
 
@@ -27,7 +27,7 @@ Case = tuple[Path, str, Callable[[], Any]]  # a written file, the key of its num
 def head(folder: Path) -> Case:
     fields = {"width": 4, "normed": True, "threshold": 0.5}
     config = JudgeHead.Config(target="zoo:base", target_fingerprint="0" * 64, **fields)
-    JudgeHead(config, Logistic.random(4, bias=0.0, spread=0.3, seed=5)).save(folder)
+    JudgeHead(config, random_unit(4, bias=0.0, spread=0.3, seed=5)).save(folder)
     return folder / CONFIG, "foretoken_format", lambda: JudgeHead.load(folder)
 
 

@@ -23,6 +23,7 @@ from helpers.golden import tokens_of
 from helpers.mtp_models import PREFIX, retensor, save_mtp
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import random_part, untrained
 from helpers.zoo_llms import assert_idle, ids, with_config
 
 SIZES = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
@@ -67,7 +68,7 @@ class Bench:
         config = {"method": method, "num_speculative_tokens": 5, **options}
         if method != "mtp":
             part = Eagle if method == "eagle" else Scylla
-            config["head"] = part.untrained(self.plain, self.place / shape, **fields)  # type: ignore[attr-defined]
+            config["head"] = untrained(part, self.plain, self.place / shape, **fields)  # type: ignore[attr-defined]
         target = self.target(shape)
         if kept is not None:
             config["draft_vocab"] = self.folder(target, kept, **changes)
@@ -205,13 +206,13 @@ def test_a_drafter_with_many_misses_gets_the_whole_head(tmp_path: Path, bench: B
 def test_a_head_with_a_vocabulary_of_its_own_takes_no_other(bench: Bench) -> None:
     kept = bench.folder(bench.plain, range(10))
     for part in (Eagle, Scylla):
-        head = part.untrained(bench.plain, bench.place / f"few-{part.algorithm}", draft_vocab_size=40)
+        head = untrained(part, bench.plain, bench.place / f"few-{part.algorithm}", draft_vocab_size=40)
         with pytest.raises(ConfigError, match=r"draft_vocab=.*has a vocabulary of its own, of 40 tokens; leave"):
             with_config({"method": part.algorithm, "head": head, "draft_vocab": kept}, target=bench.plain)
 
 
 def test_a_head_with_rows_of_its_own_takes_none(bench: Bench) -> None:
-    whole = Eagle.random(bench.plain)
+    whole = random_part(Eagle, bench.plain)
     own = Eagle(whole.config, own_head=True)
     own.draw(torch.Generator().manual_seed(0))
     own.save(bench.place / "own")

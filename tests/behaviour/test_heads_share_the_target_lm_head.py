@@ -17,6 +17,7 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.native import build
 from helpers.native_models import COMMON
 from helpers.tiny_models import Family, save_model
+from helpers.untrained import random_part
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
@@ -36,7 +37,7 @@ def test_both_paths_score_alike(kind: str, options: dict[str, object], tmp_path:
     fused, general = made(packed=True), made(packed=False)
     assert fused.native_decoder is not None
     assert general.native_decoder is None
-    head = Eagle.random(general)
+    head = random_part(Eagle, general)
     features_TW = torch.randn(5, head.config.width, generator=torch.Generator().manual_seed(0))
     found = []
     for target in (fused, general):
@@ -56,7 +57,7 @@ def test_a_head_begins_with_the_gain_of_the_final_norm(kind: str, tmp_path: Path
     """Which in some families is 1 + weight."""
     folder = save_model(Family(kind, COMMON), tmp_path)
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention.NAME).eval()
-    head = Eagle.random(LanguageModel(model, None, name=str(folder), packed=False))
+    head = random_part(Eagle, LanguageModel(model, None, name=str(folder), packed=False))
     ones_D = torch.ones(COMMON["hidden_size"])
     assert head.norm is not None
     torch.testing.assert_close(head.norm.weight.detach(), model.model.norm(ones_D).detach(), rtol=1e-5, atol=1e-5)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from foretoken import catalog
 from foretoken.core.errors import ConfigError
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import LanguageModel
@@ -21,6 +20,7 @@ from helpers.adapters import shelf
 from helpers.golden import tokens_of
 from helpers.pairwise import in_pairs
 from helpers.tiny_models import save_model
+from helpers.untrained import untrained_layer
 from helpers.variants import Case, cases, lossless_rules
 from helpers.zoo_llms import assert_idle, ids, with_config
 
@@ -37,18 +37,18 @@ LENGTHS = (20, 7, 13, 1)
 
 
 @cache
-def model(brought: str) -> LanguageModel:
-    folder = shelf() / f"brought-{brought.replace(':', '-')}"
+def model() -> LanguageModel:
+    folder = shelf() / "brought"
     plain = save_model("llama", folder / "plain")
-    return load(catalog.imported(brought)(str(plain), folder), device="cpu")
+    return load(untrained_layer(str(plain), folder), device="cpu")
 
 
 def llm_of(case: Case, config: dict[str, Any] | None) -> LLM:
-    return with_config(config, target=model(case.entry.load().declared.brought), max_num_seqs=3)
+    return with_config(config, target=model(), max_num_seqs=3)
 
 
 def config_of(case: Case, rule: str | None, count: int | str) -> dict[str, Any]:
-    return case.config(model(case.entry.load().declared.brought), rule, count)
+    return case.config(model(), rule, count)
 
 
 @cache

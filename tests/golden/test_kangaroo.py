@@ -20,6 +20,7 @@ from helpers.adapters import teach
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
+from helpers.untrained import untrained
 from helpers.watching import Watch
 from helpers.zoo_llms import PROMPTS, assert_idle, base, greedy, ids, prompt_ids, target, with_config
 
@@ -264,7 +265,7 @@ def test_wishes_change_the_text_as_in_plain_decoding(tree: bool, wish: str, watc
 def test_any_stack_of_layers_can_draft(name: str, tree: bool, tmp_path: Any) -> None:
     """Windows, soft caps, no rotary positions, latent attention, experts: fused or not, with or without the oracle."""
     model = load(save_model(name, tmp_path), device="cpu")
-    Adapter.untrained(model, tmp_path / "kangaroo", exit_layer=1)
+    untrained(Adapter, model, tmp_path / "kangaroo", exit_layer=1)
     prompts = [{"prompt_token_ids": tokens_of(seed, 5 + 3 * seed, VOCAB_SIZE)} for seed in range(4)]
     params = SamplingParams(max_tokens=14, ignore_eos=True)
     options = {"target": model, "max_num_seqs": 3}

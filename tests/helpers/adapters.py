@@ -21,6 +21,7 @@ from foretoken.methods.kangaroo.drafter import KangarooDrafter
 from foretoken.methods.kangaroo.network import Adapter
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
+from helpers.untrained import untrained
 
 Spoil = Callable[[int], bool]  # position of a row -> whether its guess is to be wrong
 
@@ -36,7 +37,7 @@ def shelf() -> Path:
 @cache
 def shelved(target: LanguageModel, exit_layer: int) -> str:
     """The folder of a random adapter of one depth of a model, made once."""
-    return Adapter.untrained(target, shelf() / f"{id(target)}-{exit_layer}", exit_layer=exit_layer)
+    return untrained(Adapter, target, shelf() / f"{id(target)}-{exit_layer}", exit_layer=exit_layer)
 
 
 class OracleHead:

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from foretoken import zoo
-from foretoken.drafting.logistic import Logistic
 from foretoken.methods.sprinter.network import HeadConfig, SprinterHead
 from foretoken.models.fingerprint import fingerprint
+from helpers.untrained import random_unit
 
 WIDTH = 192  # of zoo:draft
 
@@ -34,7 +34,7 @@ def head(
         draft="zoo:draft",
         draft_fingerprint=fingerprint(draft or zoo.path("draft")),
     )
-    return SprinterHead(config, Logistic.random(config.num_inputs, bias=bias, spread=spread, seed=3))
+    return SprinterHead(config, random_unit(config.num_inputs, bias=bias, spread=spread, seed=3))
 
 
 @cache

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from foretoken import zoo
-from foretoken.drafting.logistic import Logistic
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
+from helpers.untrained import random_unit
 
 WIDTH = 384  # of zoo:base
 
@@ -39,7 +39,7 @@ def head(
     config = JudgeConfig(
         width=width, threshold=threshold, target="zoo:base", target_fingerprint=fingerprint(target or zoo.path("base"))
     )
-    return JudgeHead(config, Logistic.random(width, bias=bias, spread=spread, seed=5))
+    return JudgeHead(config, random_unit(width, bias=bias, spread=spread, seed=5))
 
 
 @cache

@@ -16,6 +16,7 @@ from foretoken.core.protocols import Verifier
 from foretoken.models.language_model import LanguageModel
 from helpers.adapters import shelf
 from helpers.stores import stored
+from helpers.untrained import untrained as untrained_part
 
 DRAFT = "zoo:draft"  # for whoever wants a second checkpoint
 
@@ -89,7 +90,7 @@ def cases(*, brought: bool = False) -> list[Case]:
         Case(entry, variant)
         for entry in catalog.entries("drafter")
         for variant in entry.load().declared.variants
-        if brought == (entry.load().declared.brought is not None)
+        if brought == (entry.load().declared.brought)
     ]
 
 
@@ -107,5 +108,4 @@ def untrained(place: str, target: LanguageModel, **options: Any) -> str:
 def _untrained(place: str, target: LanguageModel, options: tuple[tuple[str, Any], ...]) -> str:
     folder = Path(tempfile.mkdtemp(dir=shelf()))
     given: Mapping[str, Any] = dict(options)
-    made: str = catalog.imported(place).untrained(target, folder, **given)
-    return made
+    return untrained_part(catalog.imported(place), target, folder, **given)

@@ -42,6 +42,7 @@ from helpers.adapters import shelf
 from helpers.golden import Session
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import untrained
 from helpers.zoo_llms import with_config
 
 pytestmark = pytest.mark.statistical
@@ -58,12 +59,12 @@ PLAUSIBLE = 1e-4
 def model() -> LanguageModel:
     folder: Path = save_model("llama", shelf() / "statistical")
     found = load(folder, device="cpu")
-    Adapter.untrained(found, folder / "kangaroo", exit_layer=1)
-    Eagle.untrained(found, folder / "eagle")
-    Scylla.untrained(found, folder / "scylla")
-    Dovetail.untrained(found, folder / "dovetail")
-    LongSpec.untrained(found, folder / "longspec", window=4)
-    Eagle.untrained(found, folder / "half", draft_vocab_size=50)  # every other token, so that one of the two is out
+    untrained(Adapter, found, folder / "kangaroo", exit_layer=1)
+    untrained(Eagle, found, folder / "eagle")
+    untrained(Scylla, found, folder / "scylla")
+    untrained(Dovetail, found, folder / "dovetail")
+    untrained(LongSpec, found, folder / "longspec", window=4)
+    untrained(Eagle, found, folder / "half", draft_vocab_size=50)  # every other token, so that one of the two is out
     return found
 
 

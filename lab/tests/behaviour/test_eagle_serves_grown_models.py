@@ -20,6 +20,7 @@ from foretoken_lab.models.grown import origin_of
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import untrained
 from helpers.zoo_llms import PROMPTS, greedy, with_config
 
 SIZE = "0.6m"  # twice as wide, and deeper
@@ -46,7 +47,7 @@ def drafted(model: Any, **options: Any) -> list[Any]:
 def test_the_drafts_are_those_of_the_original(folder: Path) -> None:
     """Chain and tree, draft for draft."""
     original = load(str(folder), device="cpu")
-    Eagle.untrained(original, folder / "eagle", draft_vocab_size=60)
+    untrained(Eagle, original, folder / "eagle", draft_vocab_size=60)
     name = f"grown:{folder}:{SIZE}"
     wide = load(name, device="cpu")
     assert wide.num_layers > original.num_layers
@@ -84,14 +85,14 @@ def test_what_does_not_grow_is_refused(folder: Path, tmp_path: Path) -> None:
     wide = load(f"grown:{folder}:{SIZE}", device="cpu")
     with pytest.raises(ModelError, match="no EAGLE head for"):
         compose.build({"method": "eagle"}, wide)
-    Eagle.untrained(original, tmp_path / "two", algorithm="eagle")
-    Eagle.untrained(original, tmp_path / "normed", draft_vocab_size=60, norm_before_fc=True)
+    untrained(Eagle, original, tmp_path / "two", algorithm="eagle")
+    untrained(Eagle, original, tmp_path / "normed", draft_vocab_size=60, norm_before_fc=True)
     for place in ("two", "normed"):
         with pytest.raises(MismatchError, match="only EAGLE-3 heads without norms"):
             compose.build({"method": "eagle", "head": str(tmp_path / place)}, wide)
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     save_model("llama", other, seed=5, hidden_size=64, num_attention_heads=2, intermediate_size=128)
-    Eagle.untrained(load(str(other), device="cpu"), tmp_path / "others", draft_vocab_size=60)
+    untrained(Eagle, load(str(other), device="cpu"), tmp_path / "others", draft_vocab_size=60)
     with pytest.raises(MismatchError, match="not for"):
         compose.build({"method": "eagle", "head": str(tmp_path / "others")}, wide)
 

@@ -27,6 +27,7 @@ from helpers.feature_heads import (
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import random_part, untrained
 from helpers.zoo_llms import with_config
 
 SIZE = "0.6m"  # twice as wide, and deeper
@@ -62,7 +63,7 @@ def test_the_drafts_are_those_of_the_original(
     folder = save_model(family, tmp_path / "original", **sizes)
     original = load(str(folder), device="cpu")
     part, options = PARTS[method]
-    part.untrained(original, folder / method, layers=2, draft_vocab_size=60)
+    untrained(part, original, folder / method, layers=2, draft_vocab_size=60)
     wide = load(f"grown:{folder}:{SIZE}", device="cpu")
     assert wide.config.hidden_size == 128
     theirs = drafted(original, method, **options)
@@ -74,7 +75,7 @@ def test_the_drafts_are_those_of_the_original(
 
 def test_a_narrow_head_needs_tables_of_its_own(tmp_path: Path) -> None:
     model = load(str(save_model("llama", tmp_path / "target", hidden_size=64)), device="cpu")
-    head = Dovetail.random(model, width=32)
+    head = random_part(Dovetail, model, width=32)
     with pytest.raises(MismatchError, match="without tables of its own it must be as wide"):
         head.check_target(model)
     assert torch.equal(head.fuse(torch.ones(1, 64)), torch.full((1, 32), 2.0))
@@ -84,7 +85,7 @@ def test_a_narrow_head_needs_tables_of_its_own(tmp_path: Path) -> None:
 def test_a_narrow_network_computes_the_plain_forward(kind: Any, tmp_path: Path) -> None:
     """It reads twice the first columns. Planted: those columns once, and others."""
     folder = save_tiny(tmp_path)
-    config = kind.random(load(str(folder), device="cpu"), width=32, layers=2, draft_vocab_size=40).config
+    config = random_part(kind, load(str(folder), device="cpu"), width=32, layers=2, draft_vocab_size=40).config
     network = kind(config, ids_K=torch.arange(40), own_head=True, own_embedding=True).eval()
     network.draw(torch.Generator().manual_seed(0), spread=0.2)
     assert_all_equal_the_plain_forward(network, folder)

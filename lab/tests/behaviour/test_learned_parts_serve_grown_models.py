@@ -20,6 +20,7 @@ from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import random_part, untrained
 from helpers.zoo_llms import with_config
 
 SIZE = "0.6m"  # twice as wide, and deeper
@@ -64,7 +65,7 @@ def test_an_adapter_drafts_the_same(folder: Path) -> None:
     """Chain and tree; from the depth that became of its own, with the adapter that lies on a shelf."""
     original, wide = pair(folder)
     for depth in (1, 2):
-        Adapter.untrained(original, folder / "kangaroo" / f"exit-{depth}", exit_layer=depth)
+        untrained(Adapter, original, folder / "kangaroo" / f"exit-{depth}", exit_layer=depth)
     for options in ({"threshold": 0.0}, {"tree": True, "threshold": 0.0, "width": 3, "max_depth": 3}):
         ours, theirs = (written(each, method="kangaroo", **options) for each in (wide, original))
         assert ours == theirs
@@ -77,7 +78,7 @@ def test_a_judge_judges_the_same(folder: Path, draft: Path) -> None:
     original, wide = pair(folder)
     save_model("llama", draft, seed=3, hidden_size=64, num_attention_heads=2, num_key_value_heads=2)
     for normed, bias in ((True, -0.5), (False, 0.5)):
-        head = JudgeHead.random(original, bias=bias)
+        head = random_part(JudgeHead, original, bias=bias)
         JudgeHead(type(head.config)(**{**vars(head.config), "normed": normed}), head.unit).save(folder / "judge")
         config = {"method": "draft_model", "model": str(draft), "verifier": "judge"}
         ours, theirs = (written(each, **config) for each in (wide, original))
@@ -88,7 +89,7 @@ def test_a_judge_judges_the_same(folder: Path, draft: Path) -> None:
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
 def test_a_sprinter_head_serves_the_same_pair(folder: Path, draft: Path) -> None:
     original, wide = pair(folder)
-    SprinterHead.untrained(original, draft / "sprinter", draft=str(draft), bias=0.3, spread=1.0)
+    untrained(SprinterHead, original, draft / "sprinter", draft=str(draft), bias=0.3, spread=1.0)
     ours, theirs = (written(each, method="sprinter", model=str(draft)) for each in (wide, original))
     assert ours == theirs
     assert sum(count for _, count, _, _ in ours) > 10
@@ -100,9 +101,9 @@ def test_parts_of_another_original_are_refused(folder: Path, draft: Path, tmp_pa
     other = load(
         str(save_model("llama", tmp_path / "other", seed=5, hidden_size=64, num_attention_heads=2)), device="cpu"
     )
-    Adapter.untrained(other, tmp_path / "adapter")
-    JudgeHead.untrained(other, tmp_path / "head")
-    SprinterHead.untrained(other, tmp_path / "sprinter", draft=str(draft))
+    untrained(Adapter, other, tmp_path / "adapter")
+    untrained(JudgeHead, other, tmp_path / "head")
+    untrained(SprinterHead, other, tmp_path / "sprinter", draft=str(draft))
     for config in (
         {"method": "kangaroo", "adapter": str(tmp_path / "adapter")},
         {"method": "ngram", "verifier": "judge", "judge.head": str(tmp_path / "head")},

@@ -14,6 +14,7 @@ from foretoken.models.load import load
 from helpers.head_training import enter, fill
 from helpers.mistakes import assert_one_line
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.untrained import untrained
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def inside(folder, monkeypatch):
 
 
 def test_a_head_is_measured_where_it_lies(capsys):
-    Scylla.untrained(load("target", device="cpu"), Path("head").resolve(), layers=2)
+    untrained(Scylla, load("target", device="cpu"), Path("head").resolve(), layers=2)
     calibrate = (
         "calibrate scylla --model target --head head --batch-size 1,2 --nodes 2,4 --suite ask.jsonl --max-tokens 12 "
         "--repeats 1 --threads 1 --json"

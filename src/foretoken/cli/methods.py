@@ -134,7 +134,7 @@ def _lacks(entry: catalog.Entry, model: str) -> str:
     if declared.draft_model:
         brought = zoo.drafts_for(zoo.DRAFT, model)
         return "" if brought else "add --draft-model MODEL, a smaller checkpoint with the same tokenizer"
-    if declared.learned_part is not None and declared.brought is None:
+    if declared.learned_part is not None and not declared.brought:
         part = catalog.imported(declared.learned_part)
         how = part.how(model, "DRAFT") or "a published folder, --draft-model FOLDER"
         return "" if lies_beside(part, source_of(model)) else f"needs a trained part: {how}"

@@ -121,8 +121,8 @@ class Variant:
 
     Attributes:
         options: its options.
-        untrained: options of :attr:`Declared.learned_part`'s ``untrained``; None: the method needs no learned part, or
-            finds the bundled one.
+        untrained: shape of the untrained :attr:`Declared.learned_part` that tests draft with; None: the method needs no
+            learned part, or finds the bundled one.
         laws, branches: its proposals with these options, as an instance declares them (core/protocols.py); None: as
             the class says. A test makes the instance and compares.
         one_rule: this variant changes nothing about the distribution of the drafts, so one lossless rule is enough.
@@ -145,8 +145,7 @@ class Declared:
         datastore: whether the option ``datastore`` names texts in the target's tokens to retrieve from.
         own_verifier: the rule that a drafter brings; None: the strongest lossless one.
         learned_part: "module:Class" of its trained part (drafting/learned_part.py); None: it has none.
-        brought: where the target brings the weights that draft, "module:function" that writes a target with
-            untrained ones: (name of a target, folder) -> name of the new one. None: any target will do.
+        brought: whether the target's checkpoint brings the weights that draft.
         knob: how a lossy rule enters a trade-off; None: it stays out of it.
         variants: the shapes that the exactness tests must see.
     """
@@ -156,6 +155,6 @@ class Declared:
     datastore: bool = False
     own_verifier: str | None = None
     learned_part: str | None = None
-    brought: str | None = None
+    brought: bool = False
     knob: Knob | None = None
     variants: tuple[Variant, ...] = (Variant(),)

@@ -235,7 +235,7 @@ def _drafts(model: str, draft: str | None, files: CheckpointFiles) -> Iterator[F
         yield _pair(model, draft, files)
     for entry in catalog.entries("drafter"):
         declared = entry.load().declared
-        if declared.learned_part is None or declared.draft_model or declared.brought is not None:
+        if declared.learned_part is None or declared.draft_model or declared.brought:
             continue
         if lies_beside(catalog.imported(declared.learned_part), files.source):
             try:

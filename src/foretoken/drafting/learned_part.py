@@ -117,11 +117,6 @@ class LearnedPart(ABC):
         """
 
     @classmethod
-    @abstractmethod
-    def random(cls: type[Part], target: LanguageModel, *args: Any, **options: Any) -> Part:
-        """A part with random weights that fits a target; subclasses name their options."""
-
-    @classmethod
     def how(cls, target: str, draft: str, config: Any = None) -> str:
         """The command that trains one, for messages; empty where there is none.
 
@@ -197,16 +192,6 @@ class LearnedPart(ABC):
             raise ModelError(
                 f"{folder}: the {cls.title} cannot be read ({reason}): copy it again, or train it again"
             ) from None
-
-    @classmethod
-    def untrained(cls, target: LanguageModel, folder: Path, **options: Any) -> str:
-        """Write a part with random weights, for tests that need one of the right shape; the folder as it is given.
-
-        Args:
-            options: of :meth:`random`.
-        """
-        cls.random(target, **options).save(folder)
-        return str(folder)
 
     @classmethod
     def lies_in(cls, folder: Path) -> bool:

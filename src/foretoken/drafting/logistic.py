@@ -32,11 +32,6 @@ class Logistic:
         self.weight_D = weight_D.detach().float()
         self.bias = bias
 
-    @classmethod
-    def random(cls, width: int, *, bias: float, spread: float, seed: int) -> Logistic:
-        """Draw normal weights of standard deviation ``spread``; with 0 the unit is a constant."""
-        return cls(spread * torch.randn(width, generator=torch.Generator().manual_seed(seed)), bias)
-
     def probabilities(self, x_MD: Tensor) -> Tensor:
         """The sigmoid of w.x + b, float32 [M]."""
         # in float64: the order of summation depends on the number of rows, a row's result must not

@@ -57,7 +57,7 @@ def check(model: str, settings: Mapping[str, Any] | None, **origin: Any) -> None
         translated = "vocabulary" in own and settings.get("vocabulary") != "same"
         if isinstance(draft, str) and not translated:
             check_vocabulary(model, draft, **origin)
-    alone = drafter is not None and not drafter.declared.draft_model and drafter.declared.brought is None
+    alone = drafter is not None and not drafter.declared.draft_model and not drafter.declared.brought
     config = partial(load_config, model, **origin)
     if alone and drafter.declared.learned_part is not None:
         _check_part(drafter.declared.learned_part, str(method), settings, model, config, also="model")

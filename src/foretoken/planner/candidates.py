@@ -146,7 +146,7 @@ def _configs(
             yield base
         elif not named:
             yield Candidate(base, "no draft model at hand (--draft-model)")
-    elif declared.learned_part is not None and declared.brought is None:
+    elif declared.learned_part is not None and not declared.brought:
         folders = [each for each in drafts if takes(entry.name, kind, each)]
         part = catalog.imported(declared.learned_part)
         for each in folders:

@@ -19,6 +19,7 @@ from foretoken.methods.judge.network import JudgeHead
 from foretoken.methods.kangaroo.network import Adapter
 from foretoken.methods.sprinter.network import SprinterHead
 from foretoken.models.load import load
+from helpers.untrained import random_part, untrained
 from helpers.zoo_llms import target
 
 PARTS: list[type[LearnedPart]] = [Adapter, SprinterHead, JudgeHead]
@@ -36,14 +37,14 @@ def test_a_part_lies_next_to_the_file_of_a_model(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
     assert not lies_beside(Adapter, str(file))
-    Adapter.random(target()).save(tmp_path / Adapter.algorithm)
+    random_part(Adapter, target()).save(tmp_path / Adapter.algorithm)
     assert lies_beside(Adapter, str(file))
     assert lies_beside(Adapter, str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_saved_part_is_loaded(kind: type[LearnedPart], tmp_path: Path) -> None:
-    part = kind.random(target())
+    part = random_part(kind, target())
     part.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [CONFIG, WEIGHTS]
     settings = json.loads((tmp_path / CONFIG).read_text())
@@ -65,14 +66,14 @@ def split(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_weights_in_several_files_are_loaded(kind: type[LearnedPart], tmp_path: Path) -> None:
-    part = kind.random(target())
+    part = random_part(kind, target())
     part.save(tmp_path)
     split(tmp_path)
     assert_same(kind.load(tmp_path), part)
 
 
 def test_several_files_of_which_one_is_missing_or_lies_elsewhere(tmp_path: Path) -> None:
-    Adapter.untrained(target(), tmp_path)
+    untrained(Adapter, target(), tmp_path)
     split(tmp_path)
     index = json.loads((tmp_path / INDEX).read_text())
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
@@ -89,7 +90,7 @@ def test_a_part_never_replaces_a_model_or_another_part(kind: type[LearnedPart], 
     for content in ('{"model_type": "llama"}', "{", json.dumps({"speculators_model_type": "other"})):
         (tmp_path / CONFIG).write_text(content)
         with pytest.raises(ConfigError, match=r"--out .*: another model lies there; name a folder to make"):
-            kind.random(target()).save(tmp_path)
+            random_part(kind, target()).save(tmp_path)
         assert (tmp_path / CONFIG).read_text() == content
         assert not (tmp_path / WEIGHTS).exists()
     (tmp_path / "file").write_text("")
@@ -100,7 +101,7 @@ def test_a_part_never_replaces_a_model_or_another_part(kind: type[LearnedPart], 
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_folder_of_another_kind_of_part_is_refused(kind: type[LearnedPart], tmp_path: Path) -> None:
     other = next(each for each in PARTS if each is not kind)
-    other.untrained(target(), tmp_path)
+    untrained(other, target(), tmp_path)
     with pytest.raises(ModelError, match=f"is not of a {kind.title}"):
         kind.load(tmp_path)
 
@@ -109,7 +110,7 @@ def test_a_folder_of_another_kind_of_part_is_refused(kind: type[LearnedPart], tm
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_weights_that_are_no_numbers_are_refused_before_anything_runs(place: str, value: float, tmp_path: Path) -> None:
     kind = catalog.imported(place)
-    kind.untrained(target(), tmp_path)
+    untrained(kind, target(), tmp_path)
     weights = load_file(tmp_path / WEIGHTS)
     name = max((name for name in weights if weights[name].is_floating_point()), key=lambda name: weights[name].numel())
     weights[name].view(-1)[-1] = value
@@ -129,7 +130,7 @@ def test_weights_that_are_no_numbers_are_refused_before_anything_runs(place: str
 )
 @pytest.mark.parametrize("kind", PARTS)
 def test_a_config_must_name_its_target(kind: type[LearnedPart], owners: Any, message: str, tmp_path: Path) -> None:
-    kind.untrained(target(), tmp_path)
+    untrained(kind, target(), tmp_path)
     settings = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps({**settings, "speculators_config": owners}))
     with pytest.raises(ModelError, match=re.escape(message)):
@@ -138,7 +139,7 @@ def test_a_config_must_name_its_target(kind: type[LearnedPart], owners: Any, mes
 
 @pytest.mark.parametrize("kind", PARTS)
 def test_missing_tensors_and_settings_are_named(kind: type[LearnedPart], tmp_path: Path) -> None:
-    kind.untrained(target(), tmp_path)
+    untrained(kind, target(), tmp_path)
     weights = load_file(tmp_path / WEIGHTS)
     name = max(weights)
     save_file({other: values for other, values in weights.items() if other != name}, tmp_path / WEIGHTS)
@@ -166,9 +167,9 @@ def test_a_part_next_to_the_weights_is_found() -> None:
 def test_untrained_it_fits_and_is_drawn_again_alike(
     kind: type[LearnedPart], options: dict[str, Any], tmp_path: Path
 ) -> None:
-    folder = kind.untrained(target(), tmp_path / "new", **options)
+    folder = untrained(kind, target(), tmp_path / "new", **options)
     part = find(kind, folder, target(), load("zoo:draft", device="cpu") if kind is SprinterHead else None)
-    again = kind.load(Path(kind.untrained(target(), tmp_path / "again", **options)))
+    again = kind.load(Path(untrained(kind, target(), tmp_path / "again", **options)))
     assert_same(part, again)
     assert len({float(values.float().std()) for values in part.tensors().values() if values.numel() > 1} - {0.0})
 

@@ -27,6 +27,7 @@ from foretoken.verifiers.greedy import GreedyVerifier
 from foretoken_lab.testing import Random, Recorder
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
+from helpers.untrained import untrained
 from helpers.zoo_llms import ids, with_config
 
 PROMPTS = [{"prompt_token_ids": tokens} for tokens in ([1, 7, 30, 12], [1, 9, 9, 40, 41, 17, 3], [1, 55])]
@@ -106,7 +107,7 @@ def test_a_drafter_inside_the_target_and_a_verifier_see_of_one_forward(folder: P
     target = load(folder, device="cpu")
     settings: dict[str, Any] = {"exit_layer": 1, "draft_length": 3}
     if method == "kangaroo":
-        adapter = Adapter.untrained(target, folder / "adapter", exit_layer=1)
+        adapter = untrained(Adapter, target, folder / "adapter", exit_layer=1)
         settings = {"threshold": 0, "max_depth": 3, "adapter": adapter}
     inner = with_config({"method": method, **settings}, target=target).recipe.drafter
 

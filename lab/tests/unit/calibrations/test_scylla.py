@@ -19,6 +19,7 @@ from foretoken_lab.calibrations.scylla import choose, measure, roofline
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import untrained
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 @pytest.fixture
 def head(model: LanguageModel, tmp_path: Path) -> Path:
-    return Path(Scylla.untrained(model, tmp_path / "head", layers=2))
+    return Path(untrained(Scylla, model, tmp_path / "head", layers=2))
 
 
 def prompts(count: int) -> list[dict[str, list[int]]]:

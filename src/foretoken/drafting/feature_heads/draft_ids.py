@@ -34,12 +34,6 @@ def checked_ids(config: BlockConfig, ids_K: Tensor | None) -> Tensor | None:
     return ids_K
 
 
-def spread_ids(config: BlockConfig) -> Tensor | None:
-    """The tokens of an untrained network: as many as its config says, spread evenly; None: all."""
-    size, whole = config.draft_vocab_size, config.vocab_size
-    return torch.arange(size) * (whole // size) if size < whole else None
-
-
 def maps_of(ids_K: Tensor, vocab_size: int) -> dict[str, Tensor]:
     """Return both maps of the tokens of a draft vocabulary."""
     return {

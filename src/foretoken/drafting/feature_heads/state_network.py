@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
 from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, fields_for
 from foretoken.drafting.feature_heads.description import Taps
-from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids, spread_ids
+from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids
 from foretoken.drafting.learned_part import LearnedPart
 from foretoken.forward import anatomy
-from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
 _Network = TypeVar("_Network", bound="StateNetwork")
@@ -193,24 +192,6 @@ class StateNetwork(LearnedPart, TrainableNetwork):
         found = dict(tensors)
         network = cls(config, ids_K=checked_ids(config, found.pop(IDS, None)))
         network.take(found)
-        return network.eval()
-
-    @classmethod
-    def random(
-        cls: type[_Network], target: LanguageModel, *, draft_vocab_size: int | None = None, seed: int = 0, **fields: Any
-    ) -> _Network:
-        """An untrained network, which hands the target's feature on where it can.
-
-        Args:
-            draft_vocab_size: how many tokens it scores, every so many-th one; at most, and without it, all.
-            fields: others of the config.
-        """
-        size = None if draft_vocab_size is None else min(draft_vocab_size, target.vocab_size)
-        made_for = target.config, target.name, fingerprint_of(target.source)
-        config = cls.config_for(*made_for, draft_vocab_size=size, **fields)
-        network = cls(config, ids_K=spread_ids(config))
-        network.draw(torch.Generator().manual_seed(seed), spread=0.2)
-        network.begin_near(target.model)
         return network.eval()
 
     @classmethod

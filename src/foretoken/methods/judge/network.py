@@ -20,9 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.drafting.logistic import Logistic, LogisticConfig, LogisticHead
-from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.language_model import LanguageModel
+from foretoken.drafting.logistic import LogisticConfig, LogisticHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,21 +59,3 @@ class JudgeHead(LogisticHead):
             e_TD: last hidden states of the target; row t has read x_0 .. x_t, and judges x_t.
         """
         return torch.sigmoid(e_TD @ self.unit.weight_D + self.unit.bias)
-
-    @classmethod
-    def random(
-        cls, target: LanguageModel, *, threshold: float = 0.5, bias: float = 0.0, spread: float = 0.3, seed: int = 5
-    ) -> JudgeHead:
-        """Return an untrained judge.
-
-        Args:
-            threshold: of its config.
-            bias, spread, seed: b, the standard deviation of w, and the seed of w.
-        """
-        config = JudgeConfig(
-            width=target.config.get_text_config(decoder=True).hidden_size,
-            threshold=threshold,
-            target=target.name,
-            target_fingerprint=fingerprint_of(target.source),
-        )
-        return cls(config, Logistic.random(config.width, bias=bias, spread=spread, seed=seed))

@@ -25,8 +25,6 @@ from torch import Tensor, nn
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
 from foretoken.drafting.feature_heads.block import AttentionConfig, attention_of
 from foretoken.drafting.learned_part import LearnedPart
-from foretoken.forward import anatomy
-from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
 
@@ -136,21 +134,6 @@ class Adapter(LearnedPart, nn.Module):
         """
         adapter = cls(config)
         adapter.load_state_dict(tensors)
-        return adapter.eval()
-
-    @classmethod
-    def random(cls, target: LanguageModel, *, exit_layer: int = 1, seed: int = 0) -> Adapter:
-        """Return an untrained adapter of one depth; weak attention keeps its tokens close to the early exit's."""
-        config = AdapterConfig.for_target(target.config, exit_layer, target.name, fingerprint_of(target.source))
-        adapter, generator = cls(config), torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, weight in adapter.named_parameters():
-                noise = torch.randn(weight.shape, generator=generator)
-                gain = 0.3 if name.startswith("o_proj") else 1.0
-                weight.copy_(1 + 0.2 * noise if weight.dim() < 2 else noise * gain / weight.shape[-1] ** 0.5)
-            gain_D = anatomy.gain_of(anatomy.find(target.model).final_norm)
-            if gain_D is not None:
-                adapter.norm_out.weight.mul_(gain_D)
         return adapter.eval()
 
     @classmethod

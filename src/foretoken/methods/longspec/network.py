@@ -34,7 +34,6 @@ from foretoken.drafting.feature_heads.block import AttentionConfig
 from foretoken.drafting.learned_part import LearnedPart
 from foretoken.forward import anatomy, target_kv
 from foretoken.forward.target_kv import TargetKV, apply_rotary
-from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 
 WINDOW = 512  # tokens before the query in the self-attention's window
@@ -213,23 +212,6 @@ class LongSpec(LearnedPart, nn.Module):
         """
         head, modules = cls(config), {saved: module for module, saved in _SAVED_AS.items()}
         head.load_state_dict({_renamed(name, modules): value for name, value in tensors.items()})
-        return head.eval()
-
-    @classmethod
-    def random(cls, target: LanguageModel, *, seed: int = 0, **fields: Any) -> LongSpec:
-        """Return an untrained head: its initial weights with noise added, biases included.
-
-        Args:
-            fields: further fields of the config.
-        """
-        kv = target_kv.find(target.model, target.name)
-        head = cls(config_for(target.config, target.name, fingerprint_of(target.source), kv, **fields))
-        generator = torch.Generator().manual_seed(seed)
-        head.draw(generator)
-        head.begin_near(target.model)
-        with torch.no_grad():
-            for weight in head.parameters():
-                weight.add_(0.2 * weight.std() * torch.randn(weight.shape, generator=generator))
         return head.eval()
 
     @torch.no_grad()

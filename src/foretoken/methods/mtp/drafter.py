@@ -26,7 +26,7 @@ class MtpDrafter(FeatureDrafter):
 
     name = "mtp"
     declared = Declared(
-        brought="foretoken.methods.mtp.train:untrained",
+        brought=True,
         variants=(
             Variant(),
             Variant(options={"norm_output": False, "max_depth": 2}, one_rule=True),

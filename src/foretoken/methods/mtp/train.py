@@ -31,7 +31,7 @@ from foretoken.methods.mtp.layouts import LAYOUTS
 from foretoken.methods.mtp.network import PredictionLayer
 from foretoken.methods.mtp.shards import Shards, read_layer
 from foretoken.models.fingerprint import fingerprint, folder_of
-from foretoken.models.load import load_as_is, load_config, source_of
+from foretoken.models.load import load_config, source_of
 from foretoken.train.feature_heads.training import HeadTraining, Stage, recipe_for
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.run_folder import RECORD
@@ -133,20 +133,6 @@ def training(options: Config) -> HeadTraining:
         build=build,
         original=source,
     )
-
-
-def untrained(name: str, folder: Path) -> str:
-    """Write a target's checkpoint with an untrained layer that passes the state through; return its folder.
-
-    Raises:
-        ForetokenError: see :func:`laid_out`.
-    """
-    source = laid_out(name, folder_of(source_of(name)), folder)
-    loaded = load_as_is(str(source), device="cpu")
-    torch.manual_seed(0)
-    layer = LearningLayer(LayerConfig.of(loaded.model.config), loaded.model, source, loaded.model.dtype)
-    layer.save(folder / "whole")
-    return str(folder / "whole")
 
 
 def laid_out(name: str, source: Path, out: Path) -> Path:

@@ -21,15 +21,11 @@ Letters: T tokens, M rows, D width, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from foretoken.drafting.logistic import Logistic, LogisticConfig, LogisticHead
-from foretoken.models.fingerprint import fingerprint, fingerprint_of
-from foretoken.models.language_model import LanguageModel
-from foretoken.models.load import load_config, source_of
+from foretoken.drafting.logistic import LogisticConfig, LogisticHead
 
 FEATURES = ("pre", "drawn", "post")
 FACTS = ("log_q", "entropy", "margin")
@@ -120,31 +116,3 @@ class SprinterHead(LogisticHead):
         x_MD[:, of_log_q] = 0.0
         log_q_MV = q_MV.log().clamp(min=_LEAST_LOG).double()
         return torch.sigmoid((x_MD @ weight_D + self.unit.bias)[:, None] + weight_D[of_log_q] * log_q_MV).float()
-
-    @classmethod
-    def random(
-        cls,
-        target: LanguageModel,
-        *,
-        draft: str = "zoo:draft",
-        feature: str = "pre",
-        bias: float = 0.0,
-        spread: float = 0.1,
-        seed: int = 3,
-    ) -> SprinterHead:
-        """Return an untrained head.
-
-        Args:
-            draft: the draft model of its pair.
-            feature: its input.
-            bias, spread, seed: b, the standard deviation of w, and the seed of w.
-        """
-        config = HeadConfig(
-            feature=feature,
-            width=load_config(draft).get_text_config(decoder=True).hidden_size,
-            target=target.name,
-            target_fingerprint=fingerprint_of(target.source),
-            draft=draft,
-            draft_fingerprint=fingerprint(Path(source_of(draft))),
-        )
-        return cls(config, Logistic.random(config.num_inputs, bias=bias, spread=spread, seed=seed))

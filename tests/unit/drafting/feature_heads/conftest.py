@@ -11,6 +11,7 @@ from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.feature_heads import save_tiny
 from helpers.pairs import DTYPES, HEADS
+from helpers.untrained import random_part
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def runners(models: dict[str, LanguageModel]) -> dict[tuple[str, str, bool], Run
     found = {}
     for name, (kind, fields) in HEADS.items():
         for dtype, model in models.items():
-            head: LayeredNetwork = kind.random(model, **fields)
+            head: LayeredNetwork = random_part(kind, model, **fields)
             found[name, dtype, True] = Runner(model, head)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(runner, "TABLE_BYTES", 0)

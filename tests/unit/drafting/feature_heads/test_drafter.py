@@ -29,6 +29,7 @@ from helpers.adapters import shelf
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import untrained
 from helpers.zoo_llms import assert_idle, with_config
 
 SHAPES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
@@ -55,7 +56,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 def drafter_of(model: LanguageModel, shape: str) -> Any:
     kind, part, fields, options = SHAPES[shape]
     place = Path(shelf(), f"head-{id(model)}-{shape}")
-    return kind(kind.Config(head=part.untrained(model, place, **fields), **options), model)
+    return kind(kind.Config(head=untrained(part, model, place, **fields), **options), model)
 
 
 class Kept:
@@ -123,7 +124,7 @@ def test_the_cache_is_what_reading_the_text_anew_makes_of_it(
 
 @pytest.mark.parametrize("options", [{}, {"tree": True, "width": 2}], ids=["chain", "tree"])
 def test_no_path_exceeds_the_requested_length(options: dict[str, Any], model: LanguageModel, tmp_path: Path) -> None:
-    head = Eagle.untrained(model, tmp_path)
+    head = untrained(Eagle, model, tmp_path)
     drafter = EagleDrafter(EagleDrafter.Config(head=head, max_depth=2, **options), model)
     propose, longest = drafter.propose, list[int]()
 
@@ -149,7 +150,7 @@ READS: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any]]] = {
 def test_drafts_follow_from_the_target_s_states(shape: str, model: LanguageModel, tmp_path: Path) -> None:
     """Every node's chance is what training's columns give its token: the same depths, norm, tokens and ids."""
     kind, part, fields, options = READS[shape]
-    drafter = kind(kind.Config(head=part.untrained(model, tmp_path, **fields), **options), model)
+    drafter = kind(kind.Config(head=untrained(part, model, tmp_path, **fields), **options), model)
     head, propose, asked = part.load(tmp_path), drafter.propose, list[tuple[list[int], Any]]()
 
     def listening(contexts: Sequence[Any], budgets: Sequence[Any]) -> Any:

@@ -21,6 +21,7 @@ from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load, load_as_is
 from helpers.tiny_models import save_model
+from helpers.untrained import random_part
 
 LAYERS = 7
 
@@ -67,14 +68,14 @@ def train(network: Any, target: LanguageModel, **other: Any) -> Any:
 @pytest.fixture(scope="module")
 def eagle(target: LanguageModel) -> Eagle:
     """A head over the layers (3, 4, 5) with a normed residual; without ids it would be over (2, 3, 4)."""
-    return train(Eagle.random(target, depths=(3, 4, 5), norm_before_residual=True), target)
+    return train(random_part(Eagle, target, depths=(3, 4, 5), norm_before_residual=True), target)
 
 
 @pytest.fixture(scope="module")
 def dflash(target: LanguageModel) -> DFlash:
     """A head over layer 3 and the normed state after the last layer, with embeddings times 8."""
     block = {"layers": 1, "rows": 4, "windows": (), "causal": (False,), "anchor_predicts": True}
-    head = DFlash.random(target, depths=(3, LAYERS), final_norm=True, embedding_scale=8.0, **block)
+    head = random_part(DFlash, target, depths=(3, LAYERS), final_norm=True, embedding_scale=8.0, **block)
     return train(head, target, embedding_scale=1.0)
 
 
@@ -149,7 +150,7 @@ def test_a_head_of_other_weights_drafts_where_it_agrees(eagle: Eagle, target: La
     found, said = compared(head, target, True)
     assert found.config == head.config
     assert re.search(r"trained for other weights, those of '.*': its first drafts agree .* at 100 % of", said)
-    other = Eagle.random(target, depths=(3, 4, 5)).with_config(head.config)
+    other = random_part(Eagle, target, depths=(3, 4, 5)).with_config(head.config)
     with pytest.raises(MismatchError, match=r"trained for other weights.*agree with .* on less than 5 % of a text"):
         compared(other, target, True)
 

@@ -29,6 +29,7 @@ from helpers.golden import tokens_of
 from helpers.requests import make_request
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
+from helpers.untrained import random_part
 
 SLOTS = 4
 DEPTHS = (1, 2)
@@ -41,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 
 def network_of(model: LanguageModel, **fields: Any) -> BlockNetwork:
-    return BlockNetwork.random(model, **{"slots": SLOTS, "norm_heads": True, "depths": DEPTHS, **fields})
+    return random_part(BlockNetwork, model, **{"slots": SLOTS, "norm_heads": True, "depths": DEPTHS, **fields})
 
 
 def states_of(tokens: Sequence[int]) -> dict[int, Tensor]:

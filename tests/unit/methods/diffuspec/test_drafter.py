@@ -33,6 +33,7 @@ from foretoken.options.sampling import SamplingParams
 from helpers.requests import make_request
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
+from helpers.untrained import untrained
 from helpers.zoo_llms import PROMPTS as ZOO_PROMPTS
 from helpers.zoo_llms import greedy, with_config
 
@@ -50,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 def head(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A block network with a trigram model next to it."""
     folder = tmp_path_factory.mktemp("head")
-    BlockNetwork.untrained(model, folder, slots=SLOTS, norm_heads=True)
+    untrained(BlockNetwork, model, folder, slots=SLOTS, norm_heads=True)
     texts = [[(7 * i * i + seed) % VOCAB_SIZE for i in range(200)] for seed in range(20)]
     texts += [[5, 40, token, token, 57, 20] * 20 for token in (20, 57)]
     Trigram.fit(texts, VOCAB_SIZE).save(folder)

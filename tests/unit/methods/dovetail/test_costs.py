@@ -19,6 +19,7 @@ from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import untrained
 from helpers.zoo_llms import with_config
 
 ELBOW = CostTable(((1, 6.4e-3), (4, 6.7e-3), (8, 7.7e-3), (16, 11.5e-3), (32, 19.9e-3)))
@@ -125,7 +126,7 @@ def test_serving_takes_what_the_table_affords(
     table: CostTable, largest: int, model: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(costs, "measure", lambda target: table)
-    drafter = Watched(Watched.Config(head=Dovetail.untrained(model, tmp_path / "head")), model)
+    drafter = Watched(Watched.Config(head=untrained(Dovetail, model, tmp_path / "head")), model)
     llm = with_config({"method": drafter, "num_speculative_tokens": 31}, target=model)
     llm.generate([{"prompt_token_ids": tokens_of(1, 20, 100)}], SamplingParams(max_tokens=30, ignore_eos=True))
     assert drafter.largest == largest

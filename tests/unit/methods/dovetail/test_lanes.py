@@ -32,6 +32,7 @@ from helpers.adapters import shelf
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import random_part, untrained
 from helpers.zoo_llms import assert_idle, with_config
 
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -57,7 +58,7 @@ def texts(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
 
 
 def engine(model: LanguageModel, **options: Any) -> LLM:
-    folder = Dovetail.untrained(model, Path(shelf(), f"lanes-{id(model)}"), draft_vocab_size=60)
+    folder = untrained(Dovetail, model, Path(shelf(), f"lanes-{id(model)}"), draft_vocab_size=60)
     drafts = {"head": folder, "budget": "fixed", "width": 3, "max_depth": 3, "num_speculative_tokens": 6}
     return with_config({"method": "dovetail", **drafts, **options}, target=model, max_num_seqs=3, max_rows_per_step=24)
 
@@ -267,7 +268,7 @@ def test_a_request_that_is_cancelled_while_the_lane_reads_leaves_nothing(
 
 def test_rows_that_do_not_follow_are_not_read(model: LanguageModel) -> None:
     """A request with a gap in its rows or tokens gets no draft, and does not stop others."""
-    head = Dovetail.random(model, layers=1)
+    head = random_part(Dovetail, model, layers=1)
     side = remote_head.RemoteHead(DovetailDrafter.Config(), model, head)
     side.take(
         [

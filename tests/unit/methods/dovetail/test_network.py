@@ -30,6 +30,7 @@ from helpers.feature_heads import (
 )
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import random_part, untrained
 
 SHAPES: dict[str, dict[str, Any]] = {
     "one": {"layers": 1},
@@ -58,7 +59,7 @@ def drawn(rows: int, width: int = 64, seed: int = 0) -> Tensor:
 
 
 def gate_of(model: LanguageModel) -> GatedFusion:
-    return Dovetail.random(model, layers=1).fusion
+    return random_part(Dovetail, model, layers=1).fusion
 
 
 def test_the_gate_is_the_paper_s(model: LanguageModel) -> None:
@@ -93,7 +94,7 @@ def test_the_gate_s_limits(side: str, model: LanguageModel) -> None:
 
 def test_a_gate_that_is_swapped_is_seen(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: (1 - g) h1 + g h2."""
-    head, feature, token = Dovetail.random(model, layers=1), drawn(3), drawn(3, seed=1)
+    head, feature, token = random_part(Dovetail, model, layers=1), drawn(3), drawn(3, seed=1)
     with torch.no_grad():
         expected = head.fusion(feature, token)
         torch.testing.assert_close(head.enter(feature, token)[1], expected, rtol=1e-5, atol=1e-5)
@@ -107,21 +108,21 @@ def test_a_gate_that_is_swapped_is_seen(model: LanguageModel, monkeypatch: pytes
 @pytest.mark.parametrize("shape", SHAPES)
 def test_serving_and_training_compute_the_plain_forward(shape: str, tiny: Path) -> None:
     """And no wrong field of the description goes unseen."""
-    network = Dovetail.random(load(str(tiny), device="cpu"), **SHAPES[shape])
+    network = random_part(Dovetail, load(str(tiny), device="cpu"), **SHAPES[shape])
     assert_all_equal_the_plain_forward(network, tiny)
     assert_a_wrong_description_is_seen(network, tiny)
 
 
 def test_a_head_sees_as_far_as_it_was_trained_to(tiny: Path) -> None:
     """In all ways of serving; one that sees everything gives other logits."""
-    network = Dovetail.random(load(str(tiny), device="cpu"), layers=2, window=3)
+    network = random_part(Dovetail, load(str(tiny), device="cpu"), layers=2, window=3)
     assert_all_equal_the_plain_forward(network, tiny, trained=False)
-    far = Dovetail.random(load(str(tiny), device="cpu"), layers=2)
+    far = random_part(Dovetail, load(str(tiny), device="cpu"), layers=2)
     assert difference(read_text(far, tiny).logits, read_text(network, tiny).logits) > 1e-3
 
 
 def test_the_first_block_alone_has_no_norm_before_attention(model: LanguageModel) -> None:
-    names = set(Dovetail.random(model, layers=3).state_dict())
+    names = set(random_part(Dovetail, model, layers=3).state_dict())
     assert [f"layers.{number}.input_layernorm.weight" in names for number in range(3)] == [False, True, True]
     assert "norm.weight" not in names
     assert all(f"layers.{number}.post_attention_layernorm.weight" in names for number in range(3))
@@ -129,7 +130,7 @@ def test_the_first_block_alone_has_no_norm_before_attention(model: LanguageModel
 
 def test_a_head_begins_near_the_target_s_own_feature(model: LanguageModel) -> None:
     """What enters the blocks has the feature in it, as it is."""
-    head, feature = Dovetail.random(model, layers=1), drawn(64)
+    head, feature = random_part(Dovetail, model, layers=1), drawn(64)
     with torch.no_grad():
         mixed = head.enter(feature, 0 * feature)[1]
     slope = float((mixed * feature).sum() / feature.square().sum())
@@ -141,7 +142,7 @@ def test_a_head_begins_near_the_target_s_own_feature(model: LanguageModel) -> No
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_saved_part_is_loaded(shape: str, model: LanguageModel, tmp_path: Path) -> None:
-    head = Dovetail.random(model, **SHAPES[shape])
+    head = random_part(Dovetail, model, **SHAPES[shape])
     head.save(tmp_path)
     again = Dovetail.load(tmp_path)
     assert again.config == head.config
@@ -165,7 +166,7 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damaged_heads(kind: str, model: LanguageModel, tmp_path: Path) -> None:
-    folder = Path(Dovetail.untrained(model, tmp_path / "head", draft_vocab_size=40))
+    folder = Path(untrained(Dovetail, model, tmp_path / "head", draft_vocab_size=40))
     damage, error, message = DAMAGE[kind]
     damage(folder)
     with pytest.raises(error) as caught:
@@ -175,7 +176,7 @@ def test_damaged_heads(kind: str, model: LanguageModel, tmp_path: Path) -> None:
 
 
 def test_a_head_of_another_target(model: LanguageModel, tmp_path: Path) -> None:
-    folder = Dovetail.untrained(model, tmp_path / "head")
+    folder = untrained(Dovetail, model, tmp_path / "head")
     other = load(save_model("qwen2", tmp_path / "other"), device="cpu")
     with pytest.raises(MismatchError, match="train one with 'foretoken train dovetail --target"):
         compose.build({"method": "dovetail", "head": folder}, other)
@@ -192,14 +193,14 @@ def test_a_head_of_another_target(model: LanguageModel, tmp_path: Path) -> None:
     ids=str,
 )
 def test_options(options: dict[str, Any], message: str, model: LanguageModel, tmp_path: Path) -> None:
-    folder = Dovetail.untrained(model, tmp_path / "head")
+    folder = untrained(Dovetail, model, tmp_path / "head")
     with pytest.raises(ConfigError) as caught:
         compose.build({"method": "dovetail", "head": folder, **options}, model)
     assert message in str(caught.value)
 
 
 def test_sizes_that_cannot_be(model: LanguageModel) -> None:
-    fields = vars(Dovetail.random(model).config)
+    fields = vars(random_part(Dovetail, model).config)
     for name, value in (("layers", 99), ("layers", "two"), ("fusion", 3)):
         with pytest.raises(ValueError, match=name):
             DovetailConfig(**{**fields, name: value})

@@ -44,6 +44,7 @@ from helpers.feature_heads import (
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import random_part, untrained
 from helpers.zoo_llms import PROMPTS, base, prompt_ids, target, with_config
 
 LLAMA3 = {  # of Llama 3.1, but for a context in which a few positions show it
@@ -74,7 +75,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_serving_and_training_compute_the_plain_forward(shape: str, tiny: Path) -> None:
     """And no wrong field of the description goes unseen."""
-    network = Eagle.random(load(str(tiny), device="cpu"), **SHAPES[shape])
+    network = random_part(Eagle, load(str(tiny), device="cpu"), **SHAPES[shape])
     assert_all_equal_the_plain_forward(network, tiny)
     assert_a_wrong_description_is_seen(network, tiny)
 
@@ -83,7 +84,7 @@ def test_serving_and_training_compute_the_plain_forward(shape: str, tiny: Path) 
 def test_tables_of_its_own_are_used(algorithm: str, tiny: Path) -> None:
     """Embedding and LM head. Planted: the target's embedding, or its LM head, in place of its own."""
     model = load(str(tiny), device="cpu")
-    shared = Eagle.random(model, algorithm=algorithm)
+    shared = random_part(Eagle, model, algorithm=algorithm)
     network = shared.with_rows_of(model.model)
     with torch.no_grad():
         assert network.lm_head is not None
@@ -104,7 +105,7 @@ def test_tables_of_its_own_are_used(algorithm: str, tiny: Path) -> None:
 def test_the_first_pair_by_hand(shape: str, tiny: Path) -> None:
     """The definition of both networks, written out for a pair that sees itself only."""
     model = load(str(tiny), device="cpu")
-    head = Eagle.random(model, **SHAPES[shape])
+    head = random_part(Eagle, model, **SHAPES[shape])
     config, weights = head.config, head.state_dict()
     f, e = torch.randn(2, head.fc.in_features, generator=torch.Generator().manual_seed(2))
     f, e = (f, e[:64]) if config.algorithm == "eagle3" else (f[:64], e[:64])
@@ -134,7 +135,7 @@ def test_positions_count_only_by_their_distance(tiny: Path) -> None:
     distribution.
     """
     model = load(str(tiny), device="cpu")
-    head = Eagle.random(model, draft_vocab_size=40)
+    head = random_part(Eagle, model, draft_vocab_size=40)
     run, g_TW, found = Runner(model, head), torch.randn(5, 64, generator=torch.Generator().manual_seed(1)), []
     for places in (range(5), range(7, 12), (0, 1, 2, 3, 9)):
         cache, batch = KVCache(1, 1, 64), PackedBatch()
@@ -152,12 +153,12 @@ def test_positions_count_only_by_their_distance(tiny: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A good head of the target, with a vocabulary of its own."""
-    return Path(Eagle.untrained(target(), tmp_path / "head", draft_vocab_size=512))
+    return Path(untrained(Eagle, target(), tmp_path / "head", draft_vocab_size=512))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_saved_part_is_loaded(shape: str, tiny: Path, tmp_path: Path) -> None:
-    head = Eagle.random(load(str(tiny), device="cpu"), **SHAPES[shape])
+    head = random_part(Eagle, load(str(tiny), device="cpu"), **SHAPES[shape])
     head.save(tmp_path)
     again = Eagle.load(tmp_path)
     assert again.config == head.config
@@ -266,7 +267,7 @@ def test_neutral_values_of_unsupported_fields_change_nothing(folder: Path) -> No
 
 def test_the_layers_that_an_older_folder_counts_are_its_targets(tmp_path: Path) -> None:
     """Of EAGLE-1/2 one layer is built whatever the config says: it may be the whole target's."""
-    folder = Path(Eagle.untrained(target(), tmp_path / "head", algorithm="eagle"))
+    folder = Path(untrained(Eagle, target(), tmp_path / "head", algorithm="eagle"))
     edit_block(num_hidden_layers=12)(folder)
     compose.build({"method": "eagle", "head": str(folder)}, target())
     edit(transformer_layer_architecture="GemmaDecoderLayer")(folder)
@@ -292,7 +293,7 @@ def test_what_we_write_says_what_the_schema_wants(folder: Path) -> None:
 @pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])
 def test_llama_3_s_positions_are_those_of_the_library(place: str, tmp_path: Path) -> None:
     """In either place where a folder says them; and a folder of ours says them again."""
-    folder = Path(Eagle.untrained(target(), tmp_path / "head"))
+    folder = Path(untrained(Eagle, target(), tmp_path / "head"))
     plain = Eagle.load(folder).rates()[0]
     said = {place: {**LLAMA3, "rope_theta": 10000.0}}
     edit_block(**{"rope_parameters": ..., **said})(folder)

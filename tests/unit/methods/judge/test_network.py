@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.tree import TokenTree
-from foretoken.drafting.logistic import Logistic
 from foretoken.forward import anatomy
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint
@@ -24,6 +23,7 @@ from foretoken_lab.judge.labels import Marked, read_states
 from foretoken_lab.testing import Stub
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import random_unit
 from helpers.zoo_llms import ids, with_config
 
 PROMPT, DRAFTED = [1, 7, 30, 12], [11, 52, 33, 74, 25]
@@ -39,7 +39,7 @@ def head_of(folder: Path, *, normed: bool = True) -> JudgeHead:
     config = JudgeConfig(
         width=64, threshold=0.5, normed=normed, target=str(folder), target_fingerprint=fingerprint(folder)
     )
-    return JudgeHead(config, Logistic.random(64, bias=0.0, spread=0.3, seed=5))
+    return JudgeHead(config, random_unit(64, bias=0.0, spread=0.3, seed=5))
 
 
 def paper(folder: Path, judge: JudgeHead, tokens: Sequence[int]) -> Tensor:

@@ -25,6 +25,7 @@ from helpers.adapters import OracleHead
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, save_model
+from helpers.untrained import random_part, untrained
 from helpers.zoo_llms import target
 
 
@@ -35,7 +36,7 @@ def build(**settings: Any) -> Any:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A good adapter of the target, leaving after layer 2."""
-    return Path(Adapter.untrained(target(), tmp_path / "adapter", exit_layer=2))
+    return Path(untrained(Adapter, target(), tmp_path / "adapter", exit_layer=2))
 
 
 def test_the_good_adapter_is_taken(folder: Path) -> None:
@@ -167,7 +168,7 @@ def test_damaged_adapters(kind: str, folder: Path) -> None:
 
 def test_an_adapter_of_another_model(tmp_path: Path) -> None:
     other = load(save_model("llama", tmp_path / "other"), device="cpu")
-    place = Adapter.untrained(other, tmp_path / "adapter", exit_layer=1)
+    place = untrained(Adapter, other, tmp_path / "adapter", exit_layer=1)
     with pytest.raises(MismatchError, match=r"was trained for .*other.*not for"):
         build(method="kangaroo", adapter=place)
 
@@ -261,22 +262,22 @@ every_implementation = pytest.mark.parametrize("implementation", ["native", "tor
 def test_packed_rows_are_the_paper_s_forward(name: str, implementation: str, tmp_path: Path) -> None:
     """``Adapter.forward``, which training runs as it is."""
     model = load(save_model(name, tmp_path), device="cpu")
-    assert difference(model, Adapter.random(model, exit_layer=1), implementation) < 1e-5
+    assert difference(model, random_part(Adapter, model, exit_layer=1), implementation) < 1e-5
 
 
 @every_implementation
 def test_a_planted_fault_is_far_from_the_paper_s_forward(implementation: str, tmp_path: Path) -> None:
     model = load(save_model("llama", tmp_path), device="cpu")
-    adapter = Adapter.random(model, exit_layer=1)
+    adapter = random_part(Adapter, model, exit_layer=1)
     assert difference(model, adapter, implementation, late=1) > 1e-3
     for name in ("norm_in.weight", "norm_out.weight", "o_proj.weight"):
-        wrong = Adapter.random(model, exit_layer=1)
+        wrong = random_part(Adapter, model, exit_layer=1)
         wrong.state_dict()[name].mul_(1.01)
         assert difference(model, adapter, implementation, served=wrong) > 1e-3, name
 
 
 def test_a_saved_adapter_is_the_same_in_bfloat16(folder: Path) -> None:
-    original, loaded = Adapter.random(target(), exit_layer=2), Adapter.load(folder)
+    original, loaded = random_part(Adapter, target(), exit_layer=2), Adapter.load(folder)
     assert loaded.config == original.config
     assert not loaded.training
     for (name, ours), (other, theirs) in zip(loaded.state_dict().items(), original.state_dict().items(), strict=True):
@@ -290,7 +291,7 @@ def test_a_saved_adapter_is_the_same_in_bfloat16(folder: Path) -> None:
 @pytest.mark.parametrize("good", [1, 3])
 def test_the_adapter_that_agrees_is_chosen(good: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of three knows what the target will say; times are made equal, so that no clock decides."""
-    adapters = {depth: Adapter.random(target(), exit_layer=depth) for depth in (1, 2, 3)}
+    adapters = {depth: random_part(Adapter, target(), exit_layer=depth) for depth in (1, 2, 3)}
 
     def head_of(model: Any, adapter: Adapter) -> Any:
         if adapter.config.exit_layer != good:
@@ -312,7 +313,7 @@ def test_the_adapter_that_agrees_is_chosen(good: int, monkeypatch: pytest.Monkey
 
 def test_auto_measures_the_available_adapters(tmp_path: Path) -> None:
     for depth in (1, 2):
-        Adapter.untrained(target(), tmp_path / f"exit-{depth}", exit_layer=depth)
+        untrained(Adapter, target(), tmp_path / f"exit-{depth}", exit_layer=depth)
     drafter = build(method="kangaroo", adapter=str(tmp_path), exit_layer="auto")
     assert f"exit_layer={drafter.exit_layer} measured best" in drafter.explanation
     assert build(method="kangaroo", adapter=str(tmp_path)).exit_layer == 1  # an eighth of eight layers
@@ -321,7 +322,7 @@ def test_auto_measures_the_available_adapters(tmp_path: Path) -> None:
 
 def test_tokens_of_a_text_do_not_matter_to_the_adapter() -> None:
     """Only hidden states, positions and segments do: drafters feed zeros."""
-    head = AdapterRunner(target(), Adapter.random(target(), exit_layer=1))
+    head = AdapterRunner(target(), random_part(Adapter, target(), exit_layer=1))
     f_TD = torch.randn(5, target().config.hidden_size, generator=torch.Generator().manual_seed(1))
     found = []
     for tokens in ([0] * 5, tokens_of(1, 5, 100)):

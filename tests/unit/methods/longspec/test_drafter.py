@@ -22,6 +22,7 @@ from helpers.drafters import Crashing
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import untrained
 from helpers.zoo_llms import assert_idle, with_config
 
 WINDOW = 20
@@ -34,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
     sizes = {"head_dim": 32, "intermediate_size": 128, "max_position_embeddings": 2048}
     place = tmp_path_factory.mktemp("model")
     found = load(save_model("llama_rope_yarn", place, **sizes), device="cpu")
-    LongSpec.untrained(found, place / "longspec", window=WINDOW)
+    untrained(LongSpec, found, place / "longspec", window=WINDOW)
     return found
 
 
@@ -190,7 +191,7 @@ def test_a_beam_has_the_widths_of_the_paper(model: LanguageModel) -> None:
 
 
 def test_a_head_next_to_the_weights_is_found_and_a_folder_is_accepted(model: LanguageModel, tmp_path: Path) -> None:
-    LongSpec.untrained(model, tmp_path, window=WINDOW, levels=2)
+    untrained(LongSpec, model, tmp_path, window=WINDOW, levels=2)
     assert LongSpecDrafter(LongSpecDrafter.Config(head=str(tmp_path)), model)._depth == 2
     assert LongSpecDrafter(LongSpecDrafter.Config(), model)._depth == 5
 
@@ -207,7 +208,7 @@ def test_a_head_drafts_for_a_model_grown_from_its_target(
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 128}
     folder = save_model(family, tmp_path / "original", **sizes)
     original = load(str(folder), device="cpu")
-    LongSpec.untrained(original, folder / "longspec", window=WINDOW)
+    untrained(LongSpec, original, folder / "longspec", window=WINDOW)
     wide = load(f"grown:{folder}:0.6m", device="cpu")
     assert wide.num_layers > original.num_layers
     found = []

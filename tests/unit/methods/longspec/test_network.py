@@ -35,6 +35,7 @@ from helpers.golden import Session, tokens_of
 from helpers.requests import make_request
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import random_part, untrained
 
 WINDOW, LEVELS, PROMPT = 6, 4, 40
 SHAPES: dict[str, dict[str, Any]] = {"chain": {}, "tree": {"tree": True, "width": 4}}
@@ -48,7 +49,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def head(model: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("head")
-    return Path(LongSpec.untrained(model, place, window=WINDOW, levels=LEVELS))
+    return Path(untrained(LongSpec, model, place, window=WINDOW, levels=LEVELS))
 
 
 class Drafting:
@@ -294,7 +295,7 @@ def test_the_angles_are_the_target_s(model: LanguageModel) -> None:
 def test_targets_that_do_not_fit_are_refused(family: str, message: str, tmp_path: Path) -> None:
     target = load(save_model(family, tmp_path), device="cpu")
     with pytest.raises(UnsupportedArchitecture, match=message):
-        LongSpec.random(target)
+        random_part(LongSpec, target)
     with pytest.raises(UnsupportedArchitecture, match=message):  # before a head is missed
         LongSpecDrafter(LongSpecDrafter.Config(), target)
 
@@ -306,7 +307,7 @@ def test_the_last_layer_of_full_attention_is_read(tmp_path: Path) -> None:
 
 def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ours, other = (load(save_model("llama", tmp_path / str(seed), seed=seed), device="cpu") for seed in range(2))
-    LongSpec.untrained(other, tmp_path / "head", window=WINDOW)
+    untrained(LongSpec, other, tmp_path / "head", window=WINDOW)
     with pytest.raises(MismatchError, match="train one with 'foretoken train longspec --target"):
         find(LongSpec, str(tmp_path / "head"), ours)
     with pytest.raises(ModelError, match=r"no LongSpec head for .* make one with 'foretoken train longspec"):
@@ -343,7 +344,7 @@ def damage(place: Path, what: str) -> None:
 )
 def test_damaged_folders_are_named(what: str, kind: Any, message: str, tmp_path: Path) -> None:
     target = load(save_model("llama", tmp_path / "model"), device="cpu")
-    LongSpec.untrained(target, tmp_path / "head", window=WINDOW)
+    untrained(LongSpec, target, tmp_path / "head", window=WINDOW)
     damage(tmp_path / "head", what)
     with pytest.raises(kind, match=message):
         LongSpecDrafter(LongSpecDrafter.Config(head=str(tmp_path / "head")), target)
@@ -366,7 +367,7 @@ def test_bad_options_are_named(options: dict[str, Any]) -> None:
 
 def test_nothing_is_drafted_where_the_head_was_never_trained(model: LanguageModel, tmp_path: Path) -> None:
     """Positions beyond those of the training: a draft ends before them."""
-    place = Path(LongSpec.untrained(model, tmp_path, window=WINDOW, levels=LEVELS, max_length=PROMPT + 2))
+    place = Path(untrained(LongSpec, model, tmp_path, window=WINDOW, levels=LEVELS, max_length=PROMPT + 2))
     assert len(Drafting(model, place).draft()) == 2
     assert len(Drafting(model, place, length=PROMPT + 2).draft()) == 0
 

@@ -34,6 +34,7 @@ from helpers.adapters import shelf
 from helpers.stores import stored
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import untrained
 from helpers.zoo_llms import PROMPTS, greedy, ids, with_config
 
 TOKENS = [20, 57, 33]
@@ -272,7 +273,7 @@ def test_a_source_that_raises_ends_its_own_request_only(pair, store):
 def test_an_eagle_head_is_fused_and_continues_after_retrieved_tokens(store, tmp_path):
     sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
     model = load(str(save_model("llama", tmp_path / "model", **sizes)), device="cpu")
-    head = Eagle.untrained(model, Path(tmp_path, "head"), draft_vocab_size=60)
+    head = untrained(Eagle, model, Path(tmp_path, "head"), draft_vocab_size=60)
     documents = [PROMPT * 3]
     out = tmp_path / "store"
     build(

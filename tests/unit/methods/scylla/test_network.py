@@ -34,6 +34,7 @@ from helpers.feature_heads import (
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import random_part, untrained
 from helpers.zoo_llms import target
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -57,23 +58,23 @@ def model(tiny: Path) -> LanguageModel:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_serving_and_training_compute_the_plain_forward(shape: str, tiny: Path) -> None:
     """And no wrong field of the description goes unseen."""
-    network = Scylla.random(load(str(tiny), device="cpu"), **SHAPES[shape])
+    network = random_part(Scylla, load(str(tiny), device="cpu"), **SHAPES[shape])
     assert_all_equal_the_plain_forward(network, tiny)
     assert_a_wrong_description_is_seen(network, tiny)
 
 
 def test_a_head_sees_as_far_as_it_was_trained_to(tiny: Path) -> None:
     """In all ways of serving; one that sees everything gives other logits."""
-    network = Scylla.random(load(str(tiny), device="cpu"), layers=2, window=3)
+    network = random_part(Scylla, load(str(tiny), device="cpu"), layers=2, window=3)
     assert_all_equal_the_plain_forward(network, tiny, trained=False)
-    far = Scylla.random(load(str(tiny), device="cpu"), layers=2)
+    far = random_part(Scylla, load(str(tiny), device="cpu"), layers=2)
     assert difference(read_text(far, tiny).logits, read_text(network, tiny).logits) > 1e-3
 
 
 @torch.inference_mode()
 def test_the_first_pair_by_hand(model: LanguageModel) -> None:
     """fc([e; f]), layers with both norms, the final norm: written out for a pair that sees itself only."""
-    head = Scylla.random(model, layers=2)
+    head = random_part(Scylla, model, layers=2)
     config, weights = head.config, head.state_dict()
     f, e = torch.randn(2, config.width, generator=torch.Generator().manual_seed(2))
     x = weights["fc.weight"] @ torch.cat([e, f])
@@ -87,8 +88,8 @@ def test_the_first_pair_by_hand(model: LanguageModel) -> None:
 
 def test_every_layer_counts(model: LanguageModel) -> None:
     """Planted: the second layer left out is another distribution."""
-    head = Scylla.random(model, layers=2)
-    less = Scylla.random(model, layers=1)
+    head = random_part(Scylla, model, layers=2)
+    less = random_part(Scylla, model, layers=1)
     less.load_state_dict({name: each for name, each in head.state_dict().items() if "layers.1" not in name})
     g_TW, found = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)), []
     for each in (head, less):
@@ -102,7 +103,7 @@ def test_every_layer_counts(model: LanguageModel) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_saved_part_is_loaded(shape: str, model: LanguageModel, tmp_path: Path) -> None:
-    head = Scylla.random(model, **SHAPES[shape])
+    head = random_part(Scylla, model, **SHAPES[shape])
     head.save(tmp_path)
     again = Scylla.load(tmp_path)
     assert again.config == head.config
@@ -145,7 +146,7 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damaged_heads(kind: str, model: LanguageModel, tmp_path: Path) -> None:
-    folder = Path(Scylla.untrained(model, tmp_path / "head", draft_vocab_size=40))
+    folder = Path(untrained(Scylla, model, tmp_path / "head", draft_vocab_size=40))
     damage, error, message = DAMAGE[kind]
     damage(folder)
     with pytest.raises(error) as caught:
@@ -156,7 +157,7 @@ def test_damaged_heads(kind: str, model: LanguageModel, tmp_path: Path) -> None:
 
 def test_an_untrained_head_scales_small_embeddings_up() -> None:
     """What an untrained head mixes in of a token is 0.3 / sqrt(2) large, whatever the size of the embeddings."""
-    head = Scylla.random(target())
+    head = random_part(Scylla, target())
     table_VW = head.embedding_of(target().model).detach().float()
     mixed_VW = head.enter(torch.zeros_like(table_VW), table_VW)[1].detach()
     assert float(table_VW.std()) < 0.1
@@ -164,7 +165,7 @@ def test_an_untrained_head_scales_small_embeddings_up() -> None:
 
 
 def test_a_rope_theta_beyond_64_bit_integers_gives_finite_frequencies(model: LanguageModel, tmp_path: Path) -> None:
-    folder = Path(Scylla.untrained(model, tmp_path / "head"))
+    folder = Path(untrained(Scylla, model, tmp_path / "head"))
     edit(rope_theta=10**20)(folder)
     compose.build({"method": "scylla", "head": str(folder)}, model)
     head = Scylla.load(folder)
@@ -179,7 +180,7 @@ def test_a_missing_head_is_refused_with_its_command(model: LanguageModel) -> Non
 
 
 def test_a_head_of_another_target(model: LanguageModel, tmp_path: Path) -> None:
-    folder = Scylla.untrained(model, tmp_path / "head")
+    folder = untrained(Scylla, model, tmp_path / "head")
     other = load(save_model("qwen2", tmp_path / "other"), device="cpu")
     with pytest.raises(MismatchError, match="train one with 'foretoken train scylla --target"):
         compose.build({"method": "scylla", "head": folder}, other)
@@ -197,7 +198,7 @@ def test_a_head_of_another_target(model: LanguageModel, tmp_path: Path) -> None:
     ids=str,
 )
 def test_options(options: dict[str, Any], message: str, model: LanguageModel, tmp_path: Path) -> None:
-    folder = Scylla.untrained(model, tmp_path / "head")
+    folder = untrained(Scylla, model, tmp_path / "head")
     with pytest.raises(ConfigError) as caught:
         compose.build({"method": "scylla", "head": folder, **options}, model)
     assert message in str(caught.value)

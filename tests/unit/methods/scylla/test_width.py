@@ -20,6 +20,7 @@ from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import untrained
 from helpers.zoo_llms import with_config
 
 
@@ -31,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
 
 @pytest.fixture
 def head(model: LanguageModel, tmp_path: Path) -> Path:
-    return Path(Scylla.untrained(model, tmp_path / "head", layers=2))
+    return Path(untrained(Scylla, model, tmp_path / "head", layers=2))
 
 
 def write(folder: Path, model: LanguageModel, table: Any, **changes: Any) -> None:

@@ -18,6 +18,7 @@ from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
 from helpers.adapters import shelf
 from helpers.tiny_models import save_model
+from helpers.untrained import untrained
 from helpers.zoo_llms import PROMPTS, greedy, ids, with_config
 
 TOKENS = [20, 57, 33]
@@ -156,7 +157,7 @@ def test_an_eagle_head_continues_after_copied_tokens(tmp_path):
     """Its rows are those of a head that has read the same text plainly: no copy is missing among them."""
     sizes = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128}
     model = load(str(save_model("llama", tmp_path / "model", **sizes)), device="cpu")
-    settings = {"model": Eagle.untrained(model, tmp_path / "head", draft_vocab_size=60)}
+    settings = {"model": untrained(Eagle, model, tmp_path / "head", draft_vocab_size=60)}
     llm = with_config({"method": "suffix_first", "num_speculative_tokens": 4, **settings}, target=model)
     inner, drafted = drafter_of(llm)._inner, []
     propose = inner.propose

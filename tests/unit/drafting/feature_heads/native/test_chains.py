@@ -28,6 +28,7 @@ from helpers.golden import tokens_of
 from helpers.pairs import DTYPES, HEADS, Hashed, Read
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import save_model
+from helpers.untrained import random_part, untrained
 from helpers.zoo_llms import with_config
 
 
@@ -125,7 +126,7 @@ def test_tokens_are_foreseen_as_they_will_be_drawn(vocab_size: int, tmp_path: Pa
     """Pass by pass the column that the stream then draws, of one block and of several; the stream itself stays."""
     options = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 128, "vocab_size": vocab_size}
     model = load(str(save_model("llama", tmp_path, **options)), dtype="bfloat16", device="cpu")
-    run, others = Runner(model, Eagle.random(model)), 0
+    run, others = Runner(model, random_part(Eagle, model)), 0
     for seed in range(8):
         streams, temperature = Streams(seed), 0.4 + 0.2 * seed
         before = streams.generator("draft").get_state()
@@ -148,7 +149,7 @@ def test_drafts_are_those_of_one_pass_after_the_other(
 ) -> None:
     """Tokens, confidences and calls of the stop rule, in a batch; whatever was prefetched."""
     model = models["bfloat16"]
-    place = Eagle.untrained(model, tmp_path / "head", draft_vocab_size=60)
+    place = untrained(Eagle, model, tmp_path / "head", draft_vocab_size=60)
     found: list[Any] = []
     forwards, forward = list[int](), Runner.forward
 

@@ -27,6 +27,7 @@ from foretoken.options.sampling import SamplingParams
 from helpers.golden import tokens_of
 from helpers.pairs import DTYPES, HEADS, Hashed, Read
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
+from helpers.untrained import random_part, untrained
 from helpers.zoo_llms import with_config
 
 
@@ -114,7 +115,7 @@ def test_a_tree_is_that_of_its_levels(
 
 def test_of_equal_paths_the_elder_stands(models: dict[str, LanguageModel]) -> None:
     """Every token has a twin of the same rows, so that all paths come in equal pairs, and budgets cut through them."""
-    head = Eagle.random(models["float32"]).with_rows_of(models["float32"].model)
+    head = random_part(Eagle, models["float32"]).with_rows_of(models["float32"].model)
     assert head.lm_head is not None
     assert head.embed_tokens is not None
     with torch.no_grad():
@@ -136,7 +137,7 @@ def test_drafts_are_those_of_one_level_after_the_other(
 ) -> None:
     """Tokens, parents, confidences and calls of the stop rule, in a batch."""
     model = models["bfloat16"]
-    place = Eagle.untrained(model, tmp_path / "head", **({"draft_vocab_size": 60} if case == "few tokens" else {}))
+    place = untrained(Eagle, model, tmp_path / "head", **({"draft_vocab_size": 60} if case == "few tokens" else {}))
     found: list[Any] = []
     at_once, grow = list[int](), NativeNetwork.trees
 
@@ -179,14 +180,14 @@ def test_drafts_are_those_of_one_level_after_the_other(
 
 def test_logits_that_are_no_numbers_end_a_request(models: dict[str, LanguageModel], tmp_path: Path) -> None:
     model = models["float32"]
-    head = Eagle.random(model)
+    head = random_part(Eagle, model)
     with torch.no_grad():
         head.norm.weight[3] = torch.nan
     run = Runner(model, head)
     read = Read(run, [3], [2], 1)
     (tree,) = run.several.trees(read.first, read.cache, read.g_TW, extents=[Extent(5, 3, 0.0)], width=4, top=4)
     assert (tree.damaged, list(tree.tokens)) == (True, [])
-    drafter = EagleDrafter(EagleDrafter.Config(head=Eagle.untrained(model, tmp_path / "head"), tree=True), model)
+    drafter = EagleDrafter(EagleDrafter.Config(head=untrained(Eagle, model, tmp_path / "head"), tree=True), model)
     drafter._runner = run
     llm = with_config({"method": drafter, "num_speculative_tokens": 5}, target=model)
     (output,) = llm.generate(
