@@ -19,7 +19,9 @@ from foretoken.forward.quantised_experts import QuantisedExperts  # noqa: E402
 from foretoken.forward.quantised_weight import QuantisedLinear  # noqa: E402
 from foretoken.models.gguf.families import FAMILIES  # noqa: E402
 from foretoken.models.gguf.library import MAPPED  # noqa: E402
-from foretoken.models.load import load_as_is  # noqa: E402
+from foretoken.models.load import load, load_as_is  # noqa: E402
+from foretoken.native import build  # noqa: E402
+from foretoken.native.packing import TiledLinear  # noqa: E402
 from helpers import gguf_files  # noqa: E402
 from helpers.tiny_models import randomise  # noqa: E402
 
@@ -245,9 +247,23 @@ def test_the_engine_serves_a_quantised_file(name: str, tmp_path: Path) -> None:
         for _ in range(6):
             ids = torch.cat([ids, read(ids).logits[:, -1:].argmax(-1)], dim=1)
     llm = LLM(str(path), dtype="float32", kv_cache_dtype="float32", speculative_config={"method": "suffix"})
+    assert (llm.target.native_decoder is None) == (build.library() is None)
     params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     (out,) = llm.generate([{"prompt_token_ids": IDS[0].tolist()}], params)
     assert out.token_ids == ids[0, IDS.shape[1] :].tolist()
+
+
+@pytest.mark.skipif("qwen35" not in MAPPED or build.library() is None, reason="needs transformers 5.23, and a compiler")
+def test_steps_of_delta_nets_may_stay_dense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of few bits keep these few rows as they were: native code has them after the quantised ones."""
+    case = CASES["qwen35"]
+    model = original(case)
+    monkeypatch.setattr(gguf_files, "PLAIN", (*gguf_files.PLAIN, "ssm_alpha", "ssm_beta"))
+    read = load(gguf_files.save(model, tmp_path / "x.gguf", kind="Q4_0", fields=case.fields), dtype="float32")
+    mixer = read.model.model.layers[0].linear_attn
+    assert type(mixer.in_proj_a) is torch.nn.Linear
+    assert read.native_decoder is not None
+    assert isinstance(mixer.in_proj_qkv, TiledLinear)
 
 
 @pytest.mark.parametrize("field", ["attn_logit_softcapping", "final_logit_softcapping", "rope.freq_base_swa"])

@@ -16,25 +16,26 @@ from foretoken.forward.span import Span
 from foretoken.forward.ssm.state import HybridCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.native import build
 from foretoken.native.states import depth_first
 from foretoken.native.team import Team
 from helpers.adapters import shelf
 from helpers.golden import PARENTS, Session, tokens_of
-from helpers.tiny_models import STATE_SPACE, VOCAB_SIZE, save_model
+from helpers.tiny_models import VOCAB_SIZE, save_model
 
 TEXT = tokens_of(1, 90, VOCAB_SIZE)
+pytestmark = pytest.mark.skipif(build.library() is None, reason="there is no compiled decoder on this machine")
 
 
 @cache
 def model(name: str) -> LanguageModel:
-    place = str(save_model(name, shelf() / f"states_{name}")) if name in STATE_SPACE else f"zoo:{name}"
+    place = name if name.startswith("zoo:") else str(save_model(name, shelf() / f"states_{name}"))
     found = load(place, dtype="bfloat16", device="cpu")
-    if found.native_decoder is None:
-        pytest.skip("there is no compiled decoder on this machine")
+    assert found.native_decoder is not None
     return found
 
 
-@pytest.fixture(params=["mamba", "hybrid", "falcon_h1", "falcon_h1_norm", "nemotron_h_dense"])
+@pytest.fixture(params=["zoo:mamba", "zoo:hybrid", "falcon_h1", "falcon_h1_norm", "nemotron_h_dense", "qwen3_next"])
 def target(request: pytest.FixtureRequest) -> LanguageModel:
     return model(request.param)
 

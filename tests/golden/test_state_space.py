@@ -41,8 +41,11 @@ SCENARIOS = [name for name in golden.SCENARIOS if name != "after_rollback"]  # s
 CLOSE = 6e-5
 # products over the stream and the embedding side by side, with weights as wide as these, lose two digits more
 CLOSE_BY_LAYOUT = {"zamba2": 2e-3}
-DESCRIBED = ("mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h_dense", "lfm2")  # to the native decoder
-NATIVE = {name for name in STATE_SPACE if name.startswith(DESCRIBED)}
+NATIVE = {
+    name
+    for name in STATE_SPACE
+    if name.startswith(("mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h_dense", "lfm2", "qwen3"))
+}
 LIMITED = [name for name, family in STATE_SPACE.items() if "time_step_limit" in family.options]
 
 

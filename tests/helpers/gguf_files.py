@@ -32,6 +32,7 @@ _PARAMETERS = {  # without an ending of their own in the library
     "mlp.e_score_correction_bias": ("exp_probs_b", "bias"),
 }
 _INTERLEAVED = ("llama", "granite")
+PLAIN = ("_inp", "conv1d", "shortconv.conv")  # in names of matrices that are not quantised
 
 
 def save(model: Any, path: Path, *, kind: str | None = None, fields: Mapping[str, Any] | None = None) -> Path:
@@ -96,7 +97,7 @@ def save(model: Any, path: Path, *, kind: str | None = None, fields: Mapping[str
             data = data.reshape(heads, 2, -1, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
         if place.endswith("norm") and last == "weight" and architecture.startswith(("gemma", "nemotron")):
             data = data + 1
-        plain = kind is None or data.ndim == 1 or "_inp" in place or "conv1d" in place or "shortconv.conv" in place
+        plain = kind is None or data.ndim == 1 or any(each in place for each in PLAIN)
         number = gguf.GGMLQuantizationType["F32" if plain else kind]
         writer.add_tensor(f"{place}.{last}".rstrip("."), gguf.quantize(data, number), raw_dtype=number)
     return finish(writer, path)

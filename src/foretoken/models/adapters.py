@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as read_tensors
 from torch import Tensor
@@ -19,7 +20,8 @@ from torch import Tensor
 from foretoken.core.errors import ModelError
 from foretoken.core.files import home_expanded
 from foretoken.forward.adapter import Adapter, LowRank
-from foretoken.models.adoption.families import parts_of
+from foretoken.models.adoption.families import Layer, parts_of
+from foretoken.models.adoption.fit import order_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.lora import CONFIG
 from foretoken.native.low_rank import DOWN, GATE_UP, OUT, QKV, PackedAdapter, Part
@@ -34,7 +36,7 @@ _REFUSED = (  # settings that make more of an adapter than low-rank products
     "kasa_config",
 )
 _OWN_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways of beginning that change the base's weights
-_Places = dict[str, list[tuple[int, int, range, int]]]
+_Places = dict[str, list[tuple[int, int, Sequence[int], int]]]
 
 
 def load_adapter(target: LanguageModel, name: str, folder: str | Path) -> Adapter:
@@ -139,20 +141,25 @@ def _places(target: LanguageModel) -> _Places:
     """Where the native decoder has each linear layer: layer, packed weight, tiles, and tiles of the whole weight."""
     decoder = target.native_decoder
     assert decoder is not None
-    found: dict[int, list[tuple[int, int, range, int]]] = {}
+    found: dict[int, list[tuple[int, int, Sequence[int], int]]] = {}
 
-    def put(index: int, which: int, modules: list[Any], ranges: list[range], total: int) -> None:
-        for module, tiles in zip(modules, ranges, strict=True):
-            found.setdefault(id(module), []).append((index, which, tiles, total))
+    def put(index: int, which: int, modules: list[Any], places: Sequence[Sequence[int] | None], total: int) -> None:
+        for module, tiles in zip(modules, places, strict=True):
+            if tiles is not None:
+                found.setdefault(id(module), []).append((index, which, tiles, total))
 
     for index, layer in enumerate(parts_of(target.model).layers):
         facts = decoder.facts(index)
         if facts["qkv_scale"] or facts["out_scale"] or facts["gate_up_scale"]:
             continue  # of a product and its correction together
-        if layer.attention is not None and not layer.by_head:
-            heads = [getattr(layer.attention, each) for each in layer.heads]
-            put(index, QKV, heads, list(_one_after_the_other(heads)), sum(each.out_features for each in heads) // 16)
-            out = getattr(layer.attention, layer.out)
+        part, given, last = layer.attention, layer.heads, layer.out
+        if part is None and layer.mixer is not None:
+            part, (convolved, steps, last) = layer.mixer, layer.mixing
+            given = (*convolved, *steps)
+        if part is not None:
+            linears, out = [getattr(part, each) for each in given], getattr(part, last)
+            total = -(-sum(each.out_features for each in linears) // 16)
+            put(index, QKV, linears, list(_one_after_the_other(layer, linears)), total)
             put(index, OUT, [out], [range(out.out_features // 16)], out.out_features // 16)
         if layer.mlp is not None:
             into = [getattr(layer.mlp, each) for each in layer.way.into]
@@ -165,11 +172,17 @@ def _places(target: LanguageModel) -> _Places:
     return {names[key]: value for key, value in found.items() if key in names}
 
 
-def _one_after_the_other(linears: list[Any]) -> Iterator[range]:
+def _one_after_the_other(layer: Layer, linears: list[Any]) -> Iterator[Sequence[int] | None]:
+    """The tiles of each, in the order of its outputs; None where these are not whole tiles."""
     begin = 0
     for each in linears:
-        yield range(begin, begin + each.out_features // 16)
-        begin += each.out_features // 16
+        order_O = order_of(layer, each)
+        order_O = torch.arange(each.out_features) if order_O is None else order_O
+        firsts_N = order_O[::16]
+        tiles_O = (firsts_N[:, None] + torch.arange(16)).flatten()
+        whole = not begin % 16 and not firsts_N.remainder(16).any() and torch.equal(order_O, tiles_O)
+        yield (begin // 16 + firsts_N.argsort()).tolist() if whole else None
+        begin += each.out_features
 
 
 def _packed(target: LanguageModel, products: Mapping[str, LowRank], places: _Places) -> PackedAdapter:

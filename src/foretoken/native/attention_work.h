@@ -8,6 +8,9 @@ typedef struct {
     long span;            /* or -1: all of them */
 } Piece;
 
+/* Floats of a projected row before its keys. */
+static inline long keys_at(const Model *m, const Layer *layer) { return (layer->opens ? 2 : 1) * m->heads * m->head_dim; }
+
 /* Tokens of a panel: as many as their folded rows, one for each query head of a group, fit. */
 static inline long panel_tokens(const Model *m) {
     const long n = m->heads / m->kv_heads;

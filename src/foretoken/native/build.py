@@ -29,7 +29,7 @@ from foretoken.core.files import own_cache_folder
 from foretoken.forward.switch import native_wanted, variant_wanted
 from foretoken.native import selftest, variants
 
-_ABI = 18
+_ABI = 19
 _SCRATCH = "building-"
 
 log = logging.getLogger(__name__)

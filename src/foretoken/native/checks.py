@@ -92,8 +92,12 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         _check_experts(block.experts, width)
     if isinstance(block, StateBlock):
         inner = block.mixer.heads * block.mixer.head_width
-        projected = inner + block.mixer.channels + (inner if block.mixer.short else block.mixer.heads)  # z; x, B, C; dt
-        _check_projection("block.project", block.project, projected, width, scaled=True)
+        steps = inner if block.mixer.short else block.mixer.heads * (2 if block.mixer.delta else 1)
+        projected, found = inner + block.mixer.channels + steps, sum(each.outputs for each in block.project)
+        if found != projected or any(each.outputs % 16 for each in block.project[:-1]):
+            raise ValueError(f"block.project has {found} outputs: {projected}, in multiples of 16 but for the last")
+        for each in block.project:
+            _check_projection("block.project", each, each.outputs, width, scaled=True)
         _check_projection("block.out", block.out, width, inner)
         return
     if block.parallel_mixer is not None:
@@ -101,7 +105,7 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         if block.parallel or block.parallel_mixer.up is not None or block.parallel_mixer.experts is not None:
             raise ValueError("block.next to: a mixer without an MLP or experts, next to attention that is not parallel")
     queries, keys = layout.heads * layout.head_dim, layout.kv_heads * layout.head_dim
-    own = {"q": (queries, block.q), "k": (keys, block.k), "v": (keys, block.v)}
+    own = {"q": (queries, block.q), "opening": (queries, block.opening), "k": (keys, block.k), "v": (keys, block.v)}
     if (block.k is None) != (block.v is None) or (block.k is None and (block.window or block.k_norm_d is not None)):
         raise ValueError("a block that reads another decoder's keys has no k, no v, no k_norm_d and no window")
     for name, (outputs, projection) in own.items():

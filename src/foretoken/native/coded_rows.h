@@ -45,8 +45,9 @@ static inline long lines_of(const Matrix *w) {
     return 1;
 }
 
-/* Bytes of a coded row. */
+/* Bytes of a coded row; none where the matrix is not quantised. */
 static inline long coded_bytes(const Matrix *w, long inputs) {
+    if (!w->bits) return 0;
     const Places at = places_of(w, inputs);
     return whole_lines(at.cells * at.apart);
 }

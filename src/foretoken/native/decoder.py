@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -99,12 +99,13 @@ class NativeDecoder:
             and not any(layer.experts or layer.gate_up_scale for layer in layers)
             and all(layer.gated or not layer.mlp_width for layer in layers),
         )
+        opened = 1 + max((layer.opens for layer in layers), default=0)
         self._model = structs.Model(
             **structs.same_named(structs.Model, layout, "activation", "logit_cap", "logit_scale"),
             bf16=int(layout.dtype == torch.bfloat16),
             num_layers=layout.num_blocks,
             vocab=self.vocab_size,
-            qkv_stride=(layout.heads + 2 * layout.kv_heads) * layout.head_dim,
+            qkv_stride=(layout.heads * opened + 2 * layout.kv_heads) * layout.head_dim,
             logits_stride=len(self.head.packed) * 16,
             activation=structs.ACTIVATIONS[layout.activation],
             eps=layout.norm_eps,
@@ -294,7 +295,7 @@ class NativeDecoder:
         qkv: Tiles | MixedTiles | None = None
         out = gate_up = down = None
         experts: tuple[Tiles, Tiles] | None = None
-        mixer: tuple[Tiles, Tiles] | None = None
+        mixer: tuple[Tiles | MixedTiles, Tiles] | None = None
         if isinstance(block, StateBlock):
             qkv, out = self._packed_mixer(native, block, index)
         elif isinstance(block, Block):
@@ -318,8 +319,8 @@ class NativeDecoder:
             self._keyless.add(index)
         return PackedBlock(qkv, out, gate_up, down, experts, mixer)
 
-    def _packed_mixer(self, native: structs.Layer, block: StateBlock, index: int) -> tuple[Tiles, Tiles]:
-        project, out = self._packed(block.project), self._packed(block.out)
+    def _packed_mixer(self, native: structs.Layer, block: StateBlock, index: int) -> tuple[Tiles | MixedTiles, Tiles]:
+        project, out = self._packed_apart(block.project), self._packed(block.out)
         mixer = structs.Mixer()
         described_mixer(mixer, block, len(self._mixers), 16 * len(project), self._keep)
         self._mixers[index] = block.mixer
@@ -327,8 +328,8 @@ class NativeDecoder:
         native.mixer = ctypes.pointer(mixer)
         native.attention_norm = self._floats(block.mixer_norm_D)
         native.qkv, native.out = described(project), described(out)
-        native.qkv_scale = self._scales(block.project)
-        native.qkv_bias, native.out_bias = self._bias(block.project), self._bias(block.out)
+        native.qkv_scale = self._scales(*block.project)
+        native.qkv_bias, native.out_bias = self._bias(*block.project), self._bias(block.out)
         return project, out
 
     def _packed_mlp(
@@ -372,13 +373,10 @@ class NativeDecoder:
         return gate_up, down
 
     def _heads(self, native: structs.Layer, block: Block) -> tuple[Tiles | MixedTiles, Tiles]:
-        heads = [each for each in (block.q, block.k, block.v) if each is not None]
-        native.external_kv = int(block.k is None)
-        qkv = packed_apart([each.weight_OK for each in heads], self._dtype, self.library)
-        self._keep.append(qkv)
-        native.qkv_scale = self._scales(*heads)
-        if any(each.bias_O is not None for each in heads):
-            native.qkv_bias = self._floats(torch.cat([_bias_of(each) for each in heads]))
+        heads = [each for each in (block.q, block.opening, block.k, block.v) if each is not None]
+        native.external_kv, native.opens = int(block.k is None), int(block.opening is not None)
+        qkv = self._packed_apart(heads)
+        native.qkv_scale, native.qkv_bias = self._scales(*heads), self._bias(*heads)
         out = self._packed(block.out)
         native.qkv, native.out = described(qkv), described(out)
         native.out_scale, native.out_bias = self._scales(block.out), self._bias(block.out)
@@ -414,6 +412,12 @@ class NativeDecoder:
         self._keep.append(packed)
         return packed
 
+    def _packed_apart(self, projections: Sequence[Projection]) -> Tiles | MixedTiles:
+        """The same, each in a form of its own."""
+        packed = packed_apart([each.weight_OK for each in projections], self._dtype, self.library)
+        self._keep.append(packed)
+        return packed
+
     @torch.no_grad()
     def _gates(self, gate: Projection, up: Projection) -> Tiles:
         """Two projections of the same inputs and outputs, packed alike, a tile of each in turn."""
@@ -424,9 +428,11 @@ class NativeDecoder:
     def _gain(self, gain_D: Tensor | None) -> int | None:
         return None if gain_D is None else self._floats(gain_D)
 
-    def _bias(self, projection: Projection) -> int | None:
-        """Of whole tiles."""
-        return None if projection.bias_O is None else self._floats(_padded_bias(projection.bias_O))
+    def _bias(self, *projections: Projection) -> int | None:
+        """Of all outputs, in whole tiles."""
+        if all(each.bias_O is None for each in projections):
+            return None
+        return self._floats(_padded_bias(torch.cat([_bias_of(each) for each in projections])))
 
     def _scales(self, *projections: Projection) -> int | None:
         """Of all outputs, in whole tiles."""

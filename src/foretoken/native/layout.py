@@ -97,6 +97,7 @@ class Block:
             decoder's layer.
         attention_norm_D: gain of the norm before it; None: attention reads the residual stream as it is.
         attention_end_norm_D: gain of the norm of its output; None: the output is added to the stream as it is.
+        opening: as q; the sigmoid of its outputs multiplies what each head attended to; or None.
         q_norm_d, k_norm_d: gains of norms over each head's query and key, [d] or each head its own [heads, d], or over
             all of them together, [heads d]; or None.
         norm_last: queries and keys are normed after they are rotated.
@@ -117,6 +118,7 @@ class Block:
     v: Projection | None
     out: Projection
     attention_norm_D: Tensor | None
+    opening: Projection | None = None
     q_norm_d: Tensor | None = None
     k_norm_d: Tensor | None = None
     window: int = 0
@@ -141,7 +143,8 @@ class StateBlock:
     """A layer with a state-space mixer in the place of attention, or a mixer parallel to attention; see ssm.inc.
 
     Attributes:
-        project: to z, x, B, C and dt of a row, in this order; of a short convolution to z, x and a factor of x.
+        project: to z, x, B, C and dt of a row, in this order; of a delta net to z, q, k, v, a and b; of a short
+            convolution to z, x and a factor of x. All but the last have multiples of 16 outputs.
         out: from the gated and normed rows.
         mixer: sizes and parameters of the recurrence between them.
         mixer_norm_D: gain of the norm before it.
@@ -151,7 +154,7 @@ class StateBlock:
         gate, up, down, experts, mlp_norm_D: as in :class:`Block`.
     """
 
-    project: Projection
+    project: tuple[Projection, ...]
     out: Projection
     mixer: Mixer
     mixer_norm_D: Tensor
@@ -192,7 +195,7 @@ class PackedBlock(NamedTuple):
     gate_up: Tiles | None
     down: Tiles | None
     experts: tuple[Tiles, Tiles] | None = None
-    mixer: tuple[Tiles, Tiles] | None = None
+    mixer: tuple[Tiles | MixedTiles, Tiles] | None = None
 
 
 class Head(NamedTuple):

@@ -25,12 +25,12 @@ class Part(NamedTuple):
 
     Attributes:
         product: its outputs are those tiles'.
-        tiles: their indices, in order.
+        tiles: their indices, in the order of its outputs.
         num_tiles: of the whole weight.
     """
 
     product: LowRank
-    tiles: range
+    tiles: Sequence[int]
     num_tiles: int
 
 

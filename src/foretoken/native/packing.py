@@ -24,7 +24,7 @@ from foretoken.native.kept_tiles import kept_or_made
 from foretoken.native.quantised import CodedTiles, are_alike, joined
 from foretoken.native.structs import Linear, Matrix
 from foretoken.native.superblocks import MixedTiles, packed_codes, together
-from foretoken.native.tiles import tile_memory
+from foretoken.native.tiles import described_dense, tile_memory
 
 UNITS = {torch.float32: 1, torch.bfloat16: 2}
 Tiles = Tensor | CodedTiles  # a packed weight, [tiles, K / unit, 16, unit] or quantised; slices are over tiles
@@ -64,10 +64,15 @@ def packed_of(weights: list[Tensor | QuantisedWeight], dtype: torch.dtype, libra
 def packed_apart(
     weights: list[Tensor | QuantisedWeight], dtype: torch.dtype, library: ctypes.CDLL
 ) -> Tiles | MixedTiles:
-    """As :func:`packed_of`, but quantised weights of several kinds are not widened to a common one."""
-    if isinstance(weights[0], QuantisedWeight):
-        return together(cast("list[QuantisedWeight]", weights), library)
-    return packed_of(weights, dtype, library)
+    """As :func:`packed_of`, but quantised weights of several kinds are not widened to one; dense ones may follow."""
+    quantised = [each for each in weights if isinstance(each, QuantisedWeight)]
+    if not quantised:
+        return packed_of(weights, dtype, library)
+    packed = together(quantised, library)
+    if len(quantised) == len(weights):
+        return packed
+    runs = packed.runs if isinstance(packed, MixedTiles) else [packed]
+    return MixedTiles([*runs, packed_of(weights[len(quantised) :], dtype, library)])
 
 
 def alternating(first: CodedTiles, second: CodedTiles) -> CodedTiles:
@@ -135,9 +140,7 @@ def _dense(weights: list[Tensor], library: ctypes.CDLL, *, in_turn: bool = False
 
 def described(packed: Tiles | MixedTiles) -> Matrix:
     """What native code is told of a packed weight."""
-    if isinstance(packed, CodedTiles | MixedTiles):
-        return packed.described()
-    return Matrix(tiles=packed.data_ptr(), stride=packed.stride(0) * packed.element_size())
+    return packed.described() if isinstance(packed, CodedTiles | MixedTiles) else described_dense(packed)
 
 
 def form_of(packed: Tiles) -> tuple[object, ...]:

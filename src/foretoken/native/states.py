@@ -32,8 +32,6 @@ _MAX_TAPS = 8  # of types.h
 
 def misfit(mixer: Mixer) -> str | None:
     """Why the native decoder cannot run a mixer; None if it can."""
-    if mixer.delta:
-        return "its mixers are delta nets"
     if mixer.state_size % 16 or mixer.head_width % 16 or mixer.taps > _MAX_TAPS:
         return (
             f"its mixers have heads of {mixer.head_width} by {mixer.state_size} and {mixer.taps} taps: multiples of "
@@ -68,7 +66,7 @@ def described_mixer(native: structs.Mixer, block: StateBlock, place: int, stride
     native.rate, native.step_bias = floats(mixer.rate_H), floats(mixer.step_bias_H)
     native.skip = floats(torch.zeros(mixer.heads) if mixer.skip_H is None else mixer.skip_H)
     native.gain, native.norm_first = floats(block.gain_I), int(block.norm_first)
-    native.is_short = int(mixer.short)
+    native.is_short, native.is_delta, native.most_factor = int(mixer.short), int(mixer.delta), mixer.most_factor
 
 
 class NativeStates:

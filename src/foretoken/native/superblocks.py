@@ -26,7 +26,7 @@ from foretoken.native.kept_tiles import kept_or_made
 from foretoken.native.quantised import CodedTiles, are_alike, in_own_memory, joined
 from foretoken.native.stored_blocks import pack_by_tiles, packed_blocks
 from foretoken.native.structs import Matrix
-from foretoken.native.tiles import numbers_and_addresses, tile_memory
+from foretoken.native.tiles import described_dense, numbers_and_addresses, tile_memory
 
 _INPUTS, _LINE = 256, 64
 
@@ -101,17 +101,16 @@ class MixedTiles:
     """Packed weights of the same inputs in several forms, one below the other.
 
     Args:
-        runs: each with whole tiles of outputs, but perhaps the last.
+        runs: each with whole tiles of outputs, but perhaps the last; the first is quantised, the last may be dense.
     """
 
-    def __init__(self, runs: Sequence[CodedTiles]) -> None:
+    def __init__(self, runs: Sequence[CodedTiles | Tensor]) -> None:
         self.runs = list(runs)
-        self.inputs = runs[0].inputs
 
     def __len__(self) -> int:
         return sum(map(len, self.runs))
 
-    def __getitem__(self, tiles: slice) -> CodedTiles:
+    def __getitem__(self, tiles: slice) -> CodedTiles | Tensor:
         """Tiles of one form.
 
         Raises:
@@ -137,7 +136,7 @@ class MixedTiles:
 
     @cached_property
     def _chain(self) -> list[Matrix]:
-        found = [each.described() for each in self.runs]
+        found = [each.described() if isinstance(each, CodedTiles) else described_dense(each) for each in self.runs]
         for matrix, rest, run in zip(found, found[1:], self.runs, strict=False):
             matrix.own_tiles, matrix.rest = len(run), ctypes.addressof(rest)
         return found

@@ -16,6 +16,7 @@ from foretoken.core.pages import empty_in_large_pages
 from foretoken.native import team
 from foretoken.native.declared import ADDRESS, function
 from foretoken.native.mapped import leave
+from foretoken.native.structs import Matrix
 
 _SMALL = 1 << 22  # bytes that one thread packs in less time than others take to start
 _PART = 1 << 26  # bytes of a mapped file that may be in memory next to their packed twins
@@ -24,6 +25,11 @@ _PART = 1 << 26  # bytes of a mapped file that may be in memory next to their pa
 def tile_memory(outputs: int, tile_bytes: int) -> Tensor:
     """uint8 [tiles, C], to be written, for so many outputs."""
     return empty_in_large_pages((-(-outputs // 16), tile_bytes), torch.uint8)
+
+
+def described_dense(packed: Tensor) -> Matrix:
+    """The description of dense tiles for native code."""
+    return Matrix(tiles=packed.data_ptr(), stride=packed.stride(0) * packed.element_size())
 
 
 def by_all_threads(pack: Callable[[int, int], None], count: int, num_bytes: int, read: Tensor | None = None) -> None:

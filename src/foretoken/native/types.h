@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 18
+#define ABI 19
 #define UNITS_AHEAD 48 /* units of a weight that a product prefetches: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -57,8 +57,9 @@ typedef uint32_t part_of_units_unaligned __attribute__((vector_size(4 * LANES), 
 typedef float vf_unaligned __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t vu_unaligned __attribute__((vector_size(64), aligned(4)));
 
-/* A Mamba-2 mixer; see ssm.inc. A projected row is z [inner], x, B and C [channels], dt [heads]. Of a short convolution (LFM2) it
- * is z, x and a factor of x, [inner] each; there is no SiLU, no B, C and dt, and states stay zero. */
+/* A Mamba-2 mixer; see ssm.inc. A projected row is z [inner], x, B and C [channels], dt [heads]. Of a gated delta net it is z,
+ * q, k and v, a and b [heads] each. Of a short convolution (LFM2) it is z, x and a factor of x, [inner] each; there is no SiLU,
+ * no B, C and dt, and states stay zero. */
 typedef struct {
     int64_t place; /* among the model's mixers */
     int64_t heads, groups, state, width, taps, channels, inner, stride, norm_group;
@@ -67,7 +68,8 @@ typedef struct {
     const float *rate, *step_bias, *skip;     /* [heads] */
     const float *gain;                        /* [inner] */
     int64_t norm_first;                       /* before the gate; no norm at all where `norm_group` is 0 */
-    int64_t is_short;
+    int64_t is_short, is_delta;
+    double most_factor;                       /* of a delta net: b = most_factor * sigmoid(its projection) */
 } Mixer;
 
 /* How superblocks of 256 inputs are stored, see superblocks.h; structs.py reads these names. */
@@ -118,6 +120,8 @@ typedef struct Layer {
     const float *q_norm, *k_norm;                   /* over each head, [head][head_dim], or NULL */
     const float *q_all_norm, *k_all_norm;           /* over all heads together, or NULL */
     int64_t norm_last;                              /* heads are normed after they are rotated */
+    int64_t opens;                                  /* projections give a gate of each query's size, between queries and keys:
+                                                       its sigmoid multiplies what the head attended to */
     const float *sinks;                             /* [heads], scores of a column that nothing is read from; or NULL */
     int64_t window;                                 /* 0: full attention */
     int64_t rot_dim, angles;                        /* elements of a head that are rotated, 0 for none; by which angles */
@@ -145,7 +149,7 @@ enum { SILU, GELU_TANH, RELU_SQUARED, GELU, RELU, CLAMPED_SWIGLU };
 /* Read only: several teams may work with it at once. */
 typedef struct {
     int64_t bf16, num_layers, width, heads, kv_heads, head_dim, vocab;
-    int64_t qkv_stride, mlp_width, logits_stride; /* in floats; of the widest MLP */
+    int64_t qkv_stride, mlp_width, logits_stride; /* in floats; of the widest layers */
     int64_t activation;
     int64_t centred;     /* norms subtract the mean first */
     int64_t interleaved; /* whether a rotation pairs neighbours, not elements of the two halves */

@@ -19,7 +19,7 @@ from foretoken.forward.dense import DensePlan
 from foretoken.lora.request import LoRARequest
 from foretoken.models.adapters import load_adapter
 from foretoken.models.load import load
-from helpers.tiny_models import save_model
+from helpers.tiny_models import STATE_SPACE, save_model
 
 PROMPT = [1, 20, 30, 40, 20, 30, 40, 20, 30]
 LENGTH = 12
@@ -29,6 +29,9 @@ FAMILIES = {
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),  # fused projections there
     "gemma3_text": ALL,  # branches with a norm after them
     "starcoder2": ("q_proj", "v_proj", "c_fc", "c_proj"),  # an MLP without a gate
+    "gpt_neox": ("query_key_value", "dense"),  # one projection, head by head
+    "qwen3_5_text": (*ALL, "in_proj_qkv", "in_proj_z", "out_proj"),  # delta nets, and attention through gates
+    "qwen3_next": ("q_proj", "in_proj_qkvz"),  # by groups of heads
     "gemma3n_text": ALL,  # the general path
 }
 
@@ -95,7 +98,8 @@ def test_logits_are_those_of_the_merged_weights(family: str, tmp_path: Path) -> 
     with torch.inference_mode():
         expected = [model(torch.tensor([PROMPT])).logits[0] for model in (plain, merged(base, folder, 2.0))]
     assert (expected[0] - expected[1]).abs().max() > 0.1
-    torch.testing.assert_close(found, torch.cat(expected), atol=1e-5, rtol=1e-5)
+    close = 2e-4 if family in STATE_SPACE else 1e-5  # norms of a text's first states make much of a last bit
+    torch.testing.assert_close(found, torch.cat(expected), atol=close, rtol=close)
 
 
 @cache

@@ -61,6 +61,11 @@ _WAYS = (
     Way(("w1", "w3"), "w2", gated=True),  # LFM2's, through SiLU
 )
 _HEADS = ("q_proj", "k_proj", "v_proj")
+_MIXERS = (  # projections to the gate and the convolution's channels, to a row's steps, and from the gated rows
+    (("in_proj",), (), "out_proj"),
+    (("in_proj_z", "in_proj_qkv"), ("in_proj_a", "in_proj_b"), "out_proj"),  # Qwen3.5's delta nets
+    (("in_proj_qkvz",), ("in_proj_ba",), "out_proj"),  # Qwen3-Next's, by groups of heads
+)
 _BY_HEAD = "query_key_value"  # one projection: outputs are a head's query, key and value, then the next head's
 
 
@@ -132,6 +137,7 @@ _AROUND = Family(  # Gemma's
     gain_offset=1.0,
 )
 _COHERE = Family(mlp_norm="input_layernorm", centred=True, parallel=True, interleaved=True, doubled=True)
+_DELTA = Family(mixer="linear_attn", shared="shared_expert", gain_offset=1.0)
 _LFM2 = Family(
     final_norm="embedding_norm", mixer="conv", mlp="feed_forward", attention_norm="operator_norm", mlp_norm="ffn_norm"
 )
@@ -154,6 +160,9 @@ FAMILIES = {
     "mixtral": Family(one_window=True),
     "qwen2_moe": Family(shared="shared_expert"),
     "qwen3_moe": Family(),
+    "qwen3_next": _DELTA,
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _DELTA,
     "olmoe": Family(),
     "gpt_oss": Family(router="router", single=True),
     "glm4_moe": Family(shared="shared_experts"),
@@ -245,6 +254,18 @@ class Layer(NamedTuple):
         return next((name for name in ("dense", "out_proj") if hasattr(self.attention, name)), "o_proj")
 
     @property
+    def opens(self) -> bool:
+        """Whether the projection to queries also gives a gate of each head's output, after the head's query."""
+        if self.attention is None or self.heads != _HEADS:
+            return False
+        return bool(self.attention.q_proj.out_features == 2 * getattr(self.attention, self.out).in_features)
+
+    @property
+    def mixing(self) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+        """Names of the mixer's projections: to z and the convolution's input, to the steps alone, and out of it."""
+        return next((each for each in _MIXERS if hasattr(self.mixer, each[0][0])), _MIXERS[0])
+
+    @property
     def way(self) -> Way:
         """Through the MLP."""
         return next((way for way in _WAYS if all(hasattr(self.mlp, name) for name in (*way.into, way.out))), _WAYS[0])
@@ -254,7 +275,7 @@ class Layer(NamedTuple):
         """The linear layers to pack, as (parent, name)."""
         parts = (
             (self.attention, (*self.heads, self.out)),
-            (self.mixer, ("in_proj", "out_proj")),
+            (self.mixer, (*self.mixing[0], *self.mixing[1], self.mixing[2])),
             (self.mlp, (*self.way.into, self.way.out)),
         )
         return [(part, name) for part, names in parts if part is not None for name in names]

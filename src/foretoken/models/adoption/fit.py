@@ -124,9 +124,18 @@ def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
             reason = _not_plain(getattr(part, name, None), dtype)
             if reason is not None:
                 return f"'{name}' of layer {index} {reason}"
-        for part, names, one in ((layer.attention, layer.heads, False), (layer.mlp, layer.way.into, True)):
+        into, steps, _ = layer.mixing
+        sets = (
+            (layer.attention, layer.heads, False),
+            (layer.mlp, layer.way.into, True),
+            (layer.mixer, into, False),
+            (layer.mixer, steps, True),
+        )
+        for part, names, one in sets:
             if part is not None and not _go_together([getattr(part, name) for name in names], one=one):
                 return f"{', '.join(names)} of layer {index} are quantised in ways that do not go together"
+        if layer.mixer is not None and _quantised(layer.mixer, steps) and not _quantised(layer.mixer, into):
+            return f"{', '.join(steps)} of layer {index} are quantised, and {', '.join(into)} are not"
         if layer.experts is not None and (reason := _odd_experts(layer, dtype)) is not None:
             return f"the experts of layer {index} {reason}"
     reason = _not_plain(model.lm_head, dtype)
@@ -188,6 +197,10 @@ def _go_together(linears: list[Any], *, one: bool) -> bool:
     return not weights or (len(weights) == len(linears) and (not one or can_join(weights)))
 
 
+def _quantised(part: Any, names: Sequence[str]) -> bool:
+    return any(isinstance(getattr(part, name), QuantisedLinear) for name in names)
+
+
 class Adoption:
     """A model with packed linear layers; the library's modules use the same memory.
 
@@ -228,7 +241,7 @@ class Adoption:
         if packed.qkv is not None and packed.out is not None:
             self._take_look_back(layer, packed.qkv, packed.out)
         if packed.mixer is not None:
-            self._take_mixer(layer.mixer, *packed.mixer)
+            self._take_mixer(layer, *packed.mixer)
         if packed.experts is not None:
             block = getattr(self._parts.body.layers[index], self._parts.family.mlp)
             self._replace(block, "experts", TiledExperts(layer.experts, *packed.experts, self._library))
@@ -252,21 +265,24 @@ class Adoption:
     def _take_look_back(self, layer: Layer, qkv: Tiles | MixedTiles, out: Tiles) -> None:
         attention = layer.attention
         if attention is None:
-            assert not isinstance(qkv, MixedTiles), "a mixer has one projection"
-            self._take_mixer(layer.mixer, qkv, out)
+            self._take_mixer(layer, qkv, out)
             return
-        start = 0
-        for name in layer.heads:
-            each = getattr(attention, name)
-            tiles = each.out_features // 16
-            self._replace(attention, name, self._linear(each, qkv[start : start + tiles], _order(layer, each)))
-            start += tiles
+        self._take_in_turn(layer, attention, layer.heads, qkv)
         self._swap(attention, layer.out, out)
 
-    def _take_mixer(self, mixer: Any, project: Tiles, out: Tiles) -> None:
-        order_O = _order_of_short(mixer.in_proj) if is_short(mixer) else None
-        self._replace(mixer, "in_proj", self._linear(mixer.in_proj, project, order_O))
-        self._swap(mixer, "out_proj", out)
+    def _take_mixer(self, layer: Layer, project: Tiles | MixedTiles, out: Tiles) -> None:
+        """Projections to steps alone, a few rows, stay as they are: they need not be whole tiles."""
+        into, _, end = layer.mixing
+        self._take_in_turn(layer, layer.mixer, into, project)
+        self._swap(layer.mixer, end, out)
+
+    def _take_in_turn(self, layer: Layer, part: Any, names: Sequence[str], packed: Tiles | MixedTiles) -> None:
+        start = 0
+        for name in names:
+            each = getattr(part, name)
+            tiles = -(-each.out_features // 16)
+            self._replace(part, name, self._linear(each, packed[start : start + tiles], order_of(layer, each)))
+            start += tiles
 
     def _linear(self, linear: Any, packed: Tiles, order_O: Tensor | None = None) -> TiledLinear:
         bias = None if linear.bias is None else linear.bias.detach()
@@ -341,12 +357,15 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
         mixing = None
         if layer.mixer is not None:
             assert norm_D is not None
-            mixing = _state_block(mixers[index], norm_D, factors.mixer_out)
+            mixing = _state_block(mixers[index], layer, norm_D, factors.mixer_out)
         if attention is None:
             assert mixing is not None
             yield replace(mixing, gate=gate, up=up, down=down, mlp_norm_D=mlp_norm_D, experts=experts)
             continue
         q, k, v = (_times(each, factors.attention_in, bias=1.0) for each in _heads(layer, config))
+        opening = None
+        if layer.opens:
+            q, opening = _split(q, [q.outputs // 2] * 2)
         window = getattr(config if parts.family.one_window else attention, "sliding_window", None)
         everywhere = window is None and hasattr(attention, "is_sliding")  # EXAONE without windows
         if not getattr(attention, "is_sliding", True):
@@ -358,6 +377,7 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             v=v,
             out=_times(_projection(getattr(attention, layer.out)), factors.attention_out),
             attention_norm_D=norm_D,
+            opening=opening,
             attention_end_norm_D=end_norm_D,
             q_norm_d=parts.head_gain(attention, "q"),
             k_norm_d=parts.head_gain(attention, "k"),
@@ -378,22 +398,27 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
         )
 
 
-def _state_block(mixer: Mixer, norm_D: Tensor, factor: float) -> StateBlock:
+def _state_block(mixer: Mixer, layer: Layer, norm_D: Tensor, factor: float) -> StateBlock:
     """The block of a mixer without an MLP; the factor multiplies its output."""
     module: Any = mixer.module
+    into, steps, end = layer.mixing
+    project, last = ([_ordered(layer, getattr(module, name)) for name in names] for names in (into, steps))
+    if last:
+        project.append(_below(last))
+    out, inner = _projection(getattr(module, end)), mixer.heads * mixer.head_width
     if mixer.short:
-        project = _rows(_projection(module.in_proj), _order_of_short(module.in_proj))
-        gain_I = torch.ones(mixer.heads * mixer.head_width)
-        return StateBlock(project, _projection(module.out_proj), mixer, norm_D, gain_I, norm_group=0, norm_eps=1.0)
-    norm, inner = module.norm, mixer.heads * mixer.head_width
-    project = _projection(module.in_proj)
+        return StateBlock(tuple(project), out, mixer, norm_D, torch.ones(inner), norm_group=0, norm_eps=1.0)
+    norm = module.norm
+    if mixer.delta:
+        gain_I, width = norm.weight.float().repeat(mixer.heads), mixer.head_width
+        return StateBlock(tuple(project), out, mixer, norm_D, gain_I, width, norm.variance_epsilon, norm_first=True)
     if hasattr(module, "mup_vector"):
-        project = _times(_times(project, module.ssm_in_multiplier, bias=1.0), module.mup_vector.flatten())
+        project = [_times(_times(project[0], module.ssm_in_multiplier, bias=1.0), module.mup_vector.flatten())]
     normed = not isinstance(norm, nn.Identity)
     group = getattr(norm, "group_size", inner // getattr(norm, "n_groups", 1))
     return StateBlock(
-        project=project,
-        out=_added(_projection(module.out_proj), factor),
+        project=tuple(project),
+        out=_added(out, factor),
         mixer=mixer,
         mixer_norm_D=norm_D,
         gain_I=(norm.weight.float() if normed else torch.ones(inner)) * factor,
@@ -401,12 +426,6 @@ def _state_block(mixer: Mixer, norm_D: Tensor, factor: float) -> StateBlock:
         norm_eps=norm.variance_epsilon if normed else 1.0,
         norm_first=normed and getattr(norm, "norm_before_gate", False),
     )
-
-
-def _order_of_short(in_proj: Any) -> Tensor:
-    """Which outputs are the gate, the factor before the convolution, and the other: the library has the gate second."""
-    before, gate, x = torch.arange(in_proj.out_features).chunk(3)
-    return torch.cat([gate, before, x])
 
 
 def _times(of: Projection, factor: Tensor | float, *, bias: Tensor | float | None = None) -> Projection:
@@ -477,22 +496,51 @@ def _mlp_widths(parts: Parts) -> set[int]:
 def _heads(layer: Layer, config: Any) -> list[Projection]:
     """Projections to queries, keys and values."""
     linears = [getattr(layer.attention, name) for name in layer.heads]
-    found = [_projection(each) for each in linears]
+    found = [_ordered(layer, each) for each in linears]
     if len(found) == 3:
         return found
-    order_O = _order(layer, linears[0])
-    if order_O is not None:
-        return _split(_rows(found[0], order_O), [found[0].outputs // 3] * 3)
+    if layer.by_head:
+        return _split(found[0], [found[0].outputs // 3] * 3)
     heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
     return _split(found[0], [each * layer.attention.head_dim for each in heads])
 
 
-def _order(layer: Layer, linear: Any) -> Tensor | None:
-    """Which of its outputs are all queries, then all keys, then all values; None where they stand so."""
-    if not layer.by_head:
+def order_of(layer: Layer, linear: Any) -> Tensor | None:
+    """Which of its outputs native code has first, second, ...; None where they stand so.
+
+    Of attention all queries (all gates), all keys, all values. Of a short convolution the gate, and the factor before
+    the convolution and the other. Of a delta net by groups all z, q, k and v, or all a and b.
+    """
+    outputs_O, mixer = torch.arange(linear.out_features), layer.mixer
+    if layer.by_head or (layer.opens and linear is layer.attention.q_proj):
+        kinds = 3 if layer.by_head else 2
+        return outputs_O.view(-1, kinds, _head_dim(layer.attention)).transpose(0, 1).flatten()
+    if mixer is None or linear is getattr(mixer, "out_proj", None):
         return None
-    outputs_HPd = torch.arange(linear.out_features).view(-1, 3, _head_dim(layer.attention))
-    return outputs_HPd.transpose(0, 1).flatten()
+    if is_short(mixer):
+        before, gate, x = outputs_O.chunk(3)
+        return torch.cat([gate, before, x])
+    if not hasattr(mixer, "in_proj_qkvz"):
+        return None
+    key, values = mixer.head_k_dim, mixer.num_v_heads // mixer.num_k_heads
+    sizes = [values] * 2 if linear is mixer.in_proj_ba else [key, key, *[values * mixer.head_v_dim] * 2]
+    *others, last = outputs_O.view(mixer.num_k_heads, -1).split(sizes, dim=1)
+    return torch.cat([each.flatten() for each in (last, *others)])
+
+
+def _ordered(layer: Layer, linear: Any) -> Projection:
+    """The outputs of a layer's linear module in the order that native code has."""
+    whole, order_O = _projection(linear), order_of(layer, linear)
+    return whole if order_O is None else _rows(whole, order_O)
+
+
+def _below(parts: Sequence[Projection]) -> Projection:
+    """Projections of the same inputs without biases, one below the other."""
+    weights = [each.weight_OK for each in parts]
+    quantised = [each for each in weights if isinstance(each, QuantisedWeight)]
+    return Projection(
+        joined(quantised) if quantised else torch.cat([each for each in weights if isinstance(each, Tensor)])
+    )
 
 
 def _rows(whole: Projection, order_O: Tensor) -> Projection:
