@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +20,13 @@ from foretoken.models import language_model
 from foretoken.models.adoption import fit, sample
 from foretoken.models.adoption.sample import Sample, kinds, shortest_run
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.load import load
 from foretoken.models.quantised.rounding import round_weights
 from foretoken.native import build
 from golden.test_native_families import FAULTS, Change
 from helpers.golden import Session
 from helpers.native_models import COMMON, FAMILIES, error, plain, text, twins
+from helpers.tiny_models import load_eager, save_model
 
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
@@ -86,6 +89,16 @@ def test_every_family_is_taken(family: str, dtype: torch.dtype | str, caplog: py
     if dtype == torch.float32:
         session, tokens = Session(model), text(30)
         assert error(session.chunk(session.cache.acquire(), tokens), plain(reference, tokens)) < 1e-4
+
+
+@pytest.mark.parametrize(("family", "layers"), [("mamba2", 6), ("qwen3_5_text", 8)])
+def test_states_of_layers_that_do_not_run_stay_empty(family: str, layers: int, tmp_path: Path) -> None:
+    """Of a trial's long chunk only the layers of the sample have states."""
+    folder = save_model(family, tmp_path, num_hidden_layers=layers)
+    model = load(folder, device="cpu")
+    assert model.native_decoder is not None
+    session, tokens = Session(model), text(30)
+    assert error(session.chunk(session.cache.acquire(), tokens), plain(load_eager(folder), tokens)) < 1e-4
 
 
 @pytest.mark.parametrize(("family", "fault", "change"), FAULTS, ids=[f"{each[0]}: {each[1]}" for each in FAULTS])

@@ -18,7 +18,7 @@ Letters: L mixers, S slots, H heads, N state size, P head width, W taps, C chann
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -57,12 +57,16 @@ class StateCache:
         mixers: of the model.
         dtype: of the convolution's inputs; states are float32, or wider where the model is.
         device: the model's.
+        layers: those that forwards run; None: all.
     """
 
-    def __init__(self, mixers: Sequence[Mixer], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, mixers: Sequence[Mixer], dtype: torch.dtype, device: torch.device, layers: Collection[int] | None = None
+    ) -> None:
         one = mixers[0]
         self.dtype = dtype
         self.place = {mixer.layer: number for number, mixer in enumerate(mixers)}
+        self._run = {place for layer, place in self.place.items() if layers is None or layer in layers}
         self.num_slots = 1
         self.capacity = 0  # rows of a tail
         self.taps = one.taps
@@ -133,7 +137,7 @@ class StateCache:
         """
         ahead = self.ahead.pop(slot, None)
         if ahead is not None:
-            if ahead.length != length + len(rows) or len(ahead.layers) < len(self.place):
+            if ahead.length != length + len(rows) or ahead.layers != self._run:
                 raise RuntimeError(f"a chunk of {ahead.length - length} rows is committed whole, not {len(rows)} of it")
             with torch.inference_mode():
                 self.base_LSHNP[:, slot] = ahead.base_LHNP
@@ -417,12 +421,18 @@ class HybridCache(KVCache):
 
 
 def cache_for(
-    mixers: Sequence[Mixer], num_layers: int, max_slots: int, max_length: int, dtype: torch.dtype, device: torch.device
+    mixers: Sequence[Mixer],
+    num_layers: int,
+    max_slots: int,
+    max_length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    layers: Collection[int] | None = None,
 ) -> KVCache:
-    """An empty cache for a model with these mixers, perhaps none."""
+    """An empty cache for a model with these mixers, perhaps none; ``layers``: those that forwards run, or all."""
     if not mixers:
         return KVCache(num_layers, max_slots, max_length)
-    return HybridCache(num_layers, max_slots, max_length, StateCache(mixers, dtype, device))
+    return HybridCache(num_layers, max_slots, max_length, StateCache(mixers, dtype, device, layers))
 
 
 class Mixing:

@@ -91,7 +91,8 @@ def adopt(
     reach = min(max_length, _FARTHEST)
 
     def tried(forward: Callable[[PackedBatch, KVCache], Tensor]) -> Tensor:
-        cache = cache_for(mixers, config.num_hidden_layers, 2, reach, dtype, torch.device("cpu"))
+        layers = range(span.first, span.last)
+        cache = cache_for(mixers, config.num_hidden_layers, 2, reach, dtype, torch.device("cpu"), layers)
         return read(forward, cache, reach, config.vocab_size)
 
     precision = precision_of(model)
