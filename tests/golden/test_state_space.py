@@ -44,7 +44,9 @@ CLOSE_BY_LAYOUT = {"zamba2": 2e-3}
 NATIVE = {
     name
     for name in STATE_SPACE
-    if name.startswith(("mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h_dense", "lfm2", "qwen3"))
+    if name.startswith(
+        ("mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h_dense", "lfm2", "qwen3", "olmo")
+    )
 }
 LIMITED = [name for name, family in STATE_SPACE.items() if "time_step_limit" in family.options]
 

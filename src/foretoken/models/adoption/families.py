@@ -65,6 +65,7 @@ _MIXERS = (  # projections to the gate and the convolution's channels, to a row'
     (("in_proj",), (), "out_proj"),
     (("in_proj_z", "in_proj_qkv"), ("in_proj_a", "in_proj_b"), "out_proj"),  # Qwen3.5's delta nets
     (("in_proj_qkvz",), ("in_proj_ba",), "out_proj"),  # Qwen3-Next's, by groups of heads
+    (("g_proj", "q_proj", "k_proj", "v_proj"), ("a_proj", "b_proj"), "o_proj"),  # OLMo's
 )
 _BY_HEAD = "query_key_value"  # one projection: outputs are a head's query, key and value, then the next head's
 
@@ -87,6 +88,7 @@ class Family:
         alone: of layers that are attention or a mixer or an MLP and no more, the part, whichever it is; or None.
         attention_norm, attention_end_norm: of a layer, before attention (or the mixer) and after it; or None.
         mlp_norm, mlp_end_norm: the same of the MLP.
+        mixed_like: the names of norms in layers with a mixer; None: as in others.
         centred: norms are LayerNorms.
         gain_offset: a norm multiplies by this plus its weight.
         parallel: the MLP has the input of attention; a setting in the config takes precedence.
@@ -113,6 +115,7 @@ class Family:
     attention_end_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_end_norm: str | None = None
+    mixed_like: Family | None = None
     centred: bool = False
     gain_offset: float = 0.0
     parallel: bool = False
@@ -174,6 +177,7 @@ FAMILIES = {
     "phi3": Family(one_window=True),
     "olmo2": _BEHIND,
     "olmo3": _BEHIND,
+    "olmo_hybrid": replace(_BEHIND, mixer="linear_attn", mixed_like=Family()),
     "exaone4": replace(_BEHIND, rotates_windows=True),
     "olmo": Family(centred=True),
     "gemma": Family(gain_offset=1.0),
@@ -416,7 +420,6 @@ def parts_of(model: Any) -> Parts:
     """The parts of a model of one of ``FAMILIES``."""
     family = FAMILIES[model.config.model_type]
     body = model.get_submodule(family.body)
-    norms = (family.attention_norm, family.attention_end_norm, family.mlp_norm, family.mlp_end_norm)
     parallel = bool(getattr(model.config, "use_parallel_residual", family.parallel))
     layers = []
     for layer in body.layers:
@@ -426,8 +429,10 @@ def parts_of(model: Any) -> Parts:
             correction = _correction(mlp, getattr(mlp, family.router, None))
             router, opening = getattr(mlp, family.router, None), getattr(mlp, f"{family.shared}_gate", None)
             mlp = getattr(mlp, str(family.shared), getattr(layer, str(family.shared), None))
+        like = family if mixer is None else family.mixed_like or family
         norm, end_norm, mlp_norm, mlp_end_norm = (
-            None if name is None else getattr(layer, name, None) for name in norms
+            None if name is None else getattr(layer, name, None)
+            for name in (like.attention_norm, like.attention_end_norm, like.mlp_norm, like.mlp_end_norm)
         )
         parts = (
             attention,

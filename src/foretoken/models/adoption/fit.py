@@ -408,7 +408,7 @@ def _state_block(mixer: Mixer, layer: Layer, norm_D: Tensor, factor: float) -> S
     out, inner = _projection(getattr(module, end)), mixer.heads * mixer.head_width
     if mixer.short:
         return StateBlock(tuple(project), out, mixer, norm_D, torch.ones(inner), norm_group=0, norm_eps=1.0)
-    norm = module.norm
+    norm = module.o_norm if hasattr(module, "o_norm") else module.norm  # OLMo's
     if mixer.delta:
         gain_I, width = norm.weight.float().repeat(mixer.heads), mixer.head_width
         return StateBlock(tuple(project), out, mixer, norm_D, gain_I, width, norm.variance_epsilon, norm_first=True)
