@@ -1,13 +1,20 @@
-"""A server under requests of all kinds, one in five of which is given up at a random moment: losses and leaks.
+"""A server under requests of all kinds, while clients give up and the server is killed: losses, leaks, wrong texts.
 
-    python benchmarks/soak.py --model zoo:base --method suffix --requests 10000 --json soak.json
+    python lab/benchmarks/soak.py --model zoo:smollm2-135m --minutes 60 --restart-minutes 10 --json soak.json
 
-``foretoken serve`` runs in a process of its own, in float32. Every answer is compared with what the library, which
-decodes without drafts, says to the same question alone: texts, log-probabilities and numbers of tokens; of a structured
-answer the form is checked, too. Sampled answers are compared if the method promises the same stream. A client that
-gives up does so after a random part of the time that such questions take. Afterwards nothing may run or wait, every
-slot must be there, the counters of ``/metrics`` must agree with the requests, and the server's memory must not have
-grown since a third of the requests. Ends with 1 where anything of that is not so.
+``foretoken serve`` runs in a process of its own, with two adapters of random weights. Every answer is compared with
+the library's, which decodes without drafts, each question alone: texts, log-probabilities and numbers of tokens; of a
+structured answer the form is checked, too. Sampled answers are compared if the method promises the same stream. A share
+of the clients gives up after a random part of the time that such questions take.
+
+Every ``--restart-minutes`` the server is killed (SIGKILL) while it answers, and started again; the questions that it
+had not answered are sent again. With ``--prefix-cache-dir`` it writes prefixes there, also what a killed one left: on a
+file system of a few megabytes (``mount -t tmpfs -o size=64m tmpfs DIR``) the disk is full most of the time.
+``--prefix-cache-dir`` is emptied before every second start.
+
+Afterwards nothing may run or wait, every slot must be there, the counters of ``/metrics`` must agree with the requests
+since the last start, and the memory of no server may have grown after the first third of its time. Ends with 1 where
+anything of that is not so.
 """
 
 from __future__ import annotations
@@ -23,19 +30,30 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
+import torch
+from safetensors.torch import save_file
 
 from foretoken import LLM, SamplingParams
 from foretoken.cli.shared.settings import chosen_recipe
 from foretoken.data.prompts import BUNDLED_SUITE, read_prompts
 from foretoken.engine.output import Completion
+from foretoken.lora.request import LoRARequest
 from foretoken_lab.measurement import Measurement
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PATTERN = "(yes|no), [0-9]{1,3}"
+# long enough to be kept on disk
+SYSTEM = "You are a careful assistant. " + " ".join(
+    f"Rule {number}: answer question {number} of a user in at most {number + 3} sentences." for number in range(1, 9)
+)
+ADAPTERS = ("one", "two")
 SCHEMA = {
     "type": "object",
     "properties": {"count": {"type": "integer", "minimum": 0, "maximum": 99}, "sure": {"type": "boolean"}},
@@ -76,22 +94,103 @@ class Question:
 
 
 @dataclass
+class Life:
+    """What happened between a start of the server and its end."""
+
+    completions: int = 0
+    tokens: int = 0
+    given_up: int = 0
+    memory: list[int] = field(default_factory=list)  # bytes, once a minute
+
+
+@dataclass
 class Tally:
     """The outcomes of the requests."""
 
     ended: Counter[str] = field(default_factory=Counter)
+    given_up: Counter[str] = field(default_factory=Counter)
+    sent_again: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    completions: int = 0
-    tokens: int = 0
     # that an answer of a kind takes, the last ones weighing most
     seconds: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def questions(llm: LLM, name: str, prompts: list[str], rng: random.Random, *, same_stream: bool) -> list[Question]:
+class Server:
+    """``foretoken serve`` in a process that may be killed and started again.
+
+    Args:
+        arguments: of the command.
+        port: which it listens on.
+        folder: of its prefixes; None: they stay in memory.
+    """
+
+    def __init__(self, arguments: list[str], port: int, folder: Path | None) -> None:
+        self._arguments, self._port, self._folder = arguments, port, folder
+        self._answers = threading.Event()
+        self.lives: list[Life] = []
+        self.start()
+
+    def start(self) -> None:
+        if self._folder is not None and len(self.lives) % 2:
+            for path in self._folder.iterdir():
+                path.unlink()
+        self._process = subprocess.Popen([sys.executable, "-m", "foretoken", "serve", *self._arguments])
+        if not until(self._is_up, 300.0):
+            raise RuntimeError("the server does not answer")
+        self.lives.append(Life())
+        self._answers.set()
+
+    def restart(self) -> None:
+        self._answers.clear()
+        self._process.kill()
+        self._process.wait()
+        self.start()
+
+    def stop(self) -> int:
+        """Its exit status."""
+        self._process.terminate()
+        return self._process.wait(timeout=120)
+
+    def life(self) -> Life:
+        """The present one; waits while the server starts."""
+        self._answers.wait()
+        return self.lives[-1]
+
+    def is_in(self, life: Life) -> bool:
+        return self._answers.is_set() and self.lives[-1] is life
+
+    def weigh(self) -> None:
+        self.lives[-1].memory.append(psutil.Process(self._process.pid).memory_info().rss)
+
+    def _is_up(self) -> bool:
+        try:
+            return bool(metrics(self._port))
+        except (OSError, HTTPException):
+            return False
+
+
+def write_adapter(folder: Path, llm: LLM, *, seed: int) -> None:
+    """A LoRA folder with random corrections of the output projections of two layers."""
+    folder.mkdir()
+    draws, width = torch.Generator().manual_seed(seed), llm.target.width
+    key = "base_model.model.model.layers.{}.self_attn.o_proj.lora_{}.weight"
+    weights = {
+        key.format(layer, side): torch.randn(shape, generator=draws) / 8
+        for layer in (1, 2)
+        for side, shape in (("A", (4, width)), ("B", (width, 4)))
+    }
+    save_file(weights, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 4}')
+
+
+def questions(
+    llm: LLM, name: str, prompts: list[str], adapters: dict[str, Path], rng: random.Random, *, same_stream: bool
+) -> list[Question]:
     """One of every kind for every prompt, with what the library answers.
 
     Args:
+        adapters: folders by the name that selects them.
         same_stream: whether what the server draws with a seed is what the library draws.
     """
     found: list[Question] = []
@@ -107,6 +206,7 @@ def questions(llm: LLM, name: str, prompts: list[str], rng: random.Random, *, sa
         count, seed = rng.randrange(1, 40), rng.randrange(2**40)
         greedy = SamplingParams(max_tokens=count, logprobs=3)
         talk = [said["messages"]]
+        ruled = [{"role": "system", "content": SYSTEM}, *said["messages"]]
 
         def chat(params: SamplingParams, talk: Any = talk) -> list[Completion]:
             return llm.chat(talk, params)[0].outputs
@@ -114,6 +214,11 @@ def questions(llm: LLM, name: str, prompts: list[str], rng: random.Random, *, sa
         def text(params: SamplingParams, prompt: str = prompt) -> list[Completion]:
             return llm.generate([prompt], params)[0].outputs
 
+        add("chat after rules", CHAT, {"messages": ruled, "max_tokens": count}, chat(greedy, [ruled]))
+        for number, (adapter, folder) in enumerate(adapters.items(), 1):
+            request = LoRARequest(adapter, number, str(folder))
+            wanted = llm.chat([ruled], greedy, lora_request=request)[0].outputs
+            add("adapter", CHAT, {"model": adapter, "messages": ruled, "max_tokens": count}, wanted)
         salted = {"cache_salt": rng.choice(["a", "b"])}
         add("chat", CHAT, {**said, "max_tokens": count}, chat(greedy))
         add("chat, salted", CHAT, {**said, **salted, "max_completion_tokens": count}, chat(greedy))
@@ -264,7 +369,7 @@ def _wait(connection: HTTPConnection, deadline: float | None) -> None:
         connection.sock.settimeout(left)
 
 
-def check(question: Question, answer: tuple[int, bytes], tally: Tally) -> None:
+def check(question: Question, answer: tuple[int, bytes], tally: Tally, life: Life) -> None:
     """Count an answer and its faults."""
     status, raw = answer
     fault = None
@@ -284,8 +389,8 @@ def check(question: Question, answer: tuple[int, bytes], tally: Tally) -> None:
             fault = f"{type(error).__name__} {error}: {raw[-300:]!r}"
     with tally.lock:
         tally.ended[question.kind] += 1
-        tally.tokens += tokens
-        tally.completions += completions
+        life.tokens += tokens
+        life.completions += completions
         if fault is not None:
             tally.faults.append(f"{question.kind}: {fault}")
 
@@ -333,36 +438,23 @@ def slots_in_use(port: int, model: str, count: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="zoo:draft")
-    parser.add_argument("--method", default="suffix")
-    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--dtype", default="auto", help="of the server and of the library")
+    parser.add_argument("--method", default="auto")
     parser.add_argument("--prompts", type=int, default=8, help="each is used in every kind")
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--cancelled", type=float, default=0.2, help="share of the requests that are given up")
     parser.add_argument("--minutes", type=float, default=60.0, help="after which no more requests are sent")
+    parser.add_argument("--restart-minutes", type=float, default=float("inf"), help="between kills of the server")
+    parser.add_argument("--prefix-cache-dir", type=Path, help="an empty folder, or what a former run left in it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=8398)
     parser.add_argument("--json")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     measurement = Measurement("soak.py", options.json, threads=None)
-    llm = LLM(options.model, dtype="float32", threads=1, speculative_config=None)
-    prompts = rng.sample([each.text for each in read_prompts(BUNDLED_SUITE)], options.prompts)
-    recipe = chosen_recipe(options.method, None, target=options.model, draft_model=None)
-    drawn = LLM(options.model, dtype="float32", threads=1, speculative_config=recipe)
-    promise = drawn.recipe.promise_for(SamplingParams(temperature=0.9, seed=1))
-    drawn.close()
-    pool = questions(llm, options.model, prompts, rng, same_stream=promise == "same stream")
-    flags = ["--method", options.method, "--dtype", "float32", "--threads", "1", "--port", str(options.port)]
-    flags += ["--max-num-seqs", str(options.max_num_seqs)]
-    server = subprocess.Popen([sys.executable, "-m", "foretoken", "serve", options.model, *flags])
-    try:
-        result = soak(server.pid, pool, options, rng)
-    finally:
-        server.terminate()
-        code = server.wait(timeout=60)
-    if code != 0:
-        result["faults"].append(f"the server has ended with {code}")
+    with TemporaryDirectory() as made:
+        result = measure(options, rng, Path(made))
     for fault in result["faults"][:20]:
         print(fault)
     print(json.dumps({key: value for key, value in result.items() if key != "faults"}, indent=1))
@@ -371,95 +463,132 @@ def main() -> None:
     sys.exit(bool(result["faults"]))
 
 
-def soak(pid: int, pool: list[Question], options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
-    """Send all requests, check the server's state at the end, and report faults."""
+def measure(options: argparse.Namespace, rng: random.Random, place: Path) -> dict[str, Any]:
+    """Ask the library, then the server.
+
+    Args:
+        place: an empty folder for the adapters.
+    """
+    load = partial(LLM, options.model, dtype=options.dtype, threads=1)
+    llm = load(speculative_config=None)
+    adapters = {name: place / name for name in ADAPTERS}
+    for seed, folder in enumerate(adapters.values()):
+        write_adapter(folder, llm, seed=seed)
+    prompts = rng.sample([each.text for each in read_prompts(BUNDLED_SUITE)], options.prompts)
+    drawn = load(speculative_config=chosen_recipe(options.method, None, target=options.model, draft_model=None))
+    promise = drawn.recipe.promise_for(SamplingParams(temperature=0.9, seed=1))
+    drawn.close()
+    pool = questions(llm, options.model, prompts, adapters, rng, same_stream=promise == "same stream")
+    llm.close()
+    arguments = [options.model, "--method", options.method, "--dtype", options.dtype, "--threads", "1"]
+    arguments += ["--port", str(options.port), "--max-num-seqs", str(options.max_num_seqs)]
+    for name, folder in adapters.items():
+        arguments += ["--lora", f"{name}={folder}"]
+    if options.prefix_cache_dir is not None:
+        arguments += ["--prefix-cache-dir", str(options.prefix_cache_dir)]
+    server = Server(arguments, options.port, options.prefix_cache_dir)
+    try:
+        result = soak(server, pool, options, rng)
+    finally:
+        code = server.stop()
+    if code != 0:
+        result["faults"].append(f"the server has ended with {code}")
+    return result
+
+
+def soak(server: Server, pool: list[Question], options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
+    """Send requests and kill the server, check its state at the end, and report faults."""
     port, tally = options.port, Tally()
-    process = psutil.Process(pid)
-
-    def answers() -> bool:
-        try:
-            return bool(metrics(port))
-        except (OSError, HTTPException):
-            return False
-
-    assert until(answers, 120.0), "the server does not answer"
-    plan = [
-        (rng.choice(pool), rng.random() if rng.random() < options.cancelled else None) for _ in range(options.requests)
-    ]
-    waiting = iter(plan)
-    between = max(1, options.requests // 10)
-    memory: dict[int, int] = {}
-    given_up = Counter[str]()
     began = time.monotonic()
+    end = began + 60 * options.minutes
 
     def client() -> None:
-        while True:
+        while time.monotonic() < end:
             with tally.lock:
-                asked = next(waiting, None) if time.monotonic() < began + 60 * options.minutes else None
-                done = sum(tally.ended.values()) + sum(given_up.values())
-                if done >= len(memory) * between:
-                    memory[done] = process.memory_info().rss
-                if asked is None:
-                    return
-                question, part = asked
+                question = rng.choice(pool)
+                part = rng.random() if rng.random() < options.cancelled else None
                 patience = None if part is None else part * tally.seconds.get(question.kind, 0.1)
-            asked_at = time.monotonic()
-            try:
-                answer = ask(question, port, patience)
-            except (OSError, HTTPException) as error:
+            while not answered(question, patience):
                 with tally.lock:
-                    tally.faults.append(f"{question.kind}: {type(error).__name__} {error}")
-                continue
-            took = time.monotonic() - asked_at
+                    tally.sent_again[question.kind] += 1
+
+    def answered(question: Question, patience: float | None) -> bool:
+        """Whether the server lived long enough."""
+        life = server.life()
+        asked_at = time.monotonic()
+        try:
+            answer = ask(question, port, patience)
+        except (OSError, HTTPException) as error:
+            if not server.is_in(life):
+                return False
             with tally.lock:
-                if answer is None:
-                    given_up[question.kind] += 1
-                elif part is None:
-                    usual = tally.seconds.setdefault(question.kind, took)
-                    tally.seconds[question.kind] = usual + (took - usual) / 8
-            if answer is not None:
-                check(question, answer, tally)
+                tally.faults.append(f"{question.kind}: {type(error).__name__} {error}")
+            return True
+        took = time.monotonic() - asked_at
+        if answer is not None and not server.is_in(life):
+            return False  # its end may be missing
+        with tally.lock:
+            if answer is None:
+                tally.given_up[question.kind] += 1
+                life.given_up += 1
+            elif patience is None:
+                usual = tally.seconds.setdefault(question.kind, took)
+                tally.seconds[question.kind] = usual + (took - usual) / 8
+        if answer is not None:
+            check(question, answer, tally, life)
+        return True
 
     threads = [threading.Thread(target=client, daemon=True) for _ in range(options.clients)]
     for thread in threads:
         thread.start()
+    weighed, started = 0.0, began
+    while time.monotonic() < end:
+        time.sleep(1.0)
+        now = time.monotonic()
+        if now > weighed + 60:
+            server.weigh()
+            weighed = now
+        if now > started + 60 * options.restart_minutes:
+            server.restart()
+            started = time.monotonic()
     for thread in threads:
         thread.join()
     took = time.monotonic() - began
-    faults = tally.faults
+    server.weigh()
+    faults, life = tally.faults, server.life()
     if not until(lambda: metrics(port)["num_requests_running"] + metrics(port)["num_requests_waiting"] == 0):
         faults.append(f"something runs or waits: {metrics(port)}")
     counted = metrics(port)
-    done = sum(tally.ended.values()) + sum(given_up.values())
-    memory[done] = process.memory_info().rss
     ends = {key.split(" ")[1]: int(value) for key, value in counted.items() if key.startswith("request_success_total")}
     whole = ends.get("stop", 0) + ends.get("length", 0)
-    most = tally.completions + 2 * sum(given_up.values())  # two completions are the most that one asks for
-    if not tally.completions <= whole <= sum(ends.values()) <= most or ends.get("error"):
-        faults.append(
-            f"{ends} requests have ended for {tally.completions} answers and {sum(given_up.values())} given up"
-        )
-    if counted["generation_tokens_total"] < tally.tokens:
-        faults.append(f"{counted['generation_tokens_total']} tokens were counted for {tally.tokens} in the answers")
+    most = life.completions + 2 * life.given_up  # two completions are the most that one asks for
+    if not life.completions <= whole <= sum(ends.values()) <= most or ends.get("error"):
+        faults.append(f"{ends} requests have ended for {life.completions} answers and {life.given_up} given up")
+    if counted["generation_tokens_total"] < life.tokens:
+        faults.append(f"{counted['generation_tokens_total']} tokens were counted for {life.tokens} in the answers")
     found = slots_in_use(port, options.model, options.max_num_seqs)
     if found != options.max_num_seqs:
         faults.append(f"{found} of {options.max_num_seqs} slots are there")
     if not until(lambda: metrics(port)["num_requests_running"] == 0):
         faults.append("requests of closed connections go on")
-    later = [each for count, each in memory.items() if 3 * count >= done]
-    if max(later) > 1.05 * later[0]:
-        faults.append(f"memory grows: {memory}")
+    for each in server.lives:
+        later = each.memory[len(each.memory) // 3 :]
+        if len(later) > 3 and max(later) > 1.05 * later[0]:
+            faults.append(f"memory grows: {each.memory}")
+    folder = options.prefix_cache_dir
     return {
-        "requests": done,
         "answered": sum(tally.ended.values()),
-        "given_up": sum(given_up.values()),
+        "given_up": sum(tally.given_up.values()),
+        "sent_again": sum(tally.sent_again.values()),
+        "kills": len(server.lives) - 1,
         "kinds": dict(sorted(tally.ended.items())),
-        "completions": tally.completions,
-        "tokens": tally.tokens,
-        "ended": ends,
-        "cached_tokens": int(counted["prefix_cache_hits_total"]),
-        "prompt_tokens": int(counted["prompt_tokens_total"]),
-        "memory_mb": {count: round(each / 2**20) for count, each in memory.items()},
+        "completions": sum(each.completions for each in server.lives),
+        "tokens": sum(each.tokens for each in server.lives),
+        "ended_since_last_start": ends,
+        "cached_tokens_since_last_start": int(counted["prefix_cache_hits_total"]),
+        "prompt_tokens_since_last_start": int(counted["prompt_tokens_total"]),
+        "prefix_files": None if folder is None else len(list(folder.glob("*.prefix"))),
+        "memory_mb": [[round(count / 2**20) for count in each.memory] for each in server.lives],
         "seconds": round(took, 1),
         "faults": faults,
     }
