@@ -9,6 +9,7 @@ layers and next to it the norm after them; the causal model around it adds the h
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,12 @@ def find(model: Any) -> Anatomy:
         if part is None:
             raise UnsupportedArchitecture(f"{kind}: has no {what}")
     return Anatomy(body, embedding, layers, _final_norm(body, kind), head)
+
+
+def cache_argument(module: nn.Module) -> str:
+    """The argument through which a module of transformers takes its cache: ``cache`` from 5.24 on."""
+    named = inspect.signature(module.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in named), "past_key_values")
 
 
 def gain_of(norm: nn.Module) -> Tensor | None:

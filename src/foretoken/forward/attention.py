@@ -126,7 +126,8 @@ def admit(model_type: str) -> None:
     if model_type == "gptj":
         from transformers.models.gptj import modeling_gptj
 
-        modeling_gptj.GPTJ_ATTENTION_CLASSES.setdefault(NAME, modeling_gptj.GPTJAttention)
+        # the table went with 5.24
+        getattr(modeling_gptj, "GPTJ_ATTENTION_CLASSES", {}).setdefault(NAME, modeling_gptj.GPTJAttention)
 
 
 def redirect(model: nn.Module) -> None:

@@ -394,7 +394,7 @@ def _tried(mixer: Mixer, model: Any) -> Mixer:
     x_TD = torch.randn(_PROMPT + 1, width, generator=generator).to(device=device, dtype=dtype)
     with torch.inference_mode(), _quiet(), _short_chunks(mixer.module):
         try:
-            given, cache = "past_key_values" if mixer.short else "cache_params", DynamicCache(config=model.config)
+            given, cache = anatomy.cache_argument(mixer.module), DynamicCache(config=model.config)
             prompt = mixer.module(x_TD[None, :_PROMPT], **{given: cache})[0]
             later = mixer.module(x_TD[None, _PROMPT:], **{given: cache})[0]
             only = mixer.module(x_TD[None, _PROMPT:], **{given: DynamicCache(config=model.config)})[0]

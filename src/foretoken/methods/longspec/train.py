@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from foretoken.forward import target_kv
+from foretoken.forward import anatomy, target_kv
 from foretoken.methods.longspec.network import LEVELS, LongSpec, config_for
 from foretoken.methods.longspec.noisy import noisy_forward
 from foretoken.models.load import load_as_is
@@ -138,8 +138,8 @@ class KeyedTarget(FrozenTarget):
                 position_ids=positions_BT,
                 # without a mask transformers treats a jump in positions as the start of another text
                 attention_mask=torch.ones_like(tokens_BT),
-                past_key_values=kept,
                 use_cache=True,
+                **{anatomy.cache_argument(self.parts.body): kept},
             ).last_hidden_state
         layer = kept.layers[self.kv.layer]
         used_BT = self._replies.used(tokens_BT)

@@ -19,7 +19,7 @@ from transformers import DynamicCache
 
 from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.core.protocols import Plan, Scoring
-from foretoken.forward import attention
+from foretoken.forward import anatomy, attention
 from foretoken.forward.batch import PackedBatch, Segment
 from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import NativePlan
@@ -136,7 +136,7 @@ def check_positions(model: Any, max_length: int, device: torch.device) -> None:
         }
         with torch.inference_mode(), attention.following(TrialPlan(batch)):
             given_TV = model(**inputs).logits[0]
-            counted_TV = model(**inputs, past_key_values=_Claimed(start)).logits[0]
+            counted_TV = model(**inputs, **{anatomy.cache_argument(model): _Claimed(start)}).logits[0]
         if not same(given_TV, counted_TV):
             raise UnsupportedArchitecture(
                 f"around position {start} it counts the rows of the batch instead of reading the positions given: "

@@ -19,7 +19,7 @@ from foretoken.core.errors import ConfigError, MismatchError, ModelError, Unsupp
 from foretoken.core.protocols import Budget
 from foretoken.core.tree import ROOT
 from foretoken.drafting.learned_part import find
-from foretoken.forward import target_kv
+from foretoken.forward import anatomy, target_kv
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.span import Span
@@ -104,7 +104,7 @@ def paper(model: LanguageModel, head: Path, tokens: list[int], known: list[int])
     ids_1T, positions_T = torch.tensor([tokens]), torch.arange(len(tokens))
     cache = DynamicCache(config=library.config)
     with torch.no_grad():
-        library(input_ids=ids_1T, past_key_values=cache, use_cache=True)
+        library(input_ids=ids_1T, use_cache=True, **{anatomy.cache_argument(library): cache})
         layer = cache.layers[net.config.layer]
         cos_1Td, sin_1Td = library.model.rotary_emb(torch.zeros(1), positions_T[None])
         cos_Th, sin_Th = (each[0, :, : each.shape[-1] // 2] for each in (cos_1Td, sin_1Td))
