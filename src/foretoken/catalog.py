@@ -202,10 +202,11 @@ _TABLE = (
         name="dflash",
         kind="drafter",
         import_path="foretoken.methods.dflash.drafter:DFlashDrafter",
-        summary="a published block network fills a chain in one pass over the target's states",
+        summary="a block network fills a chain in one pass over the target's states",
         paper="DFlash, arXiv:2602.06036; with a Markov head DSpark, arXiv:2607.05147",
         needs="a target that is a plain stack of layers",
-        weights="a published DFlash or DSpark folder",
+        weights="a network for the target (foretoken train dflash, or a published DFlash, DSpark or DFlash2)",
+        training="foretoken.methods.dflash.command:COMMAND",
     ),
     Entry(
         name="mtp",

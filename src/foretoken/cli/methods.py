@@ -136,7 +136,7 @@ def _lacks(entry: catalog.Entry, model: str) -> str:
         return "" if brought else "add --draft-model MODEL, a smaller checkpoint with the same tokenizer"
     if declared.learned_part is not None and not declared.brought:
         part = catalog.imported(declared.learned_part)
-        how = part.how(model, "DRAFT") or "a published folder, --draft-model FOLDER"
+        how = part.how(model, "DRAFT")
         return "" if lies_beside(part, source_of(model)) else f"needs a trained part: {how}"
     return "" if entry.needs == "nothing" else f"needs {entry.needs}"
 

@@ -101,6 +101,32 @@ class LayersConfig(BlockConfig):
         return (self.windows[layer] or None) if self.windows else None
 
 
+def spread_depths(count: int, num_layers: int) -> tuple[int, ...]:
+    """Return the depths at which DFlash reads a target of so many layers; fewer than ``count`` of a small one."""
+    depths = (2 + round(number * (num_layers - 4) / max(1, count - 1)) for number in range(count))
+    return tuple(sorted({min(max(1, depth), num_layers) for depth in depths}))
+
+
+def speculators_config(algorithm: str, config: LayersConfig, length: int) -> dict[str, Any]:
+    """Return the part of a ``config.json`` of the speculators format that names the target.
+
+    Args:
+        length: of drafts, for other engines.
+    """
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": length,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "algorithm": algorithm,
+        "proposal_methods": [proposal],
+        "default_proposal_method": "greedy",
+        "verifier": {"name_or_path": config.target, "architectures": [], "fingerprint": config.target_fingerprint},
+    }
+
+
 def block_settings(config: LayersConfig) -> dict[str, Any]:
     """Return the layers' part of a ``config.json``."""
     scaling = {"rope_type": "default"} if config.rope_scaling is None else dict(config.rope_scaling.values)

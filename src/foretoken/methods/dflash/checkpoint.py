@@ -9,7 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.core.errors import MismatchError
-from foretoken.drafting.published.blocks import WHERE, block_fields, block_settings, block_type
+from foretoken.drafting.published.blocks import (
+    WHERE,
+    block_fields,
+    block_settings,
+    block_type,
+    speculators_config,
+    spread_depths,
+)
 from foretoken.drafting.published.layouts import MASK_KEYS, Layout, mask_token_of, recognise, stated, value_of
 from foretoken.drafting.published.vocabulary_maps import LM_HEAD, check_tables
 from foretoken.methods.dflash.network import DFlashConfig, DFlashNetwork
@@ -30,6 +37,7 @@ class DFlash(DFlashNetwork):
     """The network of a folder; see :class:`foretoken.drafting.learned_part.LearnedPart`."""
 
     algorithm = "dflash"
+    model_types = ("dflash", "dspark")
     title = "DFlash drafter"
     Config = DFlashConfig
 
@@ -37,12 +45,8 @@ class DFlash(DFlashNetwork):
     def shape_for(cls, num_layers: int) -> dict[str, Any]:
         """Two layers, which read the target after its first, its middle and its last layer but one."""
         depths = tuple(sorted({1, max(1, num_layers // 2), max(1, num_layers - 1)}))
-        return {"layers": 2, "rows": 5, "windows": (0, 6), "causal": (False, True), "depths": depths}
-
-    @classmethod
-    def how(cls, target: str, draft: str, config: DFlashConfig | None = None) -> str:
-        """Return an empty text: there is no command that makes one."""
-        return ""
+        shape = {"layers": 2, "rows": 5, "windows": (0, 6), "causal": (False, True), "depths": depths}
+        return {**shape, "norm_heads": True}
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target of another width, vocabulary or depth.
@@ -142,25 +146,29 @@ class DFlash(DFlashNetwork):
 
     def _settings(self) -> dict[str, Any]:
         config = self.config
-        return {
-            "architectures": ["DFlashDraftModel"],
-            **block_settings(config),
-            "model_type": "qwen3",
-            "speculators_config": {
-                "verifier": {"name_or_path": config.target, "fingerprint": config.target_fingerprint}
-            },
-            "target_hidden_size": config.target_width,
-            "draft_vocab_size": config.draft_vocab_size,
-            "block_size": config.rows,
+        kind = "dspark" if config.markov_rank else "dflash"
+        head = {
             "markov_rank": config.markov_rank,
             "markov_head_type": config.markov_kind,
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": config.confidence,
+        }
+        return {
+            "architectures": ["DSparkSpeculator" if config.markov_rank else "DFlashSpeculator"],
+            "speculators_model_type": kind,
+            "speculators_config": speculators_config(kind, config, config.slots),
+            "transformer_layer_config": {**block_settings(config), "model_type": "qwen3"},
+            "draft_vocab_size": config.draft_vocab_size,
+            "target_hidden_size": config.target_width,
+            "num_target_layers": config.target_layers,
+            "aux_hidden_state_layer_ids": list(config.depths),
+            "block_size": config.rows,
+            "mask_token_id": config.mask_token,
             "sample_from_anchor": config.anchor_predicts,
-            _NESTED: {
-                "mask_token_id": config.mask_token,
-                "target_layer_ids": [each - 1 for each in config.depths],
-                **({} if len(set(config.causal)) > 1 else {"causal": config.causal[0]}),
-                **({key: getattr(config, ours) for ours, key in _DFLASH2.items()} if config.selector_rank else {}),
-            },
+            "sliding_window_non_causal": not any(config.causal),
+            **({"causal": True} if all(config.causal) and not all(config.windows or (0,)) else {}),
+            **(head if config.markov_rank else {}),
+            **({key: getattr(config, ours) for ours, key in _DFLASH2.items()} if config.selector_rank else {}),
         }
 
 
@@ -171,7 +179,7 @@ def _depths(settings: Mapping[str, Any], layout: Layout, count: int) -> tuple[in
         layers = settings.get("num_target_layers")
         if type(layers) is not int or count < 2:
             raise ValueError(f"{layout.ids.replace('|', ' or ')} is missing, and num_target_layers does not replace it")
-        return tuple(2 + round(number * (layers - 4) / (count - 1)) for number in range(count))
+        return spread_depths(count, layers)
     if not isinstance(ids, list) or any(type(each) is not int for each in ids):
         raise ValueError(f"target_layer_ids={ids!r}: a list of layers")
     return layout.depths(ids)

@@ -121,15 +121,20 @@ class MarkovHead(nn.Module):
             n_W: the row's normed state.
             state: of the rows before; None: there is none.
         """
-        m = self.markov_w1.weight[token].to(n_W.dtype)
+        f, m, state = self.read(token, n_W, state)
+        return self.markov_w2(f), m, state
+
+    def read(self, token: int | Tensor, n: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As :meth:`forward` for one row or many, with the input f of W2 in place of the addend."""
+        m = self.markov_w1.weight[token].to(n.dtype)
         if self.kind == "vanilla":
-            return self.markov_w2(m), m, None
+            return m, m, None
         if self.kind == "gated":
-            return self.markov_w2(self.gate_proj(torch.cat([n_W, m])).sigmoid() * m), m, None
+            return self.gate_proj(torch.cat([n, m], -1)).sigmoid() * m, m, None
         state = torch.zeros_like(m) if state is None else state
-        gate, candidate, output = self.joint_proj(torch.cat([state, m, n_W])).chunk(3)
+        gate, candidate, output = self.joint_proj(torch.cat([state, m, n], -1)).chunk(3, -1)
         state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
-        return self.markov_w2(output.tanh()), m, state
+        return output.tanh(), m, state
 
 
 class Selector(nn.Module):
@@ -250,12 +255,13 @@ class DFlashNetwork(PublishedHead):
         config, count = self.config, len(states_NF)
         c_NW = self.context(states_NF)
         x_TW = F.embedding(tokens_RB.flatten(), embedding_VW) * config.embedding_scale
-        own_T = (anchors_R[:, None] + torch.arange(tokens_RB.shape[1])).flatten()
-        positions = torch.cat([torch.arange(count), own_T])
+        before_N, block_B = (torch.arange(size, device=c_NW.device) for size in (count, tokens_RB.shape[1]))
+        own_T = (anchors_R[:, None] + block_B).flatten()
+        positions = torch.cat([before_N, own_T])
         cos, sin = self.rotary_at(positions)
         ago = own_T[:, None] - positions
-        block_T = torch.arange(len(anchors_R)).repeat_interleave(tokens_RB.shape[1])
-        known = torch.cat([torch.arange(count) < anchors_R[block_T, None], block_T[:, None] == block_T], dim=1)
+        block_T = torch.arange(len(anchors_R), device=c_NW.device).repeat_interleave(tokens_RB.shape[1])
+        known = torch.cat([before_N < anchors_R[block_T, None], block_T[:, None] == block_T], dim=1)
         for number in range(config.layers):
             layer = self.layer(number)
             seen = known & (ago < layer.window) if layer.window else known
@@ -273,6 +279,13 @@ class DFlashNetwork(PublishedHead):
             x_TW = layer.over_blocks(x_TW, tokens_RB.shape[1], (cos[count:], sin[count:]), attend)
         out: Tensor = self.norm(x_TW).unflatten(0, tokens_RB.shape)
         return out
+
+    @torch.no_grad()
+    def begin_near(self, model: Any) -> None:
+        """Initialise the norm as the target's final norm, which the LM head expects."""
+        gain_D = anatomy.gain_of(anatomy.find(model).final_norm)
+        if gain_D is not None and gain_D.shape == self.norm.weight.shape:
+            self.norm.weight.copy_(gain_D)
 
     def readings(self, target: LanguageModel) -> dict[str, tuple[Any, ...]]:
         """See :class:`PublishedHead`."""

@@ -4,12 +4,10 @@ Every block equals ``BlockNetwork.forward`` of its own anchor: keys and values o
 text, and a mask hides the rows from a block's root on.
 
 Letters: B sequences, T positions, F width of the target's states, W width, G key/value heads, n query heads of a group,
-d head width, A anchors of a sequence, k slots, V vocabulary, N requested columns.
+d head width, A anchors of a sequence, k slots, V vocabulary.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -57,18 +55,3 @@ def many_blocks(
         h = layer.close(h, attended)
     found: Tensor = network.norm(h)
     return found
-
-
-def unrolled(
-    network: BlockNetwork, states_BTF: Tensor, tokens_BT: Tensor, embedding_VW: Tensor, steps: int, wanted_BC: Tensor
-) -> Iterator[Tensor]:
-    """Yield slot after slot of the blocks of all columns, as drafting/feature_heads/unroll.py does for chains of pairs.
-
-    Returns:
-        for s = 0, 1, ..: the requested columns, [N, W]: slot s + 1 of the block with the root x_{c+1}.
-    """
-    length = tokens_BT.shape[1]
-    anchors_BA = torch.arange(1, length, device=tokens_BT.device).expand(len(tokens_BT), -1)
-    rows = many_blocks(network, states_BTF, tokens_BT, anchors_BA, embedding_VW)
-    for step in range(min(steps, network.config.slots, length - 1)):
-        yield rows[:, :, step][wanted_BC]

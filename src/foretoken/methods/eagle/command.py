@@ -24,8 +24,15 @@ class Config(UnrolledOptions):
         bool, Option("Start the residual from the feature itself, as in the paper, instead of the normed feature.")
     ] = False
 
+    taps: Annotated[
+        int | None,
+        Option("States of the target that it reads, spread over its layers; default: the paper's 3.", least=1, most=16),
+    ] = None
+
     def check_together(self) -> None:
         super().check_together()
+        if self.algorithm == "eagle" and self.taps is not None:
+            raise ConfigError("--algorithm eagle reads the last state: leave out --taps")
         if self.algorithm == "eagle" and (self.draft_vocab_size is not None or self.own_head):
             raise ConfigError("--algorithm eagle uses the target's head: leave out --draft-vocab-size and --own-head")
         if self.algorithm == "eagle" and self.plain_residual:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretoken.drafting.feature_heads.description import Taps
-from foretoken.drafting.published.blocks import LayersConfig, block_fields, block_settings
+from foretoken.drafting.published.blocks import LayersConfig, block_fields, block_settings, speculators_config
 from foretoken.drafting.published.layouts import MASK_KEYS
 
 EAGLE2, EAGLE3 = "eagle", "eagle3"
@@ -70,21 +70,10 @@ class EagleConfig(LayersConfig):
 
 def to_settings(config: EagleConfig) -> dict[str, Any]:
     """Return the contents of ``config.json``."""
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": SPECULATIVE_TOKENS,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
     settings: dict[str, Any] = {
         "architectures": _ARCHITECTURES[config.algorithm],
         "speculators_model_type": config.algorithm,
-        "speculators_config": {
-            "algorithm": config.algorithm,
-            "proposal_methods": [proposal],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": config.target, "architectures": [], "fingerprint": config.target_fingerprint},
-        },
+        "speculators_config": speculators_config(config.algorithm, config, SPECULATIVE_TOKENS),
         "transformer_layer_config": block_settings(config),
     }
     if config.algorithm == EAGLE2:

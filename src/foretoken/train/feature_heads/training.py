@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError
-from foretoken.drafting.feature_heads.pair_network import LayeredNetwork
-from foretoken.drafting.feature_heads.state_network import NetworkConfig, TrainableNetwork
+from foretoken.drafting.feature_heads.state_network import NetworkConfig, StateNetwork, TrainableNetwork
 from foretoken.drafting.feature_heads.unroll import Unroll, unrolled
 from foretoken.models.load import load_config
 from foretoken.train.feature_heads.command import NetworkOptions
@@ -100,15 +99,16 @@ def recipe_for(method: str, description: str, target: str, own_words: float, rat
 
 
 def untrained(
-    part: type[LayeredNetwork], config: Any, target: FrozenTarget, ids_K: Tensor | None, *, own_head: bool = False
-) -> LayeredNetwork:
+    part: type[StateNetwork], config: Any, target: FrozenTarget, ids_K: Tensor | None, *, own_head: bool = False
+) -> StateNetwork:
     """An untrained network that hands the target's state on nearly as it is; its own LM head begins as the target's."""
     network = part(config, ids_K=ids_K, own_head=own_head)
     network.draw()
     network.begin_near(target.model)
     if network.lm_head is not None:
         with torch.no_grad():
-            network.lm_head.weight.copy_(part(config, ids_K=ids_K).lm_head_of(target.model))
+            rows_KW = StateNetwork.lm_head_of(part(config, ids_K=ids_K), target.model)
+            network.lm_head.weight.copy_(rows_KW)
     return network
 
 
