@@ -214,7 +214,7 @@ _TABLE = (
         import_path="foretoken.methods.mtp.drafter:MtpDrafter",
         summary="the next-token-prediction layer of a checkpoint proposes a chain or a tree",
         paper="DeepSeek-V3, arXiv:2412.19437, sections 2.2 and 5.4.3; GLM-4.5, arXiv:2508.06471",
-        needs="a DeepSeek-V3, GLM-4-MoE, Qwen3-Next or Qwen3.5 checkpoint with its next-token-prediction layer",
+        needs="a DeepSeek-V3, GLM-4-MoE, GLM-4.7-Flash, Qwen3-Next or Qwen3.5 checkpoint with its prediction layer",
         weights="the checkpoint's own, or one that foretoken train mtp makes",
         training="foretoken.methods.mtp.command:COMMAND",
     ),

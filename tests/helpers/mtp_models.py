@@ -34,6 +34,15 @@ _SIZES = {
     "n_group": 2,
     "topk_group": 1,
 }
+_LATENT = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+}
 _SHARING = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
@@ -54,18 +63,8 @@ _SHARING = {
     "shared_expert_intermediate_size": 24,
 }
 FAMILIES = {
-    "deepseek_v3": Family(
-        "deepseek_v3",
-        {
-            **_SIZES,
-            "num_key_value_heads": 4,
-            "q_lora_rank": 24,
-            "kv_lora_rank": 16,
-            "qk_rope_head_dim": 8,
-            "qk_nope_head_dim": 12,
-            "v_head_dim": 10,
-        },
-    ),
+    "deepseek_v3": Family("deepseek_v3", _LATENT),
+    "glm4_moe_lite": Family("glm4_moe_lite", {**_LATENT, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
     "glm4_moe": Family("glm4_moe", {**_SIZES, "num_key_value_heads": 2, "head_dim": 16}),
     "qwen3_next": Family("qwen3_next", _SHARING),
     "qwen3_5_text": Family("qwen3_5_text", _SHARING),

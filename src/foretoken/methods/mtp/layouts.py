@@ -1,7 +1,7 @@
 """Names of the next-token-prediction layer in checkpoints.
 
-    DeepSeek-V3, GLM-4-MoE    model.layers.{L}.enorm, hnorm, eh_proj, shared_head.norm     L = num_hidden_layers
-                              model.layers.{L}.*                                           a decoder layer
+    DeepSeek-V3, GLM-4-MoE,   model.layers.{L}.enorm, hnorm, eh_proj, shared_head.norm     L = num_hidden_layers
+    GLM-4.7-Flash             model.layers.{L}.*                                           a decoder layer
                               model.layers.{L}.shared_head.head, embed_tokens              copies of the target's
     Qwen3-Next, Qwen3.5       mtp.pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm
                               mtp.layers.0.*                                               a layer of full attention
@@ -61,6 +61,6 @@ _BESIDE = Layout(
     },
 )
 LAYOUTS: Mapping[str, Layout] = {  # by the type of the text model
-    **dict.fromkeys(("deepseek_v3", "glm4_moe"), _BEHIND),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "glm4_moe_lite"), _BEHIND),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), _BESIDE),
 }

@@ -209,7 +209,9 @@ class PredictionLayer(PairNetwork):
 
 def _number(text: Any) -> int:
     """Return the layer number that gives transformers' layer the right kind: after the others, or of full attention."""
-    types = getattr(text, "layer_types", None)
+    types, kinds = (getattr(text, f"{each}layer_types", None) for each in ("", "mlp_"))
+    if kinds is not None and len(kinds) <= text.num_hidden_layers:
+        return len(kinds) - 1  # of experts, after the dense ones
     if types is None or (len(types) <= text.num_hidden_layers and "linear_attention" not in types):
         return cast(int, text.num_hidden_layers)  # after the dense ones, so that it has experts
     return max(number for number, each in enumerate(types) if each == "full_attention")

@@ -14,8 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.core.errors import ModelError, UnsupportedArchitecture
+from foretoken.methods.mtp.gguf_layer import gguf_layer
 from foretoken.methods.mtp.layouts import LAYOUTS
 from foretoken.models.fingerprint import folder_of
+from foretoken.models.gguf.magic import is_gguf
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _PROJECTION = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")  # ordinary layers lack it
@@ -93,6 +95,8 @@ def read_layer(config: Any, source: str, name: str) -> dict[str, Tensor]:
             f"method 'mtp': '{name}' is of type '{text.model_type}'; next-token-prediction layers are supported for "
             f"{', '.join(others)} and {last}; 'foretoken train mtp' makes a checkpoint with one"
         )
+    if is_gguf(Path(source)):
+        return gguf_layer(Path(source), LAYOUTS[text.model_type])
     shards, count = Shards(source), text.num_hidden_layers
     prefix = LAYOUTS[text.model_type].prefix_in(count)
     there = sorted(int(match[1]) for each in shards.file_of if (match := _PROJECTION.fullmatch(each)))

@@ -59,9 +59,11 @@ def reference(folder: Path, tokens: list[int], states_TW: Tensor) -> Tensor:
     """Logits of all pairs by the library: its model with one layer more, of which only the last is called."""
     config = AutoConfig.from_pretrained(folder)
     family = config.model_type
-    deeper = {"num_hidden_layers": LAYERS + 1}
+    deeper: dict[str, Any] = {"num_hidden_layers": LAYERS + 1}
     if family in QWEN:
         deeper["layer_types"] = [*config.layer_types, "full_attention"]
+    if family == "glm4_moe_lite":
+        deeper["mlp_layer_types"] = [*config.mlp_layer_types, "sparse"]
     tensors, layer = dict(load_file(folder / WEIGHTS)), named(family, "")
     behind = Path(shutil.copytree(folder, folder / "behind", dirs_exist_ok=True))
     renamed = {PREFIX + each.removeprefix(layer) if each.startswith(layer) else each: tensors[each] for each in tensors}
