@@ -46,6 +46,12 @@ class Taps:
         return self.depths or ((num_layers,) if self.final else (2, num_layers // 2, num_layers - 3))
 
 
+def spread_depths(count: int, num_layers: int) -> tuple[int, ...]:
+    """Return the depths at which DFlash reads a target of so many layers; fewer than ``count`` of a small one."""
+    depths = (2 + round(number * (num_layers - 4) / max(1, count - 1)) for number in range(count))
+    return tuple(sorted({min(max(1, depth), num_layers) for depth in depths}))
+
+
 @dataclass(frozen=True, slots=True)
 class Fuse:
     """How the states become the feature g. Without anything, g is the one state that is read.

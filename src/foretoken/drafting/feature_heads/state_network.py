@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
 from foretoken.drafting.feature_heads.block import Block, BlockConfig, Norm, fields_for
-from foretoken.drafting.feature_heads.description import Taps
+from foretoken.drafting.feature_heads.description import Taps, spread_depths
 from foretoken.drafting.feature_heads.draft_ids import IDS, checked_ids
 from foretoken.drafting.learned_part import LearnedPart
 from foretoken.forward import anatomy
@@ -203,6 +203,7 @@ class StateNetwork(LearnedPart, TrainableNetwork):
         *,
         draft_vocab_size: int | None = None,
         mlp_width: int | None = None,
+        taps: int | None = None,
         **fields: Any,
     ) -> Any:
         """A config that fits a model of transformers; see ``fields_for``.
@@ -210,6 +211,7 @@ class StateNetwork(LearnedPart, TrainableNetwork):
         Args:
             config: the target's configuration.
             draft_vocab_size: None: all of the vocabulary.
+            taps: depths that are read, spread over the target's layers; None: as many as the method reads.
             fields: others of the config.
         Raises:
             UnsupportedArchitecture: the target does not say its sizes.
@@ -217,7 +219,10 @@ class StateNetwork(LearnedPart, TrainableNetwork):
         found = fields_for(
             config, target, fingerprint, title=cls.title, draft_vocab_size=draft_vocab_size, mlp_width=mlp_width
         )
-        shape = cls.shape_for(config.get_text_config(decoder=True).num_hidden_layers)
+        num_layers = config.get_text_config(decoder=True).num_hidden_layers
+        shape = cls.shape_for(num_layers)
+        if taps is not None:
+            shape["depths"] = spread_depths(taps, num_layers)
         return cls.Config(**{**found, **shape, **fields})
 
     @classmethod

@@ -101,12 +101,6 @@ class LayersConfig(BlockConfig):
         return (self.windows[layer] or None) if self.windows else None
 
 
-def spread_depths(count: int, num_layers: int) -> tuple[int, ...]:
-    """Return the depths at which DFlash reads a target of so many layers; fewer than ``count`` of a small one."""
-    depths = (2 + round(number * (num_layers - 4) / max(1, count - 1)) for number in range(count))
-    return tuple(sorted({min(max(1, depth), num_layers) for depth in depths}))
-
-
 def speculators_config(algorithm: str, config: LayersConfig, length: int) -> dict[str, Any]:
     """Return the part of a ``config.json`` of the speculators format that names the target.
 

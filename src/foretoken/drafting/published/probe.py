@@ -1,9 +1,9 @@
 """How well a published head agrees with a target: settles what its config leaves open, refuses another target's head.
 
-The target reads a short text once. The agreement of a reading of the config is the share of places where the head's
-first draft is the target's greedy token. Values that the config states are kept; a reading that agrees better is
-reported. Of values that it does not state, the best are taken. "Better" is by more than chance: two standard errors
-of the comparison, place by place.
+The target reads a short text once, the shorter the larger the head is. The agreement of a reading of the config is the
+share of places where the head's first draft is the target's greedy token. Values that the config states are kept; a
+reading that agrees better is reported. Of values that it does not state, the best are taken. "Better" is by more than
+chance: two standard errors of the comparison, place by place.
 
 Letters: T tokens, F width of the fused states, R places, W width, V vocabulary, K draft vocabulary.
 """
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.core.errors import MismatchError
+from foretoken.core.phases import PHASES
 from foretoken.drafting.feature_heads.draft_ids import maps_of
 from foretoken.drafting.feature_heads.pending_states import final_of, fused_states
 from foretoken.drafting.feature_heads.state_network import StateNetwork
@@ -41,6 +42,7 @@ PROBE = Option("At load, count whether a head without the target's fingerprint a
 LEAST = 0.05  # a pair that agrees less is refused
 _TOKENS = 128
 _FEWEST = 32  # a target with fewer positions is not probed
+_PRODUCTS = 5e11  # of the network in all readings, about half a minute on two processors
 _TEXT = """\
 The river rises in the hills to the north of the town and flows through it from east to west. In spring, when the snow \
 melts, the water is high, and children stand on the old stone bridge to watch it. "How far is it to the sea?" the girl \
@@ -58,6 +60,7 @@ class PublishedHead(StateNetwork):
     """A network that other makers publish; its config may leave fields open (``config.silent``)."""
 
     config: LayersConfig
+    rows_per_token = 1.0  # that :meth:`first_drafts` computes
 
     @abstractmethod
     def readings(self, target: LanguageModel) -> Mapping[str, Sequence[Any]]:
@@ -170,6 +173,11 @@ def compared(head: AnyHead, target: LanguageModel, probe: bool) -> tuple[AnyHead
         if not changes.get("final_norm") or target.num_layers in changes.get("depths", own["depths"])
     ]
     num_open = sum(changes in open_ for changes in wanted)
+    products = head.rows_per_token * sum(each.numel() for each in head.layers.parameters())
+    if products * _FEWEST * len(wanted) > _PRODUCTS:
+        wanted = wanted[:num_open]  # stated values are kept anyway
+    tokens = tokens[: max(_FEWEST, int(_PRODUCTS / products / len(wanted)))]
+    PHASES.info(f"comparing the head with the target on {len(tokens)} tokens; readings of its config: {len(wanted)}")
     configs = [replace(head.config, **changes) for changes in wanted]
     with torch.inference_mode():
         found = zip(wanted, configs, _agreements(head, configs, target, tokens), strict=True)

@@ -9,14 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.core.errors import MismatchError
-from foretoken.drafting.published.blocks import (
-    WHERE,
-    block_fields,
-    block_settings,
-    block_type,
-    speculators_config,
-    spread_depths,
-)
+from foretoken.drafting.feature_heads.description import spread_depths
+from foretoken.drafting.published.blocks import WHERE, block_fields, block_settings, block_type, speculators_config
 from foretoken.drafting.published.layouts import MASK_KEYS, Layout, mask_token_of, recognise, stated, value_of
 from foretoken.drafting.published.vocabulary_maps import LM_HEAD, check_tables
 from foretoken.methods.dflash.network import DFlashConfig, DFlashNetwork

@@ -287,6 +287,10 @@ class DFlashNetwork(PublishedHead):
         if gain_D is not None and gain_D.shape == self.norm.weight.shape:
             self.norm.weight.copy_(gain_D)
 
+    @property
+    def rows_per_token(self) -> float:  # type: ignore[override]
+        return self.config.rows / _BLOCKS_APART
+
     def readings(self, target: LanguageModel) -> dict[str, tuple[Any, ...]]:
         """See :class:`PublishedHead`."""
         config = self.config

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.drafting.published.blocks import spread_depths
 from foretoken.methods.dflash.checkpoint import DFlash
 from foretoken.methods.dflash.command import Config
 from foretoken.methods.dflash.network import DFlashConfig
@@ -86,7 +85,7 @@ def training(options: Config) -> HeadTraining:
             markov_rank=options.markov_rank,
             windows=(BLOCK + rows,) * options.layers,
             causal=(True,) * options.layers,  # as engines read sliding layers unless a config says otherwise
-            depths=spread_depths(options.taps, text.num_hidden_layers),
+            taps=options.taps,
             target_layers=text.num_hidden_layers,
             mask_token=_mask_token(text) if options.mask_token is None else options.mask_token,
         )

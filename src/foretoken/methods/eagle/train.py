@@ -14,12 +14,10 @@ negligible until its weights have grown to that size (zoo_v3_epycturin2c_202611/
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-from foretoken.drafting.published.blocks import spread_depths
 from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.eagle.command import Config
-from foretoken.methods.eagle.config import EAGLE3, EagleConfig
+from foretoken.methods.eagle.config import EAGLE3
 from foretoken.train.feature_heads.objective import Thinned
 from foretoken.train.feature_heads.training import BLOCK, HeadTraining, Stage, num_scored, recipe_for, untrained
 from foretoken.train.optimiser import Rates
@@ -36,19 +34,14 @@ def training(options: Config) -> HeadTraining:
     """
     eagle3, target = options.algorithm == EAGLE3, options.target
 
-    def config(theirs: Any, name: str, fingerprint: str) -> EagleConfig:
-        num_layers = theirs.get_text_config(decoder=True).num_hidden_layers
-        return Eagle.config_for(
-            theirs,
-            name,
-            fingerprint,
-            algorithm=options.algorithm,
-            mlp_width=options.mlp_width,
-            norm_before_residual=eagle3 and not options.plain_residual,
-            windows=(BLOCK,),
-            **({} if options.taps is None else {"depths": spread_depths(options.taps, num_layers)}),
-        )
-
+    config = partial(
+        Eagle.config_for,
+        algorithm=options.algorithm,
+        mlp_width=options.mlp_width,
+        norm_before_residual=eagle3 and not options.plain_residual,
+        windows=(BLOCK,),
+        taps=options.taps,
+    )
     return HeadTraining(
         target=target,
         part=Eagle,

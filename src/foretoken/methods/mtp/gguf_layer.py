@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,13 +39,13 @@ def gguf_layer(path: Path, layout: Layout) -> dict[str, Tensor]:
     config = architecture.config
     block = f"blk.{config.num_hidden_layers}."
     twin = config.layer_types.index("full_attention")  # a block of the same kind, whose names the library maps
-    found: dict[str, Tensor] = {}
+    found: dict[str, Any] = {}
     stacks: dict[str, Tensor] = {}
     for name, entry in file.entries.items():
         if not name.startswith(block):
             continue
         leaf = name.removeprefix(block)
-        value = dense(file, replace(entry, shape=(prod(entry.shape[:-1]), entry.shape[-1]))).view(entry.shape)
+        value: Any = dense(file, replace(entry, shape=(prod(entry.shape[:-1]), entry.shape[-1]))).view(entry.shape)
         if is_stacked(name):
             stacks[leaf] = value
             continue

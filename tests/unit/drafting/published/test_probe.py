@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken.core.errors import MismatchError
+from foretoken.drafting.published import probe
 from foretoken.drafting.published.probe import _TEXT, _TOKENS, compared
 from foretoken.methods.dflash.checkpoint import DFlash
 from foretoken.methods.eagle.checkpoint import Eagle
@@ -153,6 +154,25 @@ def test_a_head_of_other_weights_drafts_where_it_agrees(eagle: Eagle, target: La
     other = random_part(Eagle, target, depths=(3, 4, 5)).with_config(head.config)
     with pytest.raises(MismatchError, match=r"trained for other weights.*agree with .* on less than 5 % of a text"):
         compared(other, target, True)
+
+
+def test_a_large_head_reads_less_and_in_fewer_ways(
+    eagle: Eagle, target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readings that the config leaves open are all tried; those that it decides are not."""
+    calls, agreements = [], probe._agreements
+
+    def counted(head: Any, configs: Any, target: Any, tokens: list[int]) -> Any:
+        calls.append((len(configs), len(tokens)))
+        return agreements(head, configs, target, tokens)
+
+    monkeypatch.setattr(probe, "_agreements", counted)
+    small, open_ = loaded(eagle, tmp_path / "small"), loaded(eagle, tmp_path / "open", norm_before_residual=None)
+    compared(small, target, True)
+    monkeypatch.setattr(probe, "_PRODUCTS", 1.0)
+    compared(small, target, True)
+    compared(open_, target, True)
+    assert calls == [(4, 127), (1, 32), (2, 32)]
 
 
 def test_norms_that_count_from_one_are_noticed(eagle: Eagle, target: LanguageModel, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from foretoken import LLM, SamplingParams
+from foretoken.drafting.feature_heads.description import spread_depths
 from foretoken.drafting.feature_heads.unroll import every_column
-from foretoken.drafting.published.blocks import spread_depths
 from foretoken.drafting.published.layouts import recognise
 from foretoken.methods.dflash.checkpoint import DFlash
 from foretoken.methods.dflash.command import Config
