@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
 from typing import Any
 
@@ -15,6 +16,7 @@ import uvicorn
 from foretoken.engine.llm import LLM
 from foretoken.serve.app import create_app
 from foretoken.serve.loop import EngineLoop
+from foretoken.serve.model_pool import ModelPool, ModelSettings
 from foretoken.serve.request_head import bounded_config
 from foretoken.serve.server import bind
 from foretoken.serve.service import Limits, Service
@@ -25,11 +27,21 @@ NAME = "zoo:base"
 class Served:
     """A server that runs, and raw requests to it."""
 
-    def __init__(self, port: int, loop: EngineLoop, service: Service) -> None:
+    def __init__(self, port: int, pool: ModelPool) -> None:
         self.port = port
-        self.loop = loop
-        self.service = service
+        self.pool = pool
         self.url = f"http://127.0.0.1:{port}"
+
+    @property
+    def service(self) -> Service:
+        """The only model."""
+        service = self.pool.models[0].service
+        assert service is not None
+        return service
+
+    @property
+    def loop(self) -> EngineLoop:
+        return self.service.loop
 
     def connect(self) -> HTTPConnection:
         return HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -81,14 +93,27 @@ def served(
     tool_parser: str = "auto",
     adapters: dict[str, str] | None = None,
     adapters_change: bool = False,
-    **options: Any,
+    max_queue: int = 256,
+    max_seconds: float | None = None,
 ) -> Iterator[Served]:
     """Serve an LLM on a free port until the block ends."""
-    loop = EngineLoop(llm, **options).start()
-    service = Service(loop, names, limits, tool_parser=tool_parser, adapters=adapters, adapters_change=adapters_change)
+    limits = replace(limits or Limits(), queue=max_queue, seconds=max_seconds)
+    own = {"names": tuple(names), "tool_parser": tool_parser, "adapters": adapters or {}}
+    settings = ModelSettings(model=llm.target.name, config={"method": "none"}, **own)
+    pool = ModelPool([settings], limits, adapters_change=adapters_change)
+    pool.begin(pool.models[0], llm)
+    with served_pool(pool, api_key=api_key, origins=origins, http=http) as running:
+        yield running
+
+
+@contextmanager
+def served_pool(
+    pool: ModelPool, *, api_key: str | None = None, origins: Sequence[str] = (), http: str = "auto"
+) -> Iterator[Served]:
+    """Serve models on a free port until the block ends."""
     listening = bind("127.0.0.1", 0)
     config = bounded_config(
-        create_app(service, api_key=api_key, origins=origins),
+        create_app(pool, api_key=api_key, origins=origins),
         http=http,
         lifespan="off",
         log_level="critical",
@@ -98,9 +123,9 @@ def served(
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
     thread.start()
     try:
-        yield Served(listening.getsockname()[1], loop, service)
+        yield Served(listening.getsockname()[1], pool)
     finally:
         server.should_exit = True
         thread.join(timeout=30)
-        loop.close()
+        pool.close()
         listening.close()

@@ -91,11 +91,9 @@ def metrics() -> list[tuple[str, str, str, str]]:
         ),
         accepted_at=[0], ended={"stop": 0}, sources={("suffix", "accepted"): 0}, off_steps={"controller": 0},
     )  # fmt: skip
-    cache = SimpleNamespace(lengths=[0], max_slots=1, max_length=1)
-    llm = SimpleNamespace(engine=SimpleNamespace(cache=cache))
-    loop: Any = SimpleNamespace(totals=totals, llm=llm, num_running=0, num_waiting=0)
+    model: Any = SimpleNamespace(name="model", totals=totals, loop=None)
     rows = []
-    for family in (*Timings("model").registry.collect(), *LoopCollector(loop, "model").collect()):
+    for family in (*Timings("model").all.registry.collect(), *LoopCollector([model]).collect()):
         if family.name.startswith(("process_", "python_")):
             continue
         ends = "_total" if family.type == "counter" else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,22 @@ def load(
     except Mispacked as error:
         log.warning("model '%s' runs unpacked, which is slower: %s", name, error)
     return build(packed=False)
+
+
+def bytes_of_weights(
+    name: str | Path, *, dtype: str = "auto", revision: str | None = None, trust_remote_code: bool = False
+) -> int:
+    """Bytes that a checkpoint's weights take at least, once they are loaded; 0 for a hub id that was never fetched.
+
+    Args:
+        dtype, revision, trust_remote_code: as for :func:`load`.
+    Raises:
+        ConfigError, ModelError: as :func:`load`.
+    """
+    files = _files(name, trust_remote_code, revision)
+    if files.gguf is None:
+        files = replace(files, source=str(folder_of(files.source)))
+    return files.num_bytes(_dtype(dtype, files.config), SCHEMES[dtype].bits if dtype in SCHEMES else None)
 
 
 def _kept(files: CheckpointFiles, dtype: str, kind: torch.dtype) -> KeptTiles | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -26,9 +27,18 @@ from foretoken.serve.errors import ApiError, api_error, invalid
 from foretoken.serve.messages import Messages, count_tokens, error_body
 from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.metrics import LoopCollector, exposition
+from foretoken.serve.model_pool import ModelPool, PooledModel
 from foretoken.serve.request_head import check_head
 from foretoken.serve.responses import Response as MadeResponse
-from foretoken.serve.schema import AdapterName, ChatRequest, CompletionRequest, LoadAdapter, ResponsesRequest, Sampling
+from foretoken.serve.schema import (
+    AdapterName,
+    ChatRequest,
+    CompletionRequest,
+    LoadAdapter,
+    ModelName,
+    ResponsesRequest,
+    Sampling,
+)
 from foretoken.serve.service import FINGERPRINT, Service, first_of, new_id
 from foretoken.serve.stream import CLIENT_GONE, EventStream, answered, unless_gone
 
@@ -51,7 +61,10 @@ _CODES = {
     503: "shutting down",
 }
 _OVERLOADED = 529  # Anthropic's status of a server that cannot answer now
-_LIKE_V1 = ("/tokenize", "/detokenize", "/apply-template", "/tokenizer_info")  # paths that need the key, too
+_LIKE_V1 = (  # paths that need the key, too
+    *("/tokenize", "/detokenize", "/apply-template", "/tokenizer_info"),
+    *("/models", "/models/load", "/models/unload", "/sleep", "/wake_up", "/is_sleeping"),
+)
 _KNOWN = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models")
 _BODY_SECONDS, _BODY_RATE = 30.0, 1000.0  # the time limit of a body, and one more second per this many bytes
 _STREAMED: dict[int | str, dict[str, Any]] = {
@@ -62,11 +75,11 @@ _NUMBERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(service: Service, *, api_key: str | None = None, origins: Sequence[str] = ()) -> FastAPI:
-    """The application over one model.
+def create_app(pool: ModelPool, *, api_key: str | None = None, origins: Sequence[str] = ()) -> FastAPI:
+    """The application over one model or several.
 
     Args:
-        service: the model; its loop runs already, and the caller ends it.
+        pool: the models; the caller ends them.
         api_key: the bearer token that clients must send under ``/v1`` and for tokens; None: no key.
         origins: origins of the pages that may call it from a browser; "*": any.
     """
@@ -76,8 +89,8 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
         description="An OpenAI-compatible server over speculative decoding.",
         responses={code: {"description": what, "content": _ERROR} for code, what in _CODES.items()},
     )
-    service.timings.registry.register(LoopCollector(service.loop, service.name))
-    app.add_middleware(_Guard, limit=service.limits.body, api_key=api_key)
+    pool.histograms.registry.register(LoopCollector(pool.models))
+    app.add_middleware(_Guard, limit=pool.limits.body, api_key=api_key)
     if origins:  # outermost, so that a page can read the reason of a refusal
         app.add_middleware(
             CORSMiddleware,
@@ -92,7 +105,8 @@ def create_app(service: Service, *, api_key: str | None = None, origins: Sequenc
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_bug)
     app.router.route_class = StrictRoute
-    _add_paths(app, service)
+    _add_paths(app, pool)
+    _add_operation(app, pool)
     app.asks_key = api_key is not None
     return app
 
@@ -121,7 +135,7 @@ class _App(FastAPI):
         return described
 
 
-def _add_paths(app: FastAPI, service: Service) -> None:
+def _add_paths(app: FastAPI, pool: ModelPool) -> None:
     @app.post("/v1/chat/completions", summary="Answer a conversation", tags=["openai"], responses=_STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
         return await answer(Chat, body, request)
@@ -141,88 +155,137 @@ def _add_paths(app: FastAPI, service: Service) -> None:
         return await answer(Messages, body, request)
 
     @app.post("/v1/messages/count_tokens", summary="Tokens of a conversation", tags=["anthropic"])
-    async def count(body: CountRequest) -> dict[str, int]:
-        return await asyncio.to_thread(count_tokens, service, body)
+    async def count(body: CountRequest, request: Request) -> Response:
+        return await look_up(count_tokens, body, request)
 
     async def answer(way: Callable[[Service, Any], Any], body: Sampling, request: Request) -> Response:
-        if body.unknown and (service.limits.strict or request.headers.get(_STRICT, "0") != "0"):
+        if body.unknown and (pool.limits.strict or request.headers.get(_STRICT, "0") != "0"):
             name = body.unknown[0]
             message = f"unknown field '{name}', which strict parsing refuses: leave it out"
             raise ApiError(400, message, param=name, code="unknown_field")
-        asked = await asyncio.to_thread(way, service, body)  # templates, tokens and grammars take time
-        headers = {"x-request-id": asked.id, "request-id": asked.id}
-        if body.ignored:
-            headers[_IGNORED] = _listed(body.ignored)
-            service.timings.count_ignored(len(body.ignored))
-        if body.stream:
-            # wait for the first event, so that a refusal still sets the HTTP status
-            events = await unless_gone(request.receive, first_of(asked.events()))
-            if events is None:
+        async with AsyncExitStack() as held:  # the model, until the answer has ended
+            service = await unless_gone(request.receive, held.enter_async_context(pool.serving(body.model)))
+            if service is None:
                 return Response(status_code=CLIENT_GONE)
-            return EventStream(events, patience=service.limits.patience, headers=headers)
+            asked = await asyncio.to_thread(way, service, body)  # templates, tokens and grammars take time
+            headers = {"x-request-id": asked.id, "request-id": asked.id}
+            if body.ignored:
+                headers[_IGNORED] = _listed(body.ignored)
+                service.timings.count_ignored(len(body.ignored))
+            if body.stream:
+                # wait for the first event, so that a refusal still sets the HTTP status
+                events = await unless_gone(request.receive, first_of(asked.events()))
+                if events is None:
+                    return Response(status_code=CLIENT_GONE)
+                end = held.pop_all().aclose
+                return EventStream(events, patience=pool.limits.patience, headers=headers, end=end)
 
-        async def whole() -> Response:
-            return JSONResponse(await asked.answer(), headers=headers)
+            async def whole() -> Response:
+                return JSONResponse(await asked.answer(), headers=headers)
 
-        return await answered(request, whole())
+            return await answered(request, whole())
 
-    def model_card(name: str) -> dict[str, Any]:
-        llm, adapter = service.llm, service.adapter_of(name)
-        return {
-            "id": name,
-            "object": "model",
-            "created": service.created,
-            "owned_by": "foretoken",
-            "root": llm.target.name if adapter is None else adapter.lora_path,
-            "parent": None if adapter is None else service.name,
-            "max_model_len": llm.target.max_length,
-            "method": llm.recipe.method,
-            "promise": llm.recipe.promise,
-            "explanations": llm.recipe.explanations,
-        }
+    async def look_up(way: Callable[[Service, Any], Any], body: Any, request: Request) -> Response:
+        async def found() -> Response:
+            async with pool.serving(body.model) as service:
+                return JSONResponse(await asyncio.to_thread(way, service, body))
 
-    @app.get("/v1/models", summary="The served model", tags=["openai"])
-    async def models() -> dict[str, Any]:
-        names = [name for name in service.names if "*" not in name]
-        return {"object": "list", "data": [model_card(name) for name in (*names, *service.adapters)]}
-
-    @app.get("/v1/models/{name:path}", summary="Properties of a model", tags=["openai"])
-    async def model(name: str) -> dict[str, Any]:
-        return model_card(service.check_model(name)) if name else await models()
-
-    if service.adapters_change:
-
-        @app.post("/v1/load_lora_adapter", summary="Serve a LoRA folder of the server's machine", tags=["adapters"])
-        async def load_adapter(body: LoadAdapter) -> dict[str, str]:
-            try:
-                await asyncio.to_thread(service.load_adapter, body.lora_name, body.lora_path)
-            except ForetokenError as error:
-                raise api_error(ConfigError(str(error)), "lora_path") from None
-            return {"status": f"adapter '{body.lora_name}' is served"}
-
-        @app.post("/v1/unload_lora_adapter", summary="Serve an adapter no more", tags=["adapters"])
-        async def unload_adapter(body: AdapterName) -> dict[str, str]:
-            if service.adapters.pop(body.lora_name, None) is None:
-                raise ApiError(404, f"there is no adapter '{body.lora_name}'", param="lora_name")
-            return {"status": f"adapter '{body.lora_name}' is served no more"}  # what runs keeps it
+        return await answered(request, found())
 
     for root in ("", "/v1"):  # vLLM and llama.cpp have them at the root, and clients append them to their base URL
 
         @app.post(f"{root}/tokenize", summary="Token ids of a text or a conversation", tags=["tokens"])
-        async def tokenize(body: token_paths.TokenizeRequest) -> dict[str, Any]:
-            return await asyncio.to_thread(token_paths.tokenize, service, body)
+        async def tokenize(body: token_paths.TokenizeRequest, request: Request) -> Response:
+            return await look_up(token_paths.tokenize, body, request)
 
         @app.post(f"{root}/detokenize", summary="The text of token ids", tags=["tokens"])
-        async def detokenize(body: token_paths.DetokenizeRequest) -> dict[str, str]:
-            return await asyncio.to_thread(token_paths.detokenize, service, body)
+        async def detokenize(body: token_paths.DetokenizeRequest, request: Request) -> Response:
+            return await look_up(token_paths.detokenize, body, request)
 
         @app.post(f"{root}/apply-template", summary="The prompt of a conversation", tags=["tokens"])
-        async def apply_template(body: token_paths.TemplateRequest) -> dict[str, str]:
-            return await asyncio.to_thread(token_paths.apply_template, service, body)
+        async def apply_template(body: token_paths.TemplateRequest, request: Request) -> Response:
+            return await look_up(token_paths.apply_template, body, request)
 
         @app.get(f"{root}/tokenizer_info", summary="The tokenizer's special tokens and template", tags=["tokens"])
-        async def tokenizer_info() -> dict[str, Any]:
-            return token_paths.tokenizer_info(service)
+        async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
+            async with pool.serving(model) as service:
+                return token_paths.tokenizer_info(service)
+
+
+def _add_operation(app: FastAPI, pool: ModelPool) -> None:
+    """Add the paths about models, adapters and the server."""
+
+    def model_card(model: PooledModel, name: str) -> dict[str, Any]:
+        known = {"id": name, "object": "model", "created": pool.created, "owned_by": "foretoken"}
+        return known | model.card(name)
+
+    @app.get("/models", summary="The same, in llama.cpp's place", tags=["models"])
+    @app.get("/v1/models", summary="The served models and their states", tags=["openai"])
+    async def models() -> dict[str, Any]:
+        cards = [
+            model_card(model, name)
+            for model in pool.models
+            for name in (*model.names, *model.adapters)
+            if "*" not in name
+        ]
+        return {"object": "list", "data": cards}
+
+    @app.get("/v1/models/{name:path}", summary="Properties of a model", tags=["openai"])
+    async def model(name: str) -> dict[str, Any]:
+        return model_card(pool.find(name), name) if name else await models()
+
+    @app.post("/models/load", summary="Load a model now", tags=["models"])
+    async def load(body: ModelName) -> dict[str, bool]:
+        async with pool.serving(body.model):
+            return {"success": True}
+
+    @app.post("/models/unload", summary="Take a model out of memory after its requests", tags=["models"])
+    async def unload(body: ModelName) -> dict[str, bool]:
+        await pool.unload(pool.find(body.model))
+        return {"success": True}
+
+    @app.post("/sleep", summary="Take all models out of memory after their requests", tags=["models"])
+    async def sleep() -> dict[str, bool]:
+        for model in pool.models:
+            await pool.unload(model)
+        return {"is_sleeping": True}
+
+    @app.post("/wake_up", summary="Load the models that sleep, as far as they fit", tags=["models"])
+    async def wake_up() -> dict[str, bool]:
+        for model in pool.models:
+            if model.state == "sleeping":
+                async with pool.serving(model.name):
+                    pass
+        return {"is_sleeping": False}
+
+    @app.get("/is_sleeping", summary="Whether no model is in memory", tags=["models"])
+    async def is_sleeping() -> dict[str, bool]:
+        return {"is_sleeping": all(model.stay is None for model in pool.models)}
+
+    if pool.adapters_change:
+
+        @app.post("/v1/load_lora_adapter", summary="Serve a LoRA folder of the server's machine", tags=["adapters"])
+        async def load_adapter(body: LoadAdapter) -> dict[str, str]:
+            model = pool.find(body.model)
+            try:
+                if any(each.knows(body.lora_name) for each in pool.models if each is not model):
+                    raise ConfigError(f"adapter '{body.lora_name}' has another model's name: choose another one")
+                async with pool.serving(body.model) as service:
+                    await asyncio.to_thread(service.load_adapter, body.lora_name, body.lora_path)
+            except ForetokenError as error:
+                raise api_error(ConfigError(str(error)), "lora_path") from None
+            model.adapters[body.lora_name] = body.lora_path
+            return {"status": f"adapter '{body.lora_name}' is served"}
+
+        @app.post("/v1/unload_lora_adapter", summary="Serve an adapter no more", tags=["adapters"])
+        async def unload_adapter(body: AdapterName) -> dict[str, str]:
+            model = next((each for each in pool.models if body.lora_name in each.adapters), None)
+            if model is None:
+                raise ApiError(404, f"there is no adapter '{body.lora_name}'", param="lora_name")
+            del model.adapters[body.lora_name]
+            if model.service is not None:
+                model.service.adapters.pop(body.lora_name, None)
+            return {"status": f"adapter '{body.lora_name}' is served no more"}  # what runs keeps it
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -230,13 +293,15 @@ def _add_paths(app: FastAPI, service: Service) -> None:
 
     @app.get("/page.json", include_in_schema=False)
     async def of_the_page() -> dict[str, str]:
-        recipe = service.llm.recipe
-        return {"model": service.name, "method": recipe.method, "promise": recipe.promise}
+        model = next((each for each in pool.models if each.service is not None), pool.models[0])
+        card = model.card(model.name)
+        method, promise = card["method"] or "its method", card["promise"] or "its first request loads it"
+        return {"model": model.name, "method": method, "promise": promise}
 
     @app.get("/health", summary="200 while requests can run", tags=["operation"])
     async def health() -> Response:
-        if not service.loop.accepting:
-            why = f"the engine has died: {service.loop.failure}" if service.loop.failure else "shutting down"
+        if not pool.accepting:
+            why = f"the engine has died: {pool.failure}" if pool.failure else "shutting down"
             raise ApiError(503, why, code="unavailable")
         return JSONResponse({"status": "ok"})
 
@@ -244,7 +309,7 @@ def _add_paths(app: FastAPI, service: Service) -> None:
         "/metrics", summary="Metrics for Prometheus", tags=["operation"], response_class=Response, responses=_NUMBERS
     )
     async def metrics() -> Response:
-        return Response(exposition(service.timings.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(exposition(pool.histograms.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/version", summary="The version of the server", tags=["operation"])
     async def version() -> dict[str, str]:

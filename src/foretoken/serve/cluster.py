@@ -16,14 +16,16 @@ import signal
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.engine.totals import Totals
 from foretoken.serve import proxy
 from foretoken.serve.loop import EngineLoop
+from foretoken.serve.model_pool import ModelPool, ModelSettings
 from foretoken.serve.server import is_loopback
+from foretoken.serve.service import Limits
 
 _PUSH = 1.0  # seconds between two reports of a replica's metrics to Ray
 _LOOK = 0.2  # seconds between two checks whether the replicas have ended
@@ -40,30 +42,18 @@ class Replicas:
     Attributes:
         least, most: numbers of replicas; Ray scales between them by the number of running requests.
         threads: cores per replica.
-        model, config, options: as for ``LLM``.
-        names, api_key, max_queue, max_seconds, max_body, strict_fields, metrics, reasoning, tool_parser,
-            origins, adapters: as for the server.
+        model, limits, api_key, origins: as for the server.
         drain_seconds: time for running requests when a replica ends.
     """
 
     least: int
     most: int
     threads: int
-    model: str
-    config: dict[str, Any]
-    names: tuple[str, ...]
-    options: dict[str, Any] = field(default_factory=dict)
+    model: ModelSettings
+    limits: Limits
     api_key: str | None = None
-    max_queue: int = 256
-    max_seconds: float | None = None
-    max_body: int = 8 * 2**20
-    strict_fields: bool = False
-    metrics: str = "none"
     drain_seconds: float = 60.0
-    reasoning: bool | None = None
-    tool_parser: str = "auto"
     origins: tuple[str, ...] = ()
-    adapters: dict[str, str] = field(default_factory=dict)
 
 
 class Replica:
@@ -72,25 +62,18 @@ class Replica:
     def __init__(self, settings: Replicas) -> None:
         import torch
 
-        from foretoken.engine.llm import LLM
-
         _keep_to_loopback()
         torch.set_num_threads(settings.threads)  # Ray sets OMP_NUM_THREADS to its own number of cores
         self._settings = settings
-        llm = LLM(settings.model, speculative_config=settings.config, **settings.options)
-        self._loop = EngineLoop(llm, max_queue=settings.max_queue, max_seconds=settings.max_seconds).start()
-        _Pushed(self._loop, settings.names[0]).start()
+        self._pool = ModelPool([settings.model], settings.limits)
+        self._loop = self._pool.begin(self._pool.models[0]).loop
+        _Pushed(self._loop, settings.model.names[0]).start()
 
     def __serve_build_asgi_app__(self) -> Any:
         from foretoken.serve.app import create_app
-        from foretoken.serve.service import Limits, Service
 
         own = self._settings
-        limits = Limits(body=own.max_body, strict=own.strict_fields, metrics=own.metrics)
-        service = Service(
-            self._loop, own.names, limits, reasoning=own.reasoning, tool_parser=own.tool_parser, adapters=own.adapters
-        )
-        return create_app(service, api_key=own.api_key, origins=own.origins)
+        return create_app(self._pool, api_key=own.api_key, origins=own.origins)
 
     def check_health(self) -> None:
         """Check the health for Ray, which replaces a replica that raises."""
@@ -174,7 +157,7 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
         raise ConfigError(f"--ray needs Ray ({error}): pip install 'foretoken[ray]'") from None
     port = port or _free_port(host)
     begin(verbose=verbose)
-    slots = int(settings.options.get("max_num_seqs") or 16)  # where it follows memory, replicas are added early
+    slots = int(settings.model.options.get("max_num_seqs") or 16)  # where it follows memory, replicas are added early
     scale: dict[str, Any] = {"num_replicas": settings.least}
     if settings.most > settings.least:
         scale = {
@@ -185,7 +168,7 @@ def deploy(settings: Replicas, host: str, port: int, *, verbose: bool = False) -
     deployment = serve.deployment(serve.ingress()(Replica)).options(
         name=_APPLICATION,
         max_ongoing_requests=2 * slots,
-        max_queued_requests=settings.max_queue,
+        max_queued_requests=settings.limits.queue,
         graceful_shutdown_timeout_s=settings.drain_seconds,
         health_check_period_s=5,
         ray_actor_options={"num_cpus": settings.threads},

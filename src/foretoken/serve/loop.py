@@ -109,16 +109,19 @@ class EngineLoop:
         llm: the model. Other long jobs on it would share its steps.
         max_queue: maximum number of waiting requests; more are refused.
         max_seconds: maximum time from submission to end of a request; None: no limit.
+        totals: counters that continue, when a model is loaded again; None: new ones.
     Attributes:
         totals: counters.
         failure: the error that ended the engine's thread; None while it runs.
     """
 
-    def __init__(self, llm: LLM, *, max_queue: int = 256, max_seconds: float | None = None) -> None:
+    def __init__(
+        self, llm: LLM, *, max_queue: int = 256, max_seconds: float | None = None, totals: Totals | None = None
+    ) -> None:
         self.llm = llm
         self.max_queue = max_queue
         self.max_seconds = max_seconds
-        self.totals = Totals()
+        self.totals = totals or Totals()
         self._driver = Driver(llm.engine, llm.max_num_seqs, self.totals)
         self.failure: BaseException | None = None
         self._orders: deque[Callable[[], None]] = deque()

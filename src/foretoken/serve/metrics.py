@@ -5,12 +5,14 @@ Counters are read from the loop at each scrape; histograms get one value per req
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from foretoken.engine.totals import Totals
 from foretoken.serve.loop import EngineLoop, Ticket
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -31,28 +33,33 @@ _HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
 }
 
 
+class Histograms:
+    """The families of all models of a process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # processor time and resident memory
+        labels = ("model_name",)
+        self.families = {
+            kind: Histogram(f"vllm:{kind}", what, labelnames=labels, buckets=buckets, registry=self.registry)
+            for kind, (what, buckets) in _HISTOGRAMS.items()
+        }
+        what = "Fields of requests that have no effect."
+        self.ignored = Counter("foretoken:ignored_fields", what, labelnames=labels, registry=self.registry)
+
+
 class Timings:
-    """Histograms of the durations of requests, in a separate registry.
+    """The durations of one model's requests.
 
     Args:
         name: the model's name for clients; a label of every metric.
+        histograms: of the process; None: new ones.
     """
 
-    def __init__(self, name: str) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)  # processor time and resident memory
-        self._histograms: dict[str, Histogram] = {}
-        for kind, (what, buckets) in _HISTOGRAMS.items():
-            labels = ("model_name",)
-            family = Histogram(f"vllm:{kind}", what, labelnames=labels, buckets=buckets, registry=self.registry)
-            self._histograms[kind] = family.labels(model_name=name)
-        ignored = Counter(
-            "foretoken:ignored_fields",
-            "Fields of requests that have no effect.",
-            labelnames=("model_name",),
-            registry=self.registry,
-        )
-        self._ignored: Counter = ignored.labels(model_name=name)
+    def __init__(self, name: str, histograms: Histograms | None = None) -> None:
+        self.all = histograms or Histograms()
+        self._histograms = {kind: family.labels(model_name=name) for kind, family in self.all.families.items()}
+        self._ignored: Counter = self.all.ignored.labels(model_name=name)
 
     def count_ignored(self, number: int) -> None:
         """Record fields that had no effect."""
@@ -82,71 +89,92 @@ class Timings:
             self._histograms[name].observe(value)
 
 
-class LoopCollector(Collector):
-    """Metrics of the loop at the time of a scrape.
+class Counted(Protocol):
+    """A model; its metrics are read at each scrape.
 
-    Args:
-        loop: the model's loop.
-        name: the model's name for clients; a label of every metric.
+    Attributes:
+        name: its name for clients; a label of every metric.
+        totals: its counters.
+        loop: None: it is not loaded.
     """
 
-    def __init__(self, loop: EngineLoop, name: str) -> None:
-        self._loop = loop
-        self._name = name
+    name: str
+    totals: Totals
+
+    @property
+    def loop(self) -> EngineLoop | None: ...
+
+
+class LoopCollector(Collector):
+    """Metrics of the models at the time of a scrape.
+
+    Args:
+        models: each has a sample in every metric.
+    """
+
+    def __init__(self, models: Sequence[Counted]) -> None:
+        self._models = models
 
     def collect(self) -> Iterable[Metric]:
         """See prometheus_client."""
-        loop, totals = self._loop, self._loop.totals
+        families: dict[str, Any] = {}
+        for model in self._models:
+            for kind, name, what, labels, counts in _read(model.totals, model.loop):
+                made = families.get(name) or kind(name, what, labels=("model_name", *labels))
+                families[name] = made
+                for values, count in counts:
+                    made.add_metric((model.name, *values), count)
+        return families.values()
+
+
+_Count = tuple[tuple[str, ...], float]  # values of the labels, and the number
+_Family = tuple[Any, str, str, tuple[str, ...], Iterable[_Count]]
+
+
+def _read(totals: Totals, loop: EngineLoop | None) -> Iterator[_Family]:
+    """Yield the metrics of one model: family, name, description, labels and counts."""
+    used = 0.0
+    if loop is not None:
         cache = loop.llm.engine.cache
         used = sum(cache.lengths) / (cache.max_slots * cache.max_length)
-        yield self._gauge("num_requests_running", "Requests that have a slot.", loop.num_running)
-        yield self._gauge("num_requests_waiting", "Requests that wait for a slot.", loop.num_waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of the KV cache's rows in use, from 0 to 1.", used)
-        yield self._counter("prompt_tokens", "Prompt tokens.", totals.prompt_tokens)
-        yield self._counter(
-            "prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache.", totals.prompt_tokens
-        )
-        yield self._counter(
-            "prefix_cache_hits", "Prompt tokens that were reused from the prefix cache.", totals.cached_tokens
-        )
-        yield self._counter("generation_tokens", "Tokens generated.", totals.tokens)
-        yield self._counter("spec_decode_num_drafts", "Verified drafts.", totals.drafts)
-        yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens.", totals.draft_tokens)
-        yield self._counter("spec_decode_num_accepted_tokens", "Accepted draft tokens.", totals.accepted_tokens)
-        yield self._by(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Drafts that were accepted up to this position.",
-            ("position",),
-            (((str(depth),), count) for depth, count in enumerate(list(totals.accepted_at))),
-        )
-        ended = (((reason,), count) for reason, count in dict(totals.ended).items())
-        yield self._by("vllm:request_success", "Finished requests.", ("finished_reason",), ended)
-        what = "Draft tokens by what proposed them, and whether they were accepted."
-        yield self._by("foretoken:source_tokens", what, ("source", "outcome"), dict(totals.sources).items())
-        off = (((code,), count) for code, count in dict(totals.off_steps).items())
-        yield self._by("foretoken:speculation_off_steps", "Steps without a draft, by reason.", ("reason",), off)
-        per_step = totals.tokens / totals.steps if totals.steps else 0.0
-        share = totals.accepted_tokens / totals.draft_tokens if totals.draft_tokens else 0.0
-        yield self._gauge(
-            "tokens_per_step", "Tokens per target call and request, since the start.", per_step, "foretoken"
-        )
-        yield self._gauge("acceptance_rate", "Accepted draft tokens divided by drafted tokens.", share, "foretoken")
+    running, waiting = (0, 0) if loop is None else (loop.num_running, loop.num_waiting)
+    yield _gauge("vllm:num_requests_running", "Requests that have a slot.", running)
+    yield _gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", waiting)
+    yield _gauge("vllm:kv_cache_usage_perc", "Share of the KV cache's rows in use, from 0 to 1.", used)
+    yield _counter("prompt_tokens", "Prompt tokens.", totals.prompt_tokens)
+    what = "Prompt tokens that were looked up in the prefix cache."
+    yield _counter("prefix_cache_queries", what, totals.prompt_tokens)
+    yield _counter("prefix_cache_hits", "Prompt tokens that were reused from the prefix cache.", totals.cached_tokens)
+    yield _counter("generation_tokens", "Tokens generated.", totals.tokens)
+    yield _counter("spec_decode_num_drafts", "Verified drafts.", totals.drafts)
+    yield _counter("spec_decode_num_draft_tokens", "Drafted tokens.", totals.draft_tokens)
+    yield _counter("spec_decode_num_accepted_tokens", "Accepted draft tokens.", totals.accepted_tokens)
+    depths = (((str(depth),), count) for depth, count in enumerate(list(totals.accepted_at)))
+    what = "Drafts that were accepted up to this position."
+    yield _by("vllm:spec_decode_num_accepted_tokens_per_pos", what, ("position",), depths)
+    ended = (((reason,), count) for reason, count in dict(totals.ended).items())
+    yield _by("vllm:request_success", "Finished requests.", ("finished_reason",), ended)
+    what = "Draft tokens by what proposed them, and whether they were accepted."
+    yield _by("foretoken:source_tokens", what, ("source", "outcome"), dict(totals.sources).items())
+    off = (((code,), count) for code, count in dict(totals.off_steps).items())
+    yield _by("foretoken:speculation_off_steps", "Steps without a draft, by reason.", ("reason",), off)
+    per_step = totals.tokens / totals.steps if totals.steps else 0.0
+    share = totals.accepted_tokens / totals.draft_tokens if totals.draft_tokens else 0.0
+    yield _gauge("foretoken:tokens_per_step", "Tokens per target call and request, since the start.", per_step)
+    yield _gauge("foretoken:acceptance_rate", "Accepted draft tokens divided by drafted tokens.", share)
+    yield _gauge("foretoken:model_loaded", "1 while the model is in memory, else 0.", float(loop is not None))
 
-    def _gauge(self, name: str, what: str, value: float, space: str = "vllm") -> Metric:
-        family = GaugeMetricFamily(f"{space}:{name}", what, labels=("model_name",))
-        family.add_metric((self._name,), value)
-        return family
 
-    def _counter(self, name: str, what: str, value: float) -> Metric:
-        return self._by(f"vllm:{name}", what, (), [((), value)])
+def _gauge(name: str, what: str, value: float) -> _Family:
+    return GaugeMetricFamily, name, what, (), [((), value)]
 
-    def _by(
-        self, name: str, what: str, labels: Sequence[str], counts: Iterable[tuple[tuple[str, ...], float]]
-    ) -> Metric:
-        family = CounterMetricFamily(name, what, labels=("model_name", *labels))
-        for values, count in counts:
-            family.add_metric((self._name, *values), count)
-        return family
+
+def _counter(name: str, what: str, value: float) -> _Family:
+    return _by(f"vllm:{name}", what, (), [((), value)])
+
+
+def _by(name: str, what: str, labels: tuple[str, ...], counts: Iterable[_Count]) -> _Family:
+    return CounterMetricFamily, name, what, labels, counts
 
 
 def exposition(registry: CollectorRegistry) -> bytes:

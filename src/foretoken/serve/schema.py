@@ -250,8 +250,14 @@ class Prediction(Fields):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-class AdapterName(Fields):
-    """An adapter's name for clients."""
+class ModelName(Fields):
+    """A model of this server."""
+
+    model: Annotated[str | None, Field(description="May be absent where one model is served.")] = None
+
+
+class AdapterName(ModelName):
+    """An adapter's name for clients, and its base model."""
 
     lora_name: Annotated[str, Field(min_length=1)]
 

@@ -1,4 +1,4 @@
-"""A process that serves one model: uvicorn around the application, and an orderly shutdown."""
+"""A process that serves models: uvicorn around the application, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import signal
 import socket
 import threading
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from foretoken.core.errors import ConfigError
-from foretoken.serve.loop import EngineLoop
 from foretoken.serve.request_head import bounded_config
+
+if TYPE_CHECKING:  # it imports what loads models
+    from foretoken.serve.model_pool import ModelPool
 
 log = logging.getLogger(__name__)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -41,11 +43,11 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host {host} --port {port}: {why}; use another port, or 0 for any free one") from None
 
 
-def serve(app: FastAPI, loop: EngineLoop, listening: socket.socket, *, drain_seconds: float) -> None:
+def serve(app: FastAPI, pool: ModelPool, listening: socket.socket, *, drain_seconds: float) -> None:
     """Serve until a signal: then new requests get 503, running ones may finish, and the remaining ones are cancelled.
 
     Args:
-        loop: the application's loop; closed at the end.
+        pool: the application's models; closed at the end.
         listening: see :func:`bind`.
         drain_seconds: time for running requests after the first SIGTERM or SIGINT; a second signal cancels them, a
             third one does not wait for their readers.
@@ -54,17 +56,17 @@ def serve(app: FastAPI, loop: EngineLoop, listening: socket.socket, *, drain_sec
         app, lifespan="off", access_log=False, log_level="warning", timeout_graceful_shutdown=5, server_header=False
     )
     try:
-        _Server(config, loop, drain_seconds).run(sockets=[listening])
+        _Server(config, pool, drain_seconds).run(sockets=[listening])
     finally:
-        loop.close()
+        pool.close()
 
 
 class _Server(uvicorn.Server):
     """Keeps listening while it drains, so that a late client gets the reason of its refusal."""
 
-    def __init__(self, config: uvicorn.Config, loop: EngineLoop, seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, pool: ModelPool, seconds: float) -> None:
         super().__init__(config)
-        self._loop = loop
+        self._pool = pool
         self._seconds = seconds
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> Any:
@@ -73,11 +75,11 @@ class _Server(uvicorn.Server):
             self.force_exit = True
             return
         log.info("draining after %s", signal.Signals(sig).name)
-        seconds = self._seconds if self._loop.accepting else 0.0
-        self._loop.drain()
+        seconds = self._seconds if self._pool.accepting else 0.0
+        self._pool.drain()
         threading.Thread(target=self._end, args=(seconds,), name="foretoken-drain", daemon=True).start()
 
     def _end(self, seconds: float) -> None:
         """Cancel the remaining requests after ``drain_seconds``; report it to their clients, and end the server."""
-        self._loop.close(seconds)
+        self._pool.close(seconds)
         self.should_exit = True

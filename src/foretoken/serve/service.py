@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from foretoken.options.option import declared
 from foretoken.options.sampling import SamplingParams
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import EngineLoop, Ticket
-from foretoken.serve.metrics import Timings
+from foretoken.serve.metrics import Histograms, Timings
 from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, Sampling, SchemaFormat, Speculation
 from foretoken.serve.tool_formats import ToolGrammar, format_of
 
@@ -42,12 +41,15 @@ class Limits:
         patience: maximum seconds for a client to receive one piece of a stream.
         strict: refuse every unknown field.
         metrics: the speculative metrics of answers, unless the request chooses: none, summary or detailed.
+        queue, seconds: of each model, see :class:`EngineLoop`.
     """
 
     body: int = 8 * 2**20
     patience: float = 60.0
     strict: bool = False
     metrics: str = "none"
+    queue: int = 256
+    seconds: float | None = None
 
 
 class Service:
@@ -63,7 +65,7 @@ class Service:
         tool_parser: the form of the model's tool calls (tool_formats.py); "auto": by the chat template.
         adapters: folders of adapters by the names under which clients select them, also after the model's name and a
             colon.
-        adapters_change: whether clients may load and unload adapters.
+        histograms: of the process; None: new ones.
     Raises:
         ForetokenError: an adapter cannot be loaded, does not fit the model or the recipe, or has the model's name.
     """
@@ -77,14 +79,13 @@ class Service:
         reasoning: bool | None = None,
         tool_parser: str = "auto",
         adapters: Mapping[str, str] | None = None,
-        adapters_change: bool = False,
+        histograms: Histograms | None = None,
     ) -> None:
         self.loop = loop
         self.names = [names] if isinstance(names, str) else list(names)
-        self.name = name = self.names[0]
+        self.name = self.names[0]
         self.limits = limits or Limits()
-        self.created = int(time.time())
-        self.timings = Timings(name)
+        self.timings = Timings(self.name, histograms)
         self.token_text = TokenText(self.llm.tokenizer)
         self.reasoning = knows_reasoning(self.llm.tokenizer) if reasoning is None else reasoning
         tokenizer = self.llm.tokenizer
@@ -94,7 +95,6 @@ class Service:
                 self.special[added.content] = token
         self.tool_grammar = ToolGrammar(format_of(tokenizer, tool_parser), self.special)
         self.adapters: dict[str, LoRARequest] = {}
-        self.adapters_change = adapters_change
         for lora_name, folder in (adapters or {}).items():
             self.load_adapter(lora_name, folder)
         asked = self.llm.default_params
@@ -119,10 +119,8 @@ class Service:
 
     def adapter_of(self, name: str | None) -> LoRARequest | None:
         """Return the adapter that a model's name selects; None: it is none's."""
-        if name is None:
-            return None
-        base, colon, own = name.rpartition(":")
-        return self.adapters.get(name) or (self.adapters.get(own) if colon and base in self.names else None)
+        found = None if name is None else adapter_in(name, self.names, self.adapters)
+        return None if found is None else self.adapters[found]
 
     def check_model(self, name: str | None) -> str:
         """Return the name that answers carry: the requested one, else the first.
@@ -130,15 +128,9 @@ class Service:
         Raises:
             ApiError: 404: another model is requested.
         """
-        if name is None:
-            return self.name
-        if self.adapter_of(name) is None and not any(
-            re.fullmatch(".*".join(map(re.escape, each.split("*"))), name) for each in self.names
-        ):
-            others = "".join(f", '{each}'" for each in self.adapters)
-            message = f"the model '{name}' is not served here: use '{self.name}'{others}, or leave 'model' out"
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return name
+        if name is not None and self.adapter_of(name) is None and not matches(name, self.names):
+            raise not_served(name, self.names[:1], self.adapters)
+        return name or self.name
 
     def params(self, body: Sampling, **more: Any) -> SamplingParams:
         """Return the sampling params of a request: its own values, else the defaults.
@@ -330,6 +322,24 @@ class Service:
     def top(self, entry: TokenLogprob) -> list[tuple[str, bytes, float]]:
         """Return the most probable tokens of a position: text, bytes, log-probability."""
         return [(*self.token_text(token), value) for token, value in entry.top]
+
+
+def matches(name: str, names: Iterable[str]) -> bool:
+    """Whether a name is one of a model's, in which ``*`` stands for any text."""
+    return any(re.fullmatch(".*".join(map(re.escape, each.split("*"))), name) for each in names)
+
+
+def adapter_in(name: str, names: Collection[str], adapters: Collection[str]) -> str | None:
+    """Return the adapter that a name selects, alone or after its model's name and a colon; None: it selects none."""
+    base, colon, own = name.rpartition(":")
+    return name if name in adapters else own if colon and own in adapters and base in names else None
+
+
+def not_served(name: str, names: Sequence[str], adapters: Iterable[str]) -> ApiError:
+    """Return the refusal of an unknown model, with the names that are known."""
+    use = ", ".join(f"'{each}'" for each in (*names, *adapters))
+    message = f"the model '{name}' is not served here: use {use}" + ", or leave 'model' out" * (len(names) == 1)
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 def _of_prediction(requests: Sequence[Request]) -> dict[str, int]:

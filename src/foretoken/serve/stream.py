@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -58,10 +58,16 @@ class EventStream(Response):
         events: closed at the end in every case.
         patience: maximum seconds to send one piece.
         headers: additional headers.
+        end: called when the answer has ended, in every case.
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], *, patience: float, headers: Mapping[str, str] | None = None
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        patience: float,
+        headers: Mapping[str, str] | None = None,
+        end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})},
@@ -70,9 +76,14 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._patience = patience
+        self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._pump(send))
+        try:
+            await unless_gone(receive, self._pump(send))
+        finally:
+            if self._end is not None:
+                await self._end()
 
     async def _pump(self, send: Send) -> None:
         watch = _Watch(self._patience)

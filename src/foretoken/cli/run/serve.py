@@ -6,11 +6,13 @@ import functools
 import importlib.util
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from foretoken.cli.run.several_models import REASONING, read_models
 from foretoken.cli.shared import options
 from foretoken.cli.shared.console import note
 from foretoken.cli.shared.flags import Flags, with_flags
@@ -21,11 +23,11 @@ from foretoken.serve.tool_formats import NAMES, check_parser
 
 _ORIGIN = re.compile(r"\*|https?://[^/\s]+|null")
 _METRICS = ("none", "summary", "detailed")
-_REASONING = {"auto": None, "on": True, "off": False}
 _BODY = 8 * 2**20
-_SERVER, _LIMITS, _CLUSTER = "Server", "Limits", "Cluster"
+_SERVER, _LIMITS, _MODELS, _CLUSTER = "Server", "Limits", "Several models", "Cluster"
 _server = functools.partial(typer.Option, rich_help_panel=_SERVER)
 _limits = functools.partial(typer.Option, rich_help_panel=_LIMITS)
+_models = functools.partial(typer.Option, rich_help_panel=_MODELS)
 _cluster = functools.partial(typer.Option, rich_help_panel=_CLUSTER)
 
 
@@ -131,6 +133,19 @@ def serve(
     adapters_change: Annotated[
         bool, _server("--allow-adapter-updates", help="Let clients load and unload LoRA folders of this machine.")
     ] = False,
+    models: Annotated[
+        Path | None, _models("--models", metavar="FILE", help="TOML file of several models to serve, a table for each.")
+    ] = None,
+    models_gb: Annotated[
+        float | None,
+        _models("--models-memory", metavar="GB", min=0, help="Limit of the weights in memory, 10^9 bytes."),
+    ] = None,
+    models_max: Annotated[
+        int | None, _models("--models-max", metavar="N", min=1, help="Limit of the models in memory.")
+    ] = None,
+    idle_seconds: Annotated[
+        float | None, _models("--idle-seconds", metavar="S", min=0, help="Time until an unused model leaves memory.")
+    ] = None,
     on_ray: Annotated[bool, _cluster("--ray", help="Run replicas on Ray Serve.")] = False,
     replicas: Annotated[
         str,
@@ -141,7 +156,7 @@ def serve(
     loading: options.Loading,
     verbose: options.Verbose = False,
 ) -> None:
-    """Serve a model to OpenAI clients: chat, completions, responses; streams, log-probabilities, tools.
+    """Serve a model to clients of OpenAI, Anthropic and Ollama: streams, log-probabilities, tools.
 
     Also /health, /metrics (Prometheus, vLLM's names) and /docs. After SIGTERM, running requests finish and new ones get
     status 503. Needs the extra 'serve': pip install "foretoken\\[serve]".
@@ -157,12 +172,19 @@ def serve(
       curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"model": "zoo:base", "prompt": "Hi"}'
     """
     check_installed()
+    if models is not None:
+        source = context.get_parameter_source("model")
+        given: dict[str, Any] = {"MODEL": source is not None and source.name == "COMMANDLINE"}
+        given |= {"--served-model-name": names, "--set": sets, "--draft-model": draft_model, "--plan": plan}
+        given |= {"--lora": loras, "--ray": on_ray}
+        for name in (name for name, value in given.items() if value):
+            raise ConfigError(f"{name} does not go with --models: write it into the table of a model, or leave it out")
     options.check_model_name(model)
     served = _served_names(names, context.args) or [model]
     if api_key is not None and not api_key.strip():
         raise ConfigError("--api-key is empty: set a key, or leave it out")
-    if reasoning not in _REASONING:
-        raise ConfigError(f"--reasoning {reasoning}: {nearest(reasoning, _REASONING)}")
+    if reasoning not in REASONING:
+        raise ConfigError(f"--reasoning {reasoning}: {nearest(reasoning, REASONING)}")
     tool_parser = tool_parser_as_in_vllm or tool_parser
     check_parser(tool_parser)
     metrics = metrics_as_in_vllm or metrics
@@ -187,6 +209,19 @@ def serve(
 
     if api_key is None and not server.is_loopback(host):
         note("every host that can reach this address has access: --api-key requires a key")
+    from foretoken.serve.model_pool import ModelSettings
+    from foretoken.serve.service import Limits
+
+    limits = Limits(body=max_body, strict=strict_fields, metrics=metrics, queue=max_queue, seconds=max_seconds)
+    served_model = ModelSettings(
+        model=model,
+        config=config,
+        names=tuple(served),
+        options=settings,
+        reasoning=REASONING[reasoning],
+        tool_parser=tool_parser,
+        adapters=adapters,
+    )
     if on_ray:
         from foretoken.serve import cluster
 
@@ -194,54 +229,53 @@ def serve(
             least=least,
             most=most,
             threads=loading.threads or 1,
-            model=model,
-            config=config,
-            names=tuple(served),
-            options=settings | {"threads": loading.threads or 1},
+            model=replace(served_model, options=settings | {"threads": loading.threads or 1}),
+            limits=limits,
             api_key=api_key,
-            max_queue=max_queue,
-            max_seconds=max_seconds,
-            max_body=max_body,
-            strict_fields=strict_fields,
-            metrics=metrics,
             drain_seconds=drain_seconds,
-            reasoning=_REASONING[reasoning],
-            tool_parser=tool_parser,
             origins=tuple(origins or ()),
-            adapters=adapters,
         )
         what = f"{served[0]} with {config.get('method', 'a plan')}, {replicas} replicas"
         cluster.run(
             replicated, host, port, verbose=verbose, ready=lambda at: note(f"serving {what} at {at} (Ctrl-C to stop)")
         )
         return
+    several = [served_model] if models is None else read_models(models, served_model)
     with server.bind(host, port) as listening:
-        llm = options.load_model(model, config, verbose=verbose, **settings)
+        place = f"[{host}]" if ":" in host else host
+        at = f"http://{place}:{listening.getsockname()[1]} (Ctrl-C to stop)"
         from foretoken.serve.app import create_app
-        from foretoken.serve.loop import EngineLoop
-        from foretoken.serve.service import Limits, Service
+        from foretoken.serve.model_pool import ModelPool
 
-        limits = Limits(body=max_body, strict=strict_fields, metrics=metrics)
-        loop = EngineLoop(llm, max_queue=max_queue, max_seconds=max_seconds).start()
-        service = Service(
-            loop,
-            served,
+        pool = ModelPool(
+            several,
             limits,
-            reasoning=_REASONING[reasoning],
-            tool_parser=tool_parser,
-            adapters=adapters,
+            budget=_budget(models_gb) if models else None,
+            most=models_max,
+            idle_seconds=idle_seconds,
             adapters_change=adapters_change,
         )
-        place = f"[{host}]" if ":" in host else host
-        at = f"http://{place}:{listening.getsockname()[1]}"
-        if llm.engine.prefixes is None and not no_prefix_caching:
-            note("no prefix cache: this model or recipe cannot reuse the KV cache of earlier prompts")
-        note(f"serving {service.name} with {llm.recipe.method} at {at} (Ctrl-C to stop)")
+        if models is None:
+            service = pool.begin(pool.models[0], options.load_model(model, config, verbose=verbose, **settings))
+            if service.llm.engine.prefixes is None and not no_prefix_caching:
+                note("no prefix cache: this model or recipe cannot reuse the KV cache of earlier prompts")
+            note(f"serving {service.name} with {service.llm.recipe.method} at {at}")
+            del service  # the pool may release it
+        else:
+            note(f"serving {', '.join(each.name for each in pool.models)} at {at}")
         try:
-            app = create_app(service, api_key=api_key, origins=origins or ())
-            server.serve(app, loop, listening, drain_seconds=drain_seconds)
+            app = create_app(pool, api_key=api_key, origins=origins or ())
+            server.serve(app, pool, listening, drain_seconds=drain_seconds)
         finally:
-            llm.close()  # an executor may own threads or a helper process
+            pool.release()  # an executor may own threads or a helper process
+
+
+def _budget(gigabytes: float | None) -> int | None:
+    """Return the bytes that weights may take: of the free memory, half is left for keys and values."""
+    from foretoken.models.memory import free_memory
+
+    free = free_memory()
+    return int(gigabytes * 1e9) if gigabytes is not None else None if free is None else free // 2
 
 
 def _served_names(given: str | None, more: Sequence[str]) -> list[str]:
