@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from foretoken.core.errors import ConfigError, nearest
@@ -18,7 +18,7 @@ def plain(value: Any) -> Any:
     return as_python() if callable(as_python) and not isinstance(value, type) else value
 
 
-def without_idle(given: Mapping[str, Any], idle: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+def without_idle(given: Mapping[str, Any], idle: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """The given arguments, without those that change nothing.
 
     Args:
@@ -62,7 +62,7 @@ def _owner(function: Callable[..., Any]) -> str:
 
 
 def reject_unknown_keywords(
-    function: Made, elsewhere: Mapping[str, str] | None = None, idle: Mapping[str, tuple[Any, ...]] | None = None
+    function: Made, elsewhere: Mapping[str, str] | None = None, idle: Mapping[str, Sequence[Any]] | None = None
 ) -> Made:
     """Refuse keywords that a function does not have with the nearest that it has, and all else as :func:`check_call`
     does.
