@@ -14,6 +14,7 @@ from foretoken.options.option import declared
 from foretoken.options.sampling import SamplingParams
 from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.metrics import LoopCollector, Timings
+from foretoken.serve.ollama import OllamaChat, OllamaGenerate
 from foretoken.serve.schema import (
     ChatRequest,
     CompletionRequest,
@@ -31,12 +32,17 @@ BODIES: dict[str, tuple[str, type[Any]]] = {  # of the paths that take one, by t
     "responses": ("/v1/responses", ResponsesRequest),
     "messages": ("/v1/messages", MessagesRequest),
     "count_tokens": ("/v1/messages/count_tokens", CountRequest),
+    "ollama_chat": ("/api/chat", OllamaChat),
+    "ollama_generate": ("/api/generate", OllamaGenerate),
     "tokenize": ("/tokenize", TokenizeRequest),
     "detokenize": ("/detokenize", DetokenizeRequest),
     "template": ("/apply-template", TemplateRequest),
 }
 _SHARED = {"every_path": Sampling, "conversations": ConversationRequest, "speculation": Speculation}
-_AS_ELSEWHERE = {"messages": "as in Anthropic's API", "count_tokens": "as in Anthropic's API"}
+_AS_ELSEWHERE = {
+    **dict.fromkeys(("messages", "count_tokens"), "as in Anthropic's API"),
+    **dict.fromkeys(("ollama_chat", "ollama_generate"), "as in Ollama's API"),
+}
 _LAB = (
     *("analyze", "eval", "rag", "calibrate"),
     *("bench serve", "bench verify", "train base", "train features", "train judge"),

@@ -6,8 +6,9 @@ import asyncio
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +29,15 @@ from foretoken.serve.messages import Messages, count_tokens, error_body
 from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.metrics import LoopCollector, exposition
 from foretoken.serve.model_pool import ModelPool, PooledModel
+from foretoken.serve.ollama import (
+    MANAGEMENT,
+    OllamaAnswer,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaRequest,
+    ollama_card,
+    stamp,
+)
 from foretoken.serve.request_head import check_head
 from foretoken.serve.responses import Response as MadeResponse
 from foretoken.serve.schema import (
@@ -158,7 +168,35 @@ def _add_paths(app: FastAPI, pool: ModelPool) -> None:
     async def count(body: CountRequest, request: Request) -> Response:
         return await look_up(count_tokens, body, request)
 
-    async def answer(way: Callable[[Service, Any], Any], body: Sampling, request: Request) -> Response:
+    async def ollama(body: OllamaChat | OllamaGenerate, request: Request) -> Response:
+        began = monotonic()
+        if body.model is not None and not any(each.knows(body.model) for each in pool.models):
+            body.model = body.model.removesuffix(":latest")
+        model = pool.find(body.model)
+        if body.keep_alive is not None:
+            model.keep = body.keep_alive
+        if body.messages if isinstance(body, OllamaChat) else body.prompt:
+            return await answer(partial(OllamaAnswer, began=began), body, request)
+        if body.keep_alive == 0:
+            await pool.unload(model)
+        else:
+            async with pool.serving(body.model):
+                pass
+        text = {"message": {"role": "assistant", "content": ""}} if isinstance(body, OllamaChat) else {"response": ""}
+        reason = "unload" if body.keep_alive == 0 else "load"
+        return JSONResponse(
+            {"model": body.model, "created_at": stamp(time()), **text, "done": True, "done_reason": reason}
+        )
+
+    @app.post("/api/chat", summary="Answer a conversation, in Ollama's form", tags=["ollama"], responses=_STREAMED)
+    async def ollama_chat(body: OllamaChat, request: Request) -> Response:
+        return await ollama(body, request)
+
+    @app.post("/api/generate", summary="Answer a prompt, in Ollama's form", tags=["ollama"], responses=_STREAMED)
+    async def ollama_generate(body: OllamaGenerate, request: Request) -> Response:
+        return await ollama(body, request)
+
+    async def answer(way: Callable[[Service, Any], Any], body: Sampling | OllamaRequest, request: Request) -> Response:
         if body.unknown and (pool.limits.strict or request.headers.get(_STRICT, "0") != "0"):
             name = body.unknown[0]
             message = f"unknown field '{name}', which strict parsing refuses: leave it out"
@@ -177,8 +215,8 @@ def _add_paths(app: FastAPI, pool: ModelPool) -> None:
                 events = await unless_gone(request.receive, first_of(asked.events()))
                 if events is None:
                     return Response(status_code=CLIENT_GONE)
-                end = held.pop_all().aclose
-                return EventStream(events, patience=pool.limits.patience, headers=headers, end=end)
+                kind, end = getattr(asked, "media_type", "text/event-stream"), held.pop_all().aclose
+                return EventStream(events, patience=pool.limits.patience, kind=kind, headers=headers, end=end)
 
             async def whole() -> Response:
                 return JSONResponse(await asked.answer(), headers=headers)
@@ -218,6 +256,20 @@ def _add_operation(app: FastAPI, pool: ModelPool) -> None:
     def model_card(model: PooledModel, name: str) -> dict[str, Any]:
         known = {"id": name, "object": "model", "created": pool.created, "owned_by": "foretoken"}
         return known | model.card(name)
+
+    @app.get("/api/tags", summary="The served models, in Ollama's form", tags=["ollama"])
+    async def tags() -> dict[str, Any]:
+        cards = (await models())["data"]
+        return {"models": [_tag(pool, each["id"]) for each in cards]}
+
+    @app.get("/api/ps", summary="The models in memory, in Ollama's form", tags=["ollama"])
+    async def ps() -> dict[str, Any]:
+        cards = (await models())["data"]
+        return {"models": [_tag(pool, each["id"]) for each in cards if each["status"]["value"] == "loaded"]}
+
+    @app.post("/api/show", summary="Properties of a model, in Ollama's form", tags=["ollama"])
+    async def show(body: ModelName) -> dict[str, Any]:
+        return await asyncio.to_thread(ollama_card, pool.find(body.model).settings)
 
     @app.get("/models", summary="The same, in llama.cpp's place", tags=["models"])
     @app.get("/v1/models", summary="The served models and their states", tags=["openai"])
@@ -311,13 +363,20 @@ def _add_operation(app: FastAPI, pool: ModelPool) -> None:
     async def metrics() -> Response:
         return Response(exposition(pool.histograms.registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @app.get("/api/version", summary="The same, in Ollama's place", tags=["ollama"])
     @app.get("/version", summary="The version of the server", tags=["operation"])
     async def version() -> dict[str, str]:
         return {"version": app.version}
 
 
 def _needs_key(path: str) -> bool:
-    return path.startswith("/v1") or path in _LIKE_V1
+    return path.startswith(("/v1", "/api/")) or path in _LIKE_V1
+
+
+def _tag(pool: ModelPool, name: str) -> dict[str, Any]:
+    """Return a model of Ollama's lists."""
+    size = pool.find(name).num_bytes
+    return {"name": name, "model": name, "modified_at": stamp(pool.created), "size": size, "digest": "", "details": {}}
 
 
 def _listed(paths: Sequence[str]) -> str:
@@ -413,6 +472,8 @@ _ERROR = {
 
 def _refusal(error: ApiError, path: str) -> Response:
     """Return an error in the form of the API that the path belongs to."""
+    if path.startswith("/api/"):
+        return JSONResponse({"error": str(error)}, error.status, headers=error.headers)
     if not path.startswith("/v1/messages"):
         return error.response()
     request_id = new_id("req_")
@@ -436,6 +497,8 @@ async def _on_http(request: Request, error: Exception) -> Response:
     remedy = "" if nearest in (None, path) else f": use {nearest}; the base URL ends in /v1"
     words = {404: f"there is no {path}{remedy}", 405: f"{request.method} is not allowed for {path}"}
     refused = ApiError(error.status_code, words.get(error.status_code, str(error.detail)), headers=error.headers)
+    if path.startswith("/api/") and path.split("/")[2] in MANAGEMENT:
+        refused = ApiError(501, f"{path}: the models are those of the server's command line: see --models")
     return _refusal(refused, path)
 
 

@@ -49,6 +49,11 @@ class ModelSettings:
     tool_parser: str = "auto"
     adapters: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The arguments that config and tokenizer are loaded with."""
+        return {name: self.options[name] for name in ("revision", "trust_remote_code") if name in self.options}
+
     def num_bytes(self) -> int:
         """Return the bytes that its weights and those of its draft model take at least; 0: known after the load.
 
@@ -57,8 +62,7 @@ class ModelSettings:
         """
         from foretoken.models.load import bytes_of_weights
 
-        origin = {name: self.options[name] for name in ("revision", "trust_remote_code") if name in self.options}
-        found = bytes_of_weights(self.model, dtype=self.options.get("dtype", "auto"), **origin)
+        found = bytes_of_weights(self.model, dtype=self.options.get("dtype", "auto"), **self.origin)
         with suppress(ForetokenError):  # the folder of a draft head, which is small
             found += bytes_of_weights(self.config["model"]) if "model" in self.config else 0
         return found

@@ -70,28 +70,14 @@ class Fields(BaseModel):
         return unknown_fields.check(given, cls.names()) if isinstance(given, dict) else given
 
 
-class Ignored(Fields):
-    """A whole body, with the fields that do not change the answer: the user, the storage, the price class.
+class Body(Fields):
+    """A whole body.
 
     Attributes:
         ignored: paths of the fields that were sent and have no effect, such as ``tools[].defer_loading``.
     """
 
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    client_metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
     _unknown: list[str] = PrivateAttr(default_factory=list)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _translate(cls, given: Any) -> Any:
-        """Rename the fields of other programs."""
-        return unknown_fields.translate(given, cls.names()) if isinstance(given, dict) else given
 
     def model_post_init(self, context: Any, /) -> None:
         """Note the unknown fields, at any depth."""
@@ -106,7 +92,7 @@ class Ignored(Fields):
     @property
     def ignored(self) -> list[str]:
         """Return the paths of the fields that were sent with a value and have no effect."""
-        return [name for name in Ignored.model_fields if getattr(self, name) is not None] + self._unknown
+        return [name for name in Ignored.model_fields if getattr(self, name, None) is not None] + self._unknown
 
     def ignore(self, path: str) -> None:
         """Note that a field has no effect with this model."""
@@ -117,6 +103,25 @@ class Ignored(Fields):
         """Note that an undeclared field has an effect with this model."""
         if path in self._unknown:
             self._unknown.remove(path)
+
+
+class Ignored(Body):
+    """The fields that do not change the answer: the user, the storage, the price class."""
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    client_metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate(cls, given: Any) -> Any:
+        """Rename the fields of other programs."""
+        return unknown_fields.translate(given, cls.names()) if isinstance(given, dict) else given
 
 
 def _take_unknown(part: Any, place: str = "") -> Iterator[str]:

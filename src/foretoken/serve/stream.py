@@ -57,6 +57,7 @@ class EventStream(Response):
     Args:
         events: closed at the end in every case.
         patience: maximum seconds to send one piece.
+        kind: the content type.
         headers: additional headers.
         end: called when the answer has ended, in every case.
     """
@@ -66,12 +67,12 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         *,
         patience: float,
+        kind: str = "text/event-stream",
         headers: Mapping[str, str] | None = None,
         end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})},
-            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})}, media_type=kind
         )
         del self.headers["content-length"]
         self._events = events
