@@ -56,7 +56,7 @@ class PlainRule(Verifier):
     bonus: Callable[[Tensor], Tensor] = lambda p_V: p_V
 
     def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
-        """Return the accepted path, and a draw from what is left of p after it."""
+        """Return the accepted path, and a draw from the rest of p."""
         path: tuple[int, ...] = ()
         at = ROOT
         while children := draft.tree.children.get(at):
