@@ -74,7 +74,7 @@ def _what_a_file_caches_goes_with_it(request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture(scope="session", autouse=True)
 def _costs_of_steps_are_measured_once() -> Iterator[None]:
-    """No text depends on them, and a recipe of `del` spends more time on a median of five than on a text."""
+    """No text depends on them, and `kangaroo` would spend more time on a median of five than on a text."""
     with mock.patch("foretoken.drafting.exit_costs._REPEATS", 1):
         yield
 

@@ -11,7 +11,6 @@ import torch
 
 from foretoken.core.protocols import Drafter, Verifier
 from foretoken.drafting import draft_runner as draft_runner
-from foretoken.drafting.exit_costs import Costs
 from foretoken.engine.llm import LLM
 from foretoken.engine.output import RequestOutput
 from foretoken.models.language_model import LanguageModel
@@ -33,7 +32,6 @@ PROMPTS = (
 RANDOM = "random:"  # before a number of layers or a feature: an untrained adapter or head
 _load_once = cache(load)
 _compared_once = lru_cache(maxsize=8)(draft_runner.check_same_vocabulary)  # ten milliseconds for every recipe
-measured_once = lru_cache(maxsize=4)(Costs.measured)  # a second for every recipe of `del`
 
 
 @cache
@@ -59,7 +57,6 @@ def with_config(config: Mapping[str, Any] | None, **options: Any) -> LLM:
     with (
         mock.patch.object(draft_runner, "load", _load_once),
         mock.patch.object(draft_runner, "check_same_vocabulary", _compared_once),
-        mock.patch.object(Costs, "measured", measured_once),
     ):
         return LLM.from_target(over, speculative_config=config, **settings)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any
 
 import torch
@@ -28,7 +29,7 @@ from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.early_exit import EarlyExit, EarlyExitBuilder
-from foretoken.drafting.exit_costs import Costs, head_in_layers
+from foretoken.methods.dynamic_exit.costs import Costs, head_in_layers
 from foretoken.methods.dynamic_exit.statistics import LONGEST, Statistics, at_best, best_exit, best_exit_with_stop
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.options.option import Checked, Option
@@ -66,9 +67,9 @@ class DynamicExitDrafter(Drafter):
              a step, and the token that triggers the stop is verified, too: lossless under any lossless verifier of
              chains.
     Differs: Choice: one exit for a batch. A planned length of 0 is plain decoding, with one probing token every 16
-             steps; there are no drafts where plain decoding was faster. The cost is measured, or optionally in
-             layers including norm and head. With the dynamic stop, an exit is chosen by the expected length of drafts
-             with that stop; the paper plans with a fixed length.
+             steps; there are no drafts where plain decoding was faster. The cost is in layers including norm and
+             head, corrected by the times of steps as they run. With the dynamic stop, an exit is chosen by the
+             expected length of drafts with that stop; the paper plans with a fixed length.
              Re-reading: only every ``reread_every`` steps, because the head is expensive compared with the layers of a
              small model; between re-readings only the statistics of the drafting exit are updated. In steps without a
              draft only when probing.
@@ -126,7 +127,7 @@ class DynamicExitDrafter(Drafter):
         cost: Annotated[
             str,
             Option(
-                "Unit of the objective's cost: 'measured' milliseconds on this machine, or 'layers' loaded.",
+                "Unit of the objective's cost: 'layers' loaded, or 'measured': corrected by the times of steps.",
                 choices=("measured", "layers"),
             ),
         ] = "measured"
@@ -165,11 +166,12 @@ class DynamicExitDrafter(Drafter):
         may_skip_drafting = not isinstance(config.draft_length, int)
         self.offers = Offers(evidence=(GreedyLaws,), length=length, may_skip_drafting=may_skip_drafting, resumes=True)
         head_cost = head_in_layers(target) if config.head_cost is None else config.head_cost
-        self._layer_costs = Costs.in_layers(self._layers, head_cost, drafting=len(self._columns) / target.vocab_size)
-        in_layers = config.cost == "layers" or self._fixed
-        self._costs = self._layer_costs if in_layers else Costs.measured(target, self._columns.head)
-        self._hopeful = self._worth_rereading(self._costs)
-        self._own_hopeful = self._worth_rereading(self._layer_costs)
+        in_layers = self._layers, head_cost, len(self._columns) / target.vocab_size
+        self._costs, self._layer_costs = Costs(*in_layers), Costs(*in_layers)
+        self._hopeful = self._own_hopeful = self._worth_rereading(self._layer_costs)
+        self._timed = config.cost == "measured" and not self._fixed
+        self._last: tuple[int, ...] = ()  # requests of the step before this one
+        self._drafted, self._ended = False, 0.0  # whether it had drafts, and when they were made
         self._states: dict[int, _State] = {}
         self._prior: Statistics | None = None
         self._round = 0
@@ -214,16 +216,34 @@ class DynamicExitDrafter(Drafter):
             if min(budget.max_nodes, budget.max_depth) > 0
         ]
         self._round += 1
+        self._time_the_last_pass(contexts)
         # 1. choose E and n; drafts of one exit form a group
         groups = self._groups(growing)
         # 2. draft n tokens from layers [0, E)
         self._columns.begin([draft.context for draft in growing])
         for exit_layer, group in groups.items():
+            began = perf_counter()
             self._grow(group, exit_layer)
+            if self._timed:
+                self._costs.drafted(exit_layer, max(1, *(len(each.tokens) for each in group)), perf_counter() - began)
         # 3. in the engine: layers [E, L), for the exit of most drafts
         resumed = max(groups, key=lambda each: (len(groups[each]), each), default=0)
         drafts = {draft.context.request_id: self._finish(draft, resumed) for draft in growing}
+        self._drafted, self._ended = bool(groups), perf_counter()
         return [drafts.get(context.request_id, NO_DRAFT) for context in contexts]
+
+    def _time_the_last_pass(self, contexts: Sequence[Context]) -> None:
+        """Learn what the pass since the last drafts took, if it read no prompt and requests are as many."""
+        now, before = tuple(each.request_id for each in contexts), self._last
+        self._last = now
+        if not self._timed:
+            return
+        if len(now) != len(before):
+            self._costs.forget()
+        elif now == before and all(len(each.tokens) > each.num_prompt + 1 for each in contexts):
+            self._costs.passed(perf_counter() - self._ended, drafts=self._drafted)
+        if self._round % self.config.reread_every == 0:
+            self._hopeful = self._worth_rereading(self._costs)
 
     def _groups(self, growing: Sequence[EarlyExitBuilder]) -> dict[int, list[EarlyExitBuilder]]:
         """Choose for every draft: exit -> its drafts, with the chosen length in their budgets."""

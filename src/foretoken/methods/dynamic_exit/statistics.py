@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from foretoken.drafting.exit_costs import Costs
+from foretoken.methods.dynamic_exit.costs import Costs
 
 LONGEST = 18  # draft tokens a step (paper, section 4)
 PRIOR = 8.0  # weight of earlier requests' statistics in a new request, in columns (ours)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -18,23 +17,22 @@ from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.early_exit import EarlyExitBuilder
-from foretoken.drafting.exit_costs import Costs, head_in_layers
 from foretoken.engine.llm import LLM
 from foretoken.methods.dynamic_exit import drafter as dynamic_exit
+from foretoken.methods.dynamic_exit.costs import Costs, head_in_layers
 from foretoken.methods.dynamic_exit.drafter import LONGEST, PROBE_EVERY, DynamicExitDrafter, Statistics, best_exit
 from foretoken.models.language_model import Output
 from foretoken.options.sampling import SamplingParams
 from helpers.golden import Session, tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.watching import Watch, fresh_rows, fresh_states
-from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, measured_once, prompt_ids, target, with_drafter
+from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, with_drafter
 
 EXACT = target().native_decoder is not None
 
 
 def drafter_of(**options: Any) -> DynamicExitDrafter:
-    with mock.patch.object(Costs, "measured", measured_once):
-        return DynamicExitDrafter(DynamicExitDrafter.Config(**options), target())
+    return DynamicExitDrafter(DynamicExitDrafter.Config(**options), target())
 
 
 def llm_of(drafter: Any = None, **options: Any) -> LLM:
@@ -172,9 +170,6 @@ def statistics_of(alphas: list[float | None]) -> Statistics:
     return found
 
 
-in_layers = Costs.in_layers  # the published unit
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_the_best_exit_is_that_of_brute_force(seed: int) -> None:
     rng = random.Random(seed)
@@ -183,7 +178,7 @@ def test_the_best_exit_is_that_of_brute_force(seed: int) -> None:
     exits = list(range(rng.randint(1, layers - 1), layers))
     kinds = [None, 0.0, 1.0, 1 - 1e-9, 0.9, 0.5]
     alphas = [[rng.choice([*kinds, rng.random()]) for _ in range(layers)] for _ in range(batch)]
-    found = best_exit([statistics_of(row) for row in alphas], exits, in_layers(layers, head), longest)
+    found = best_exit([statistics_of(row) for row in alphas], exits, Costs(layers, head), longest)
     best, allowed = brute_force(alphas, exits, layers, head, longest)
     assert found in allowed or (found[1] == 0 and any(length == 0 for _, length in allowed)), best
 
@@ -200,34 +195,61 @@ def test_what_drafts_that_stop_come_to() -> None:
 
 
 def test_what_a_step_costs() -> None:
-    costs = Costs(4.0, (1, 5, 7), (1, 4, 12), ((5.0, 8.0, 24.0), (9.0, 12.0, 44.0), (11.0, 20.0, 80.0)))
-    assert costs.step(3, 0) == 4.0
-    assert [costs.step(1, length) for length in (1, 2, 4, 8, 14)] == pytest.approx([5.0, 6.0, 8.0, 16.0, 28.0])
-    assert costs.step(3, 4) == pytest.approx(10.0)
-    assert [costs.step(exit_layer, 4) for exit_layer in (6, 8)] == pytest.approx([16.0, 24.0])
-    assert in_layers(8, 2.0).step(3, 2) == pytest.approx(2 * (3 + 2.0) + 8 + 2.0)
+    """In layers; then a drafting layer takes twice the time of one of a plain pass, and a verifying pass half as much
+    again."""
+    costs = Costs(8, 2.0)
+    assert (costs.step(3, 0), costs.step(3, 2)) == (10.0, 2 * (3 + 2.0) + 8 + 2.0)
+    costs.drafted(3, 2, 2.0)
+    costs.passed(1.5, drafts=True)
+    assert costs.step(3, 2) == pytest.approx(10 * 0.2 * 10 / 1.5 + 10)  # a pass with drafts stands for a plain one
+    costs.passed(1.0, drafts=False)
+    assert (costs.step(3, 2), costs.step(3, 0)) == pytest.approx((2 * 10 + 15, 10))
+    costs.forget()
+    assert costs.step(3, 2) == 20.0
+
+
+def test_a_pause_hardly_counts() -> None:
+    """The machine did something else for a thousand steps; ten steps later the costs are nearly those from before."""
+    costs = Costs(8, 2.0)
+    for _ in range(20):
+        costs.passed(1.0, drafts=False)
+        costs.passed(1.2, drafts=True)
+    costs.passed(1000.0, drafts=True)
+    assert costs.step(3, 2) < 10 + 1.5 * 12
+    for _ in range(10):
+        costs.passed(1.2, drafts=True)
+    assert costs.step(3, 2) == pytest.approx(10 + 12, rel=0.06)
+
+
+def test_costs_are_learned_while_it_runs() -> None:
+    """From the second step behind the prompt on, and not where the option asks for layers."""
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    learned, in_layers = drafter_of(), drafter_of(cost="layers")
+    for drafter in (learned, in_layers):
+        llm_of(drafter).generate([PROMPTS[0]], params)
+    assert learned._costs.layer_seconds > 0
+    assert learned._costs.verifying_seconds + learned._costs.plain_seconds > 0
+    assert in_layers._costs == in_layers._layer_costs
 
 
 def test_the_head_is_counted_before_the_weights_are_packed() -> None:
     """8,192 x 384 next to layers of 1.57 M; once packed, a layer's modules own nothing but its norms."""
     assert head_in_layers(target()) == pytest.approx(2.0, abs=0.01)
-    measured = Costs.measured(target())
-    assert measured.plain == 1.0 < measured.step(1, 12)
 
 
 def test_the_ends_of_the_scale() -> None:
     exits = range(1, 8)
     always = [statistics_of([1.0] * 8)]
-    assert best_exit(always, exits, in_layers(8, 0.0)) == (1, LONGEST - 1)
+    assert best_exit(always, exits, Costs(8, 0.0)) == (1, LONGEST - 1)
     never = [statistics_of([0.0] * 8)]
-    assert best_exit(never, exits, in_layers(8, 0.0))[1] == 0
+    assert best_exit(never, exits, Costs(8, 0.0))[1] == 0
     unknown = [Statistics.empty(8)]
-    assert best_exit(unknown, exits, in_layers(8, 0.0))[1] == 0
+    assert best_exit(unknown, exits, Costs(8, 0.0))[1] == 0
     only_5 = [statistics_of([None, None, None, None, 0.99, None, None, None])]
-    assert best_exit(only_5, exits, in_layers(8, 0.0))[0] == 5
+    assert best_exit(only_5, exits, Costs(8, 0.0))[0] == 5
     # a expensive head makes cheap layers less of a gain
     shallow = [statistics_of([0.55, 0.9, *[0.95] * 6])]
-    assert best_exit(shallow, exits, in_layers(8, 0.0))[0] < best_exit(shallow, exits, in_layers(8, 40.0))[0]
+    assert best_exit(shallow, exits, Costs(8, 0.0))[0] < best_exit(shallow, exits, Costs(8, 40.0))[0]
 
 
 def follow(decay: float) -> list[int]:
@@ -237,12 +259,12 @@ def follow(decay: float) -> list[int]:
     chosen = []
     for number in range(160):
         right = 2 if number < 80 else 5
-        length = max(1, best_exit([statistics], range(1, 8), in_layers(8, 0.0))[1])
+        length = max(1, best_exit([statistics], range(1, 8), Costs(8, 0.0))[1])
         for depth in range(1, 8):
             alpha = 0.9 if depth >= right else 0.1
             columns = min(length + 1, 4)
             statistics.learn(depth, decay, [rng.random() < alpha for _ in range(columns)], [0.5] * columns)
-        chosen.append(best_exit([statistics], range(1, 8), in_layers(8, 0.0))[0])
+        chosen.append(best_exit([statistics], range(1, 8), Costs(8, 0.0))[0])
     return chosen
 
 
