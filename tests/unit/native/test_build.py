@@ -13,6 +13,7 @@ import pytest
 from foretoken.core.errors import ConfigError
 from foretoken.forward.kernels import loading
 from foretoken.native import build, selftest, variants
+from helpers.compiled import compiled as program
 
 COMPILER = variants.compiler_command()
 
@@ -175,18 +176,12 @@ def test_a_library_that_fails_its_self_test_is_not_used(
 ) -> None:
     """One that adds three rows up in another way, as a compiler may that was allowed to."""
     assert COMPILER is not None
-    source = tmp_path / "source"
-    shutil.copytree(variants.HERE, source)
-    products = source / "products.inc"
-    text = products.read_text()
+    text = (variants.HERE / "products.inc").read_text()
     spoilt = text.replace("part y = acc[m][n];", "part y = MR == 3 ? acc[m][n] * 1.0000001f : acc[m][n];")
     assert spoilt != text
-    products.write_text(spoilt)
     # not optimised, it is compiled in a fifth of the time
-    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), *variants.NATIVE, "-O0", "-DMOST_CODED=4"]
-    library = tmp_path / "spoilt.so"
-    command = [*COMPILER, *flags, "-shared", str(source / "decoder.c"), "-lm", "-o", str(library)]
-    subprocess.run(command, check=True, capture_output=True)
+    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), *variants.NATIVE, "-O0", "-DMOST_CODED=4", "-shared"]
+    library = program(variants.HERE / "decoder.c", COMPILER, flags, changed={"products.inc": spoilt})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     other = Machine(tmp_path, library)
     monkeypatch.setenv("CC", str(other.compiler))

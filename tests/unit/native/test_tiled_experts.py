@@ -20,7 +20,7 @@ def mixture() -> ctypes.CDLL:
     compiler = variants.compiler_command()
     if compiler is None:
         pytest.skip("no C compiler on this machine")
-    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), "-march=native", "-O0", "-shared"]
+    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), "-march=native", "-O0", "-DMOST_CODED=4", "-shared"]
     found = ctypes.CDLL(str(compiled(DRIVER.with_name("native_mixture.c"), compiler, flags)))
     found.bytes_of_mixture.argtypes = [ctypes.c_void_p] + [ctypes.c_int64] * 3
     found.bytes_of_mixture.restype = ctypes.c_int64
