@@ -142,8 +142,8 @@ def test_rows_and_texts_are_the_library_s(layout: tuple[str, LanguageModel, Path
             assert golden.worst(Session(model, plan=TreeScan), reference, scenario, VOCAB_SIZE) < close, scenario
         assert max(worst_of_any_history(model, reference, seed) for seed in range(1)) < close
     prompts = [golden.tokens_of(70 + count, count, VOCAB_SIZE) for count in (1, 3, 21)]
-    expected = [generated(reference, prompt, 8) for prompt in prompts]
-    params = SamplingParams(max_tokens=8)
+    expected = [generated(reference, prompt, 5) for prompt in prompts]
+    params = SamplingParams(max_tokens=5)
     for config in (
         None,
         {"method": stubs.Random(VOCAB_SIZE, tree=True), "num_speculative_tokens": 6},
@@ -217,8 +217,9 @@ def test_every_drafter_gives_the_plain_tokens(case: Case) -> None:
         with pytest.raises(UnsupportedArchitecture, match="'zoo:hybrid' is of type 'bamba': the angles of its keys"):
             with_config(case.config(target, None, 5), target=target)
         return
-    llm = with_config(case.config(target, None, 5), target=target, max_num_seqs=3, max_rows_per_step=40)
-    assert ids(llm.generate(PROMPTS, SamplingParams(max_tokens=LENGTH, ignore_eos=True))) == plain("hybrid")
+    llm = with_config(case.config(target, None, 5), target=target, max_num_seqs=2, max_rows_per_step=40)
+    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+    assert ids(llm.generate(PROMPTS[:3], params)) == plain("hybrid")[:3]
 
 
 @pytest.mark.covering(1)

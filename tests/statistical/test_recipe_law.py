@@ -168,7 +168,9 @@ def test_dropping_improbable_draws_is_seen_where_a_token_is_rare() -> None:
     assert law_of(thrifty(), rare=True).distance(plain(False, rare=True)) > 1e-5
 
 
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize(
+    "name", in_pairs(list(DRAWING), lambda name: (), lambda name: (DRAWING[name].entry.name, DRAWING[name].kind))
+)
 def test_choosing_among_the_draws_is_seen_in_every_drafter(name: str) -> None:
     assert (
         error_of(recipe(DRAWING[name], "recursive" if DRAWING[name].fits("recursive") else None), wrap=Choosy) > CAUGHT

@@ -73,7 +73,7 @@ def assert_same_function(original: str, name: str, *, mixers: bool = False) -> N
         assert (found - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-@pytest.mark.parametrize("size", ["25m", "60m"])
+@pytest.mark.parametrize("size", ["25m", pytest.param("60m", marks=pytest.mark.full_product)])
 def test_base_grows_and_stays_itself(size: str) -> None:
     assert_same_function(source_of("zoo:base"), f"grown:base:{size}")
 

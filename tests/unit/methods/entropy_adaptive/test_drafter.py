@@ -22,7 +22,7 @@ from helpers.tiny_models import save_model
 from helpers.zoo_llms import PROMPTS as ALL_PROMPTS
 from helpers.zoo_llms import _load_once, assert_idle, base, ids, prompt_ids, target, with_config
 
-LENGTH = 24
+LENGTH = 16
 PROMPTS = ALL_PROMPTS[:3]
 SMALL = "zoo:draft"
 PARAMS = {
