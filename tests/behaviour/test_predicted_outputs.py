@@ -11,16 +11,17 @@ from foretoken.core.errors import ConfigError
 from foretoken.engine.output import RequestOutput
 from foretoken.options.sampling import SamplingParams
 from helpers.serving import NAME, served
-from helpers.zoo_llms import PROMPTS, base, with_config
+from helpers.small_llms import ALTERED, PROMPTS, base, target, with_config
+from helpers.variants import untrained
 
 LENGTH = 400
 RECIPES: tuple[dict[str, Any], ...] = (
     {"method": "none"},
     {"method": "suffix"},
-    {"method": "draft_model", "model": "zoo:draft"},
-    {"method": "draft_model", "model": "zoo:draft", "verifier": "block"},
+    {"method": "draft_model", "model": ALTERED},
+    {"method": "draft_model", "model": ALTERED, "verifier": "block"},
     {"method": "eagle"},  # reads the target's states of all tokens
-    {"method": "suffix_first", "model": "zoo:draft"},
+    {"method": "suffix_first", "model": ALTERED},
 )
 
 
@@ -46,6 +47,8 @@ def edited(tokens: tuple[int, ...]) -> list[int]:
 
 def generated(config: dict[str, Any], prediction: Any, **params: Any) -> RequestOutput:
     params = {"max_tokens": LENGTH, "ignore_eos": True, **params}
+    if config["method"] == "eagle":
+        config = {**config, "head": untrained("foretoken.methods.eagle.checkpoint:Eagle", target())}
     (found,) = with_config(config).generate([PROMPTS[0]], SamplingParams(prediction=prediction, **params))
     assert found.error is None, found.error
     return found
@@ -86,7 +89,7 @@ def test_a_draft_limit_holds_for_copies() -> None:
 
 def test_the_end_of_an_answer_may_lie_in_a_copy() -> None:
     text = base().tokenizer.decode(list(answer()))
-    stop = text[150:158]
+    stop = text[60:68]
     plain = generated({"method": "none"}, None, stop=stop)
     assert generated({"method": "none"}, text, stop=stop).text == plain.text
     assert len(plain.token_ids) < LENGTH
@@ -95,9 +98,9 @@ def test_the_end_of_an_answer_may_lie_in_a_copy() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"method": "kangaroo", "adapter": "random:2", "num_speculative_tokens": 2},
-        {"method": "draft_model", "model": "zoo:draft", "executor": "pearl"},
-        {"method": "draft_model", "model": "zoo:draft", "verifier": "typical"},
+        {"method": "kangaroo", "adapter": "random:1", "num_speculative_tokens": 2},
+        {"method": "draft_model", "model": ALTERED, "executor": "pearl"},
+        {"method": "draft_model", "model": ALTERED, "verifier": "typical"},
     ],
     ids=["resumes", "drafts ahead", "lossy"],
 )

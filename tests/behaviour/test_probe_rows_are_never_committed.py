@@ -17,8 +17,8 @@ from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.match import MatchVerifier
 from foretoken_lab import testing as stubs
 from helpers.golden import Session, random_tree, tokens_of
+from helpers.small_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, truth, with_config, with_drafter
 from helpers.tiny_models import VOCAB_SIZE, save_model
-from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, truth, with_config, with_drafter
 
 LENGTH = 32
 PARAMS = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
@@ -128,7 +128,7 @@ def test_probes_of_a_seeded_request_use_its_own_rows(seed: int | None, count: in
 
 
 @pytest.mark.parametrize(
-    "config", [{"method": "kangaroo", "adapter": "random:2", "threshold": 0.1}, {"method": "del"}], ids=str
+    "config", [{"method": "kangaroo", "adapter": "random:1", "threshold": 0.1}, {"method": "del"}], ids=str
 )
 def test_drafts_that_resume_inside_the_target_are_verified_without_probes(config: dict[str, object]) -> None:
     rule = Probing(target().vocab_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.ratio import RatioVerifier
-from helpers import warm
-from helpers.zoo_llms import PROMPTS, assert_idle, ids, prompt_ids, target, with_config
+from helpers import small_llms, warm, zoo_llms
+from helpers.small_llms import ALTERED, PROMPTS, assert_idle, ids, prompt_ids
 
 DRAFTS = {"method": "draft_model", "model": "zoo:draft"}
 RECIPES = {
@@ -28,6 +29,15 @@ RECIPES = {
     "suffix": {"method": "suffix", "verifier": "recursive"},
 }
 LENGTH = 16
+
+
+def with_config(config: dict[str, Any], **options: Any) -> LLM:
+    """A recipe over the smaller model; over the larger one where an adaptive draft of a model must pay."""
+    if config["method"] in ("ngram", "suffix"):
+        return small_llms.with_config(config, **options)
+    if config.get("num_speculative_tokens") == 6:
+        return small_llms.with_config({**config, "model": ALTERED}, **options)
+    return zoo_llms.with_config(config, **options)
 
 
 def seeded(seed: int = 11, **params: object) -> SamplingParams:
@@ -132,7 +142,7 @@ def test_rows_for_drafts_are_reserved_while_a_long_prompt_is_fed():
 
 
 def test_a_seed_and_a_limit_of_one_row_a_request_is_plain_decoding():
-    llm = LLM.from_target(target(), speculative_config=DRAFTS, max_num_seqs=8, max_rows_per_step=4, seed=0)
+    llm = with_config(DRAFTS, max_rows_per_step=4)
     (output,) = llm.generate(PROMPTS[0], seeded())
     assert output.metrics.num_draft_tokens == 0
     assert len(output.token_ids) == LENGTH

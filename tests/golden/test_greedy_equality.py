@@ -20,22 +20,12 @@ from foretoken.core.errors import ConfigError
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
 from foretoken_lab import testing as stubs
+from helpers import zoo_llms
 from helpers.pairwise import in_pairs, pairwise
+from helpers.small_llms import PROMPTS, assert_idle, config_of, greedy, ids, over, prompt_ids, truth, with_drafter
 from helpers.variants import Case, cases, lossless_rules
-from helpers.zoo_llms import (
-    PROMPTS,
-    assert_idle,
-    base,
-    greedy,
-    ids,
-    prompt_ids,
-    target,
-    truth,
-    with_config,
-    with_drafter,
-)
 
-LENGTH = 12
+LENGTH, LONGER = 9, 12
 _COUNTS: tuple[int | str, ...] = (5, "auto")
 
 
@@ -69,8 +59,9 @@ class Combination:
         return self.rule is None or self.case.fits(self.rule)
 
     @property
-    def config(self) -> dict[str, object]:
-        return self.case.config(target(), self.rule, self.count)
+    def llm(self) -> LLM:
+        made: LLM = over(self.case).with_config(config_of(self.case, self.rule, self.count))
+        return made
 
 
 def combinations() -> list[Combination]:
@@ -88,11 +79,12 @@ ALL = combinations()
 FITTING = [each for each in ALL if each.fits]
 OF_DEFAULT_RULE = [each for each in FITTING if each.rule is None]
 LEFT_OUT = list({each.factors: each for each in ALL if not each.fits and each.count == _COUNTS[0]}.values())
-PAIRS = pairwise(FITTING, lambda each: each.factors, lambda each: each.variant)
-
-
-def in_pairs_of(combinations: list[Combination]) -> list[Any]:
-    return in_pairs(combinations, lambda each: each.factors, lambda each: each.variant)
+# an adaptive length drafts little in texts as short as these: once under every rule, and once for every method
+FIXED = [each for each in FITTING if each.count == _COUNTS[0]]
+ADAPTIVE = [each for each in FITTING if each.count != _COUNTS[0]]
+BY_FACTORS = {"factors": lambda each: each.factors, "once": lambda each: each.variant}
+BY_METHOD_AND_RULE = {"factors": lambda each: (), "once": lambda each: (each.case.entry.name, each.rule)}
+PAIRS = pairwise(FIXED, **BY_FACTORS) + pairwise(ADAPTIVE, **BY_METHOD_AND_RULE)
 
 
 def one_each(combinations: list[Combination]) -> list[Any]:
@@ -102,7 +94,7 @@ def one_each(combinations: list[Combination]) -> list[Any]:
 
 @cache
 def llm_of(combination: str) -> LLM:
-    return with_config(next(each for each in FITTING if str(each) == combination).config)
+    return next(each for each in FITTING if str(each) == combination).llm
 
 
 def test_labels_of_recipes_are_unique():
@@ -119,7 +111,7 @@ def test_every_variant_and_every_rule_runs_without_the_full_product():
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.label)
 def test_a_variant_proposes_its_declared_drafts(case):
-    drafter = with_config(case.config(target(), None, 5)).recipe.drafter
+    drafter = over(case).with_config(config_of(case, None, 5)).recipe.drafter
     assert drafter.laws == case.laws
     assert drafter.branches == case.branches
 
@@ -129,28 +121,31 @@ def test_recipes_that_do_not_fit_are_refused(method):
     for each in LEFT_OUT:
         if each.case.entry.name == method:
             with pytest.raises(ConfigError, match=r"verifies chains|not valid for drafts of kind"):
-                with_config(each.config)
+                _ = each.llm
 
 
-@pytest.mark.parametrize("combination", in_pairs_of(FITTING), ids=str)
+@pytest.mark.parametrize(
+    "combination", in_pairs(FIXED, **BY_FACTORS) + in_pairs(ADAPTIVE, **BY_METHOD_AND_RULE), ids=str
+)
 def test_every_lossless_recipe_gives_the_plain_greedy_tokens(combination):
     """Ragged lengths, fewer slots than requests, so that requests join and leave; then one alone."""
     llm = llm_of(str(combination))
-    lengths = (LENGTH, 7, 11, 1, LENGTH - 4)
+    lengths = (LENGTH, 5, 8, 1, LENGTH - 3)
     params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
+    greedy = over(combination.case).greedy
     expected = [greedy(prompt, LENGTH)[:length] for prompt, length in zip(PROMPTS, lengths, strict=True)]
     assert ids(llm.generate(PROMPTS, params)) == expected
-    assert ids(llm.generate(PROMPTS[0], params[0])) == expected[:1]
+    assert ids(llm.generate(PROMPTS[0], params[1])) == [expected[0][: lengths[1]]]
     assert_idle(llm)
 
 
 @pytest.mark.parametrize("combination", one_each(OF_DEFAULT_RULE), ids=str)
 def test_requests_that_join_late_and_leave_early_get_the_same_tokens(combination):
     llm = llm_of(str(combination))
-    first = llm.stream(PROMPTS[0], SamplingParams(max_tokens=LENGTH, ignore_eos=True))
+    first = llm.stream(PROMPTS[0], SamplingParams(max_tokens=LONGER, ignore_eos=True))
     got = [*next(first).token_ids, *next(first).token_ids]
-    second = llm.stream(PROMPTS[1], SamplingParams(max_tokens=LENGTH, ignore_eos=True))
-    third = llm.stream(PROMPTS[2], SamplingParams(max_tokens=LENGTH, ignore_eos=True))
+    second = llm.stream(PROMPTS[1], SamplingParams(max_tokens=LONGER, ignore_eos=True))
+    third = llm.stream(PROMPTS[2], SamplingParams(max_tokens=LONGER, ignore_eos=True))
     late = list(next(second).token_ids)
     next(third)
     third.close()  # cancelled in the middle
@@ -158,8 +153,9 @@ def test_requests_that_join_late_and_leave_early_get_the_same_tokens(combination
         got += chunk.token_ids
     for chunk in second:
         late += chunk.token_ids
-    assert got == greedy(PROMPTS[0], LENGTH)
-    assert late == greedy(PROMPTS[1], LENGTH)
+    greedy = over(combination.case).greedy
+    assert got == greedy(PROMPTS[0], LONGER)
+    assert late == greedy(PROMPTS[1], LONGER)
     assert_idle(llm)
 
 
@@ -175,13 +171,13 @@ def test_plain_greedy_is_the_library_s(prompt):
             do_sample=False,
         )
     expected = output[0, len(tokens) :].tolist()
-    assert greedy(prompt, LENGTH, ignore_eos=False) == expected
+    assert zoo_llms.greedy(prompt, LENGTH, ignore_eos=False) == expected
 
 
 @pytest.mark.parametrize("combination", one_each(OF_DEFAULT_RULE), ids=str)
 def test_logprobs_do_not_depend_on_the_method(combination):
     params = SamplingParams(max_tokens=10, ignore_eos=True, logprobs=3)
-    plain = [plain_logprobs(prompt) for prompt in PROMPTS[:3]]
+    plain = plain_logprobs(over(combination.case))
     for ours, reference in zip(llm_of(str(combination)).generate(PROMPTS[:3], params), plain, strict=True):
         assert ours.logprobs is not None
         assert [each.token_id for each in ours.logprobs] == [each.token_id for each in reference]
@@ -191,9 +187,9 @@ def test_logprobs_do_not_depend_on_the_method(combination):
 
 
 @cache
-def plain_logprobs(prompt):
-    (output,) = base().generate(prompt, SamplingParams(max_tokens=10, ignore_eos=True, logprobs=3))
-    return output.logprobs
+def plain_logprobs(llms):
+    params = SamplingParams(max_tokens=10, ignore_eos=True, logprobs=3)
+    return [llms.base().generate(prompt, params)[0].logprobs for prompt in PROMPTS[:3]]
 
 
 @pytest.mark.covering(1)

@@ -21,8 +21,10 @@ from foretoken.models.language_model import Output
 from foretoken.options.sampling import SamplingParams
 from foretoken_lab import testing as stubs
 from helpers.drafters import Crashing
-from helpers.zoo_llms import (
+from helpers.small_llms import (
+    ALTERED,
     PROMPTS,
+    altered,
     assert_idle,
     base,
     greedy,
@@ -34,7 +36,7 @@ from helpers.zoo_llms import (
     with_drafter,
 )
 
-DRAFT = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4}
+DRAFT = {"method": "draft_model", "model": ALTERED, "num_speculative_tokens": 4}
 VOCAB = 8192
 
 
@@ -77,7 +79,7 @@ def text_of(tokens: list[int]) -> str:
 
 @cache
 def library():
-    return AutoModelForCausalLM.from_pretrained(zoo.path("base"), dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(zoo.path("draft"), dtype=torch.float32)
 
 
 def library_logits(tokens: list[int]) -> torch.Tensor:
@@ -230,7 +232,7 @@ def test_a_chat_reports_its_progress():
 
 def test_a_requested_length_is_drafted_at_any_cost():
     """Without a choice nothing is measured, and every request shows the drafter the target's states."""
-    llm = with_config({"method": "kangaroo", "adapter": "random:2", "num_speculative_tokens": 3})
+    llm = with_config({"method": "kangaroo", "adapter": "random:1", "num_speculative_tokens": 3})
     controller = llm.engine.controller
     controller.measure = lambda **times: pytest.fail("measured")
     controller.hopeless = lambda request, running: pytest.fail("weighed")
@@ -745,7 +747,7 @@ def test_a_draft_model_of_nans_ends_one_request_only(tree):
     drafter.model = Wrapped(engine, poison=1, after=6)
     outputs = llm.generate(PROMPTS, params)
     assert outputs[1].finish_reason == "error"
-    assert "draft model 'zoo:draft'" in outputs[1].error
+    assert f"draft model '{altered()}'" in outputs[1].error
     expected = ids(with_config(None).generate(PROMPTS, params))
     for index in (0, 2, 3, 4):
         assert outputs[index].token_ids == expected[index]

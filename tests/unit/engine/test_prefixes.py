@@ -17,16 +17,16 @@ from foretoken.forward.ssm.state import HybridCache
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
+from helpers.small_llms import ALTERED, target, with_config
 from helpers.tiny_models import save_model
 from helpers.variants import Case, cases
-from helpers.zoo_llms import target, with_config
 
 SYSTEM = list(range(100, 140))
 LONG = SamplingParams(max_tokens=8, ignore_eos=True)
 
 
 def reusing(method: str = "suffix", **options: object) -> LLM:
-    config = {"method": method, "model": "zoo:draft"} if method == "draft_model" else {"method": method}
+    config = {"method": method, "model": ALTERED} if method == "draft_model" else {"method": method}
     return with_config(config, enable_prefix_caching=True, **{"max_num_seqs": 3, **options})
 
 
@@ -333,7 +333,7 @@ def test_a_drafter_that_reads_states_is_shown_those_of_reused_rows(case: Case) -
 
 def test_a_kept_slot_has_the_rows_of_its_tokens_and_no_others() -> None:
     """Also where an answer stops within an accepted draft, of which rows after the last token were written."""
-    drafts = {"method": "draft_model", "model": "zoo:base", "num_speculative_tokens": 6}  # all of them are accepted
+    drafts = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 6}  # all of them are accepted
     llm, plain = with_config(drafts, enable_prefix_caching=True), with_config({"method": "none"})
     prefixes, cache = llm.engine.prefixes, llm.engine.cache
     assert prefixes is not None
@@ -365,7 +365,7 @@ def test_a_drafter_is_shown_every_row_of_a_reused_prompt(kept: int, shared: int)
     prompt = [*words[:shared], *range(500, 512)]
     shown = []
     for reuse in (True, False):
-        llm = with_config({"method": "kangaroo", "adapter": "random:2"}, enable_prefix_caching=reuse)
+        llm = with_config({"method": "kangaroo", "adapter": "random:1"}, enable_prefix_caching=reuse)
         run(llm, words)
         seen: list[tuple[int, Any]] = []
         on_forward = llm.recipe.drafter.on_forward
@@ -401,7 +401,7 @@ def noted(llm: LLM) -> list[tuple[int, ...]]:
 
 
 def test_replayed_features_are_bounded_and_released() -> None:
-    llm = with_config({"method": "kangaroo", "adapter": "random:2"}, enable_prefix_caching=True, prefix_cache_bytes=1)
+    llm = with_config({"method": "kangaroo", "adapter": "random:1"}, enable_prefix_caching=True, prefix_cache_bytes=1)
     prefixes = llm.engine.prefixes
     assert prefixes is not None
     for begin in range(300, 600, 100):
@@ -412,7 +412,7 @@ def test_replayed_features_are_bounded_and_released() -> None:
 
 
 def test_a_drafter_that_fails_on_replayed_features_ends_that_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = with_config({"method": "kangaroo", "adapter": "random:2"}, enable_prefix_caching=True)
+    llm = with_config({"method": "kangaroo", "adapter": "random:1"}, enable_prefix_caching=True)
     run(llm, [*SYSTEM, 7])
 
     def fail(*_: object) -> None:

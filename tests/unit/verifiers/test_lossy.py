@@ -36,10 +36,11 @@ from foretoken.verifiers.tolerance import ToleranceVerifier
 from foretoken.verifiers.topk_relaxed import TopkRelaxedVerifier
 from foretoken.verifiers.typical import TypicalVerifier
 from foretoken_lab.testing import Empty
-from helpers.zoo_llms import PROMPTS as ALL_PROMPTS
-from helpers.zoo_llms import assert_idle, greedy, ids, with_config
+from helpers import zoo_llms
+from helpers.small_llms import ALTERED, assert_idle, greedy, ids, with_config
+from helpers.small_llms import PROMPTS as ALL_PROMPTS
 
-DRAFT = {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4}
+DRAFT = {"method": "draft_model", "model": ALTERED, "num_speculative_tokens": 4}
 PROMPTS = ALL_PROMPTS[:3]
 LOOSE: dict[str, dict[str, Any]] = {"tolerance": {"tolerance": 0.5}}  # at its default it spares all of these texts
 # these listen to a judge, to entropies, to distributions of slots or to a second reading; their tests are in
@@ -405,7 +406,7 @@ def test_at_temperature_0_distributions_at_temperature_1_are_compared() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        DRAFT,
+        {**DRAFT, "model": "zoo:draft"},
         {"method": "sprinter", "model": "zoo:draft", "head": "random:pre"},
         {"method": "kangaroo", "adapter": "random:2", "threshold": 0.1},
         {"method": "del", "exit_layer": 2, "draft_length": 3},
@@ -414,7 +415,7 @@ def test_at_temperature_0_distributions_at_temperature_1_are_compared() -> None:
 )
 def test_at_temperature_0_drafts_carry_their_distribution_where_a_rule_compares(settings: dict[str, Any]) -> None:
     for verifier, carries in (("kl_threshold", True), ("ratio", False)):
-        llm = with_config({**settings, "verifier": verifier})
+        llm = zoo_llms.with_config({**settings, "verifier": verifier})
         drafter: Any = llm.recipe.drafter
         propose, drafts = drafter.propose, []
         drafter.propose = lambda *given: drafts.extend(found := propose(*given)) or found  # noqa: B023
@@ -647,7 +648,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     import foretoken
 
     monkeypatch.setattr(
-        foretoken, "LLM", lambda model, speculative_config=None, **options: with_config(speculative_config)
+        foretoken, "LLM", lambda model, speculative_config=None, **options: zoo_llms.with_config(speculative_config)
     )
 
 

@@ -17,8 +17,8 @@ from foretoken_lab.rag.knn import KnnRun, KnnStore, unit
 from foretoken_lab.rag.passages import Passage
 from foretoken_lab.rag.system import Rag
 from helpers.knowledge import QUESTIONS, passages
+from helpers.small_llms import greedy, target
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.zoo_llms import greedy, target
 
 LENGTH = 16
 OPTIONS = {"weight": 0.6, "neighbours": 8}

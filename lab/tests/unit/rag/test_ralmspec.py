@@ -18,8 +18,8 @@ from foretoken_lab.rag.retrievers import Bm25Retriever, DenseRetriever
 from foretoken_lab.rag.system import Rag
 from foretoken_lab.rag.vectors import vectors_of
 from helpers.knowledge import passages
+from helpers.small_llms import target
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.zoo_llms import target
 
 NAMES = ("flat", "hnsw", "bm25")
 # what the model says to these is nearest to one passage and then another, by every retriever

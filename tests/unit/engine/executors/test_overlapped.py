@@ -28,13 +28,13 @@ from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
 from foretoken_lab import testing as stubs
 from helpers.adapters import shelf
+from helpers.small_llms import ALTERED, PROMPTS, assert_idle, base, ids, with_config
 from helpers.threads import one_thread
 from helpers.tiny_models import VOCAB_SIZE, save_model
-from helpers.zoo_llms import PROMPTS, assert_idle, base, ids, with_config
 
 __all__ = ["one_thread"]
 
-PEARL = {"method": "draft_model", "model": "zoo:draft", "executor": "pearl"}
+PEARL = {"method": "draft_model", "model": ALTERED, "executor": "pearl"}
 GREEDY = SamplingParams(max_tokens=48, ignore_eos=True)
 
 
@@ -205,7 +205,7 @@ class Compared(stubs.Stub):
 
 def compared() -> Compared:
     def fresh() -> ModelDrafter:
-        drafter = with_config({"method": "draft_model", "model": "zoo:draft"}).recipe.drafter
+        drafter = with_config({"method": "draft_model", "model": ALTERED}).recipe.drafter
         assert isinstance(drafter, ModelDrafter)
         return drafter
 
@@ -449,7 +449,7 @@ def test_a_child_of_a_fork_has_a_thread_of_its_own_and_may_be_closed_twice(monke
     [
         ({"method": "ngram"}, "does not offer to draft ahead"),
         ({"method": "none"}, "nothing is drafted"),
-        ({"method": "kangaroo"}, "has to wait for it"),
+        ({"method": "kangaroo", "adapter": "random:1"}, "has to wait for it"),
         ({**PEARL, "tree": "topk"}, "set to propose trees"),
         ({**PEARL, "verifier": "reflective"}, "looks at more of a draft"),
         ({**PEARL, "verification.ffn": 0.05}, "verifies sparsely"),

@@ -20,7 +20,7 @@ from foretoken.engine.llm import LLM
 from foretoken.engine.text.grammars import Grammar, Grammars
 from foretoken.options.sampling import SamplingParams
 from foretoken.options.structured import StructuredOutputs
-from helpers.zoo_llms import PROMPTS, ids, target, with_config
+from helpers.small_llms import ALTERED, PROMPTS, ids, target, with_config
 
 PERSON = {
     "type": "object",
@@ -42,10 +42,10 @@ METHODS = [
     {"method": "none"},
     {"method": "suffix", "num_speculative_tokens": 6},
     {"method": "ngram"},
-    {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4},
-    {"method": "draft_model", "model": "zoo:draft", "tree": "topk", "num_speculative_tokens": 8},
-    {"method": "kangaroo", "adapter": "random:2", "num_speculative_tokens": 4},
-    {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4, "executor": "pearl"},
+    {"method": "draft_model", "model": ALTERED, "num_speculative_tokens": 4},
+    {"method": "draft_model", "model": ALTERED, "tree": "topk", "num_speculative_tokens": 8},
+    {"method": "kangaroo", "adapter": "random:1", "num_speculative_tokens": 4},
+    {"method": "draft_model", "model": ALTERED, "num_speculative_tokens": 4, "executor": "pearl"},
 ]
 
 

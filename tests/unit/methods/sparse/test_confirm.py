@@ -13,7 +13,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.engine.llm import LLM
 from foretoken.methods.sparse.confirm import DenseRefresh, SparseDraft
 from foretoken.options.sampling import SamplingParams
-from helpers import zoo_llms
+from helpers import small_llms
 
 SPARSE = {
     "verification.attention": "per_head",
@@ -33,12 +33,12 @@ def tokens(llm: LLM, params: Any) -> list[list[int]]:
 @pytest.mark.parametrize("method", ["none", "ngram", "suffix", "draft_model"])
 def test_a_confirmed_text_is_the_plain_one(method: str) -> None:
     greedy = SamplingParams(max_tokens=24, ignore_eos=True)
-    extra = {"model": "zoo:draft"} if method == "draft_model" else {}
-    llm = zoo_llms.with_config({"method": method, **extra, **CONFIRMED})
+    extra = {"model": small_llms.ALTERED} if method == "draft_model" else {}
+    llm = small_llms.with_config({"method": method, **extra, **CONFIRMED})
     assert isinstance(llm.recipe.drafter, SparseDraft)
     assert llm.recipe.promise == "same stream"
     outputs = llm.generate(PROMPTS, greedy)
-    assert [output.token_ids for output in outputs] == tokens(zoo_llms.with_config(None), greedy)
+    assert [output.token_ids for output in outputs] == tokens(small_llms.with_config(None), greedy)
     metrics = outputs[0].metrics
     assert metrics.num_steps < 24 / 2.5  # five tokens are drafted, and most of them stand
     assert metrics.num_draft_tokens <= 5 * metrics.num_steps
@@ -49,22 +49,22 @@ def test_a_confirmed_sample_is_the_plain_one() -> None:
         SamplingParams(max_tokens=24, temperature=1.0, top_p=0.9, repetition_penalty=1.2, seed=seed, ignore_eos=True)
         for seed in range(3)
     ]
-    outputs = zoo_llms.with_config({"method": "ngram", **CONFIRMED}).generate(PROMPTS, params)
-    assert [output.token_ids for output in outputs] == tokens(zoo_llms.with_config(None), params)
+    outputs = small_llms.with_config({"method": "ngram", **CONFIRMED}).generate(PROMPTS, params)
+    assert [output.token_ids for output in outputs] == tokens(small_llms.with_config(None), params)
     assert sum(output.metrics.num_steps for output in outputs) < 3 * 24 / 2.5  # the noise was the target's
 
 
 def test_the_control_unconfirmed_texts_differ() -> None:
     greedy = SamplingParams(max_tokens=24, ignore_eos=True)
-    llm = zoo_llms.with_config({"method": "none", **SPARSE, "verification.budget": 0.01})
+    llm = small_llms.with_config({"method": "none", **SPARSE, "verification.budget": 0.01})
     assert llm.recipe.promise == "approximate"
-    assert tokens(llm, greedy) != tokens(zoo_llms.with_config(None), greedy)
+    assert tokens(llm, greedy) != tokens(small_llms.with_config(None), greedy)
 
 
 def test_after_a_short_prefix_the_inner_drafter_drafts_alone() -> None:
     greedy = SamplingParams(max_tokens=24, ignore_eos=True)
-    inner = zoo_llms.with_config({"method": "ngram", "num_speculative_tokens": 5})
-    llm = zoo_llms.with_config(
+    inner = small_llms.with_config({"method": "ngram", "num_speculative_tokens": 5})
+    llm = small_llms.with_config(
         {"method": "ngram", "num_speculative_tokens": 5, **CONFIRMED, "verification.dense_below": 4000}
     )
     expected, found = inner.generate(PROMPTS, greedy), llm.generate(PROMPTS, greedy)
@@ -103,9 +103,9 @@ def test_the_inner_drafter_learns_what_became_of_its_own_proposals() -> None:
             pass
 
     greedy = SamplingParams(max_tokens=12, ignore_eos=True)
-    script = tokens(zoo_llms.with_config(None), greedy)[0]
+    script = tokens(small_llms.with_config(None), greedy)[0]
     inner = Inner(script)
-    llm = zoo_llms.with_config({"method": inner, **CONFIRMED, "verification.budget": 1.0})
+    llm = small_llms.with_config({"method": inner, **CONFIRMED, "verification.budget": 1.0})
     assert llm.generate(PROMPTS[:1], greedy)[0].token_ids == script
     done = 1  # the first token came with the prompt
     for outcome in inner.outcomes:
@@ -119,7 +119,7 @@ def test_the_inner_drafter_learns_what_became_of_its_own_proposals() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"method": "kangaroo", "adapter": "random:2", **CONFIRMED}, "drafts inside of the target"),
+        ({"method": "kangaroo", "adapter": "random:1", **CONFIRMED}, "drafts inside of the target"),
         ({"method": "ngram", "verifier": "block", **CONFIRMED}, "block"),
         ({"method": "ngram", **CONFIRMED, "verification.refresh": 8}, "does nothing with verification.confirm"),
     ],
@@ -127,14 +127,14 @@ def test_the_inner_drafter_learns_what_became_of_its_own_proposals() -> None:
 )
 def test_what_does_not_go_together_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        zoo_llms.with_config(config)
+        small_llms.with_config(config)
 
 
 @pytest.mark.parametrize("method", ["none", "ngram"])
 def test_after_a_refresh_the_cache_is_that_of_dense_decoding(method: str) -> None:
     every = 6
     # one slot: the second request comes where the first one was
-    llm = zoo_llms.with_config({"method": method, **SPARSE, "verification.refresh": every}, max_num_seqs=1)
+    llm = small_llms.with_config({"method": method, **SPARSE, "verification.refresh": every}, max_num_seqs=1)
     refresh, cache = llm.recipe.plan._refresh, llm.engine.cache
     assert refresh is not None
     requests = [
