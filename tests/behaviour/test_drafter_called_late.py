@@ -16,7 +16,7 @@ from foretoken_lab.testing import Stub
 from helpers.asking import Always, asked_when
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, prompt_ids, with_config, with_drafter
 
-LENGTH = 24
+LENGTH = 16
 RECIPES = {
     "draft_model": {"method": "draft_model", "model": "zoo:draft"},
     "tree": {"method": "draft_model", "model": "zoo:draft", "tree": "topk"},

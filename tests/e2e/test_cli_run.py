@@ -141,7 +141,7 @@ def test_bench_writes_results_and_report(tmp_path, printed):
 
 
 def test_bench_over_a_grid_of_batches_and_lengths(printed):
-    options = ["--model", "zoo:draft", "--limit", 1, "--repeats", 1, "--threads", 1, "--max-tokens", 4]
+    options = ["--limit", 1, "--repeats", 1, "--threads", 1, "--max-tokens", 4]
     options += ["--methods", "ngram", "--json"]
     results = json.loads(printed("bench", *options, "--batch-size", "1,2", "--prompt-tokens", "64,160"))["results"]
     assert [(each["prompt_tokens"], each["batch_size"], each["method"]) for each in results] == [

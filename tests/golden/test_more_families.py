@@ -60,7 +60,7 @@ PLAIN = (
     "vaultgemma",
 )
 LATENT_TYPES = ("glm4_moe_lite", "minicpm3", "youtu", "longcat_flash")
-PROMPT, LENGTH = 6, 10
+PROMPT, LENGTH = 6, 6
 
 
 def family_of(model_type: str) -> Family:

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler o
 
 KEYS = "keys in int8"
 DTYPES = ("int8", "int4", KEYS)
-PARAMS = SamplingParams(max_tokens=10, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
+TEXTS = list(PROMPTS[:3])
 
 
 def reads_keys(case: Case) -> bool:
@@ -46,7 +47,7 @@ def target(dtype: str) -> LanguageModel:
 
 @cache
 def plain(dtype: str) -> list[list[int]]:
-    return ids(with_config(None, target=target(dtype)).generate(list(PROMPTS), PARAMS))
+    return ids(with_config(None, target=target(dtype)).generate(TEXTS, PARAMS))
 
 
 @pytest.mark.parametrize(
@@ -61,14 +62,14 @@ def plain(dtype: str) -> list[list[int]]:
 def test_greedy_text_is_that_of_plain_decoding(combination: tuple[Case, str]) -> None:
     case, dtype = combination
     llm = with_config(case.config(target(dtype), None, 5), target=target(dtype))
-    assert ids(llm.generate(list(PROMPTS), PARAMS)) == plain(dtype)
+    assert ids(llm.generate(TEXTS, PARAMS)) == plain(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_request_alone_and_in_company(dtype: str) -> None:
     llm = with_config(None, target=target(dtype))
-    alone = [ids(llm.generate([prompt], PARAMS))[0] for prompt in PROMPTS[:3]]
-    assert alone == plain(dtype)[:3]
+    alone = [ids(llm.generate([prompt], PARAMS))[0] for prompt in TEXTS]
+    assert alone == plain(dtype)
 
 
 def test_a_drafter_that_reads_keys_is_refused_where_there_are_codes() -> None:

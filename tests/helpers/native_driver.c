@@ -494,7 +494,7 @@ int main(int count, char **arguments) {
         Cache cache = new_cache();
         for (int i = 0; i < ROWS; i++) forward(team, &decoder, &cache, 1, i, 1, tokens + i, 0, 0, 0, 0, expected + i * VOCAB);
         const int bits = count == 2 && !strcmp(arguments[1], "bits");
-        Task task = {&decoder, expected, tokens, bits ? 1 : 5};
+        Task task = {&decoder, expected, tokens, bits ? 1 : 2};
         if (bits) {
             print_hash(kinds + k, expected, ROWS * VOCAB);
             chunks(&task);

@@ -7,13 +7,16 @@ import functools
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the library is imported; tests of the hub unset it
 os.environ.setdefault("FORETOKEN_KEPT_GB", "0")  # nothing is left in the user's cache folder, nor read from it
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start would compile the package again and again
+# every process that tests start would compile the package again, and every run its tests
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import pytest
 import torch

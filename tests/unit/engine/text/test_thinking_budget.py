@@ -14,8 +14,8 @@ from foretoken.core.laws import LawMaker
 from foretoken.core.words import Both, Words
 from foretoken.engine.text.thinking_budget import ThinkingBudget
 from foretoken.options.sampling import SamplingParams
+from helpers.small_llms import ALTERED, with_config
 from helpers.templates import MAY_THINK, THINKS, TOOLS, templated
-from helpers.zoo_llms import with_config
 
 # a vocabulary of its own: marks in pieces, and a character in two tokens
 PIECES = [b"a", b"<think>", b"</th", b"ink>", b"\xc3", b"\xa9"]
@@ -90,7 +90,7 @@ def answers(limit: int | None, config: Any, **more: Any) -> tuple[list[int], str
     [
         {"method": "suffix"},
         {"method": "ngram", "num_speculative_tokens": 4},
-        {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 8},
+        {"method": "draft_model", "model": ALTERED, "num_speculative_tokens": 8},
     ],
     ids=["suffix", "ngram", "draft_model"],
 )
@@ -122,7 +122,7 @@ def test_no_limit_and_no_reasoning() -> None:
     assert plain.outputs[0].token_ids == limited.outputs[0].token_ids
 
 
-@pytest.mark.parametrize("config", [None, {"method": "draft_model", "model": "zoo:draft", "num_speculative_tokens": 4}])
+@pytest.mark.parametrize("config", [None, {"method": "draft_model", "model": ALTERED, "num_speculative_tokens": 4}])
 def test_a_structure_begins_after_the_limit(config: dict[str, Any] | None) -> None:
     form = {"regex": "(42|43)", "reasoning": "open"}  # white space may stand before it
     llm = with_config(config, target=templated(THINKS))
