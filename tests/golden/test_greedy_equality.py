@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken import zoo
+from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
@@ -23,7 +23,7 @@ from foretoken_lab import testing as stubs
 from helpers import zoo_llms
 from helpers.pairwise import in_pairs, pairwise
 from helpers.small_llms import PROMPTS, assert_idle, config_of, greedy, ids, over, prompt_ids, truth, with_drafter
-from helpers.variants import Case, cases, lossless_rules
+from helpers.variants import WITH_PARTS, Case, cases, lossless_rules
 
 LENGTH, LONGER = 9, 12
 _COUNTS: tuple[int | str, ...] = (5, "auto")
@@ -99,6 +99,17 @@ def llm_of(combination: str) -> LLM:
 
 def test_labels_of_recipes_are_unique():
     assert len({str(each) for each in ALL}) == len(ALL)
+
+
+def test_drafters_with_a_learned_part_have_rows_that_contain_their_declared_variants():
+    declared = {each.name: each.load().declared for each in catalog.entries("drafter")}
+    assert {name for name, each in declared.items() if each.learned_part is not None} == set(WITH_PARTS)
+    cases_of = {name: [case for case in cases() if case.entry.name == name] for name in WITH_PARTS}
+    for name, rows in cases_of.items():
+        for variant in declared[name].variants:
+            wanted = Case(rows[0].entry, variant)
+            found = [row for row in rows if row.kind == wanted.kind]
+            assert any(variant.options.items() <= row.variant.options.items() for row in found), (name, variant)
 
 
 def test_every_variant_and_every_rule_runs_without_the_full_product():

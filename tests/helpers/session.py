@@ -16,7 +16,6 @@ os.environ.setdefault("FORETOKEN_KEPT_GB", "0")  # nothing is left in the user's
 os.environ.setdefault("MPLBACKEND", "Agg")
 # every process that tests start would compile the package again, and every run its tests
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from hypothesis import settings
 
 from helpers.pairwise import beyond_covering
 
+sys.dont_write_bytecode = False
 gc.disable()  # until the tests are collected: modules and tests stay, so walks over them find nothing
 
 

@@ -1,16 +1,20 @@
-"""What drafters declare for the exactness tests (``declared.variants``), as recipes: no method is named here."""
+"""The variants of drafters as recipes for the exactness tests.
+
+A drafter's variants are those that it declares (``declared.variants``). One with a learned part has a row in
+``WITH_PARTS``, which says what the untrained part is like that it drafts with.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from foretoken import catalog
-from foretoken.core.draft import Law
+from foretoken.core.draft import Law, PointMass, Sampled
 from foretoken.core.needs import Variant
 from foretoken.core.protocols import Verifier
 from foretoken.models.language_model import LanguageModel
@@ -21,12 +25,82 @@ from helpers.untrained import untrained as untrained_part
 DRAFT = "zoo:draft"  # for whoever wants a second checkpoint
 
 
+@dataclass(frozen=True, kw_only=True)
+class WithPart(Variant):
+    """A variant, and options of ``untrained.random_part``; None: it needs no learned part, or finds the bundled one."""
+
+    untrained: Mapping[str, Any] | None = None
+
+
+_FEW = {"draft_vocab_size": 512}
+_TREES: dict[str, Any] = {"laws": (PointMass,), "branches": True}
+_FIXED = {"width": 4, "max_depth": 4, "budget": "fixed"}
+
+WITH_PARTS: dict[str, tuple[WithPart, ...]] = {
+    "diffuspec": (
+        WithPart(options={"tree": False}, untrained=_FEW, branches=False),
+        WithPart(untrained=_FEW, one_rule=True),
+        WithPart(options={"tree": True}, untrained={**_FEW, "slots": 4}, **_TREES),
+        WithPart(
+            options={"tree": False, "draw": False}, untrained=_FEW, laws=(PointMass,), branches=False, one_rule=True
+        ),
+        WithPart(options={"model": "zoo:diffusion", "slots": 4, "tree": True}, one_rule=True, **_TREES),
+    ),
+    "dovetail": (
+        WithPart(options=_FIXED, untrained={**_FEW, "layers": 2}, **_TREES),
+        WithPart(options={**_FIXED, "place": "thread"}, untrained={**_FEW, "layers": 2}, one_rule=True, **_TREES),
+        WithPart(
+            options={"tree": False, "max_depth": 3, "budget": "fixed"},
+            untrained={**_FEW, "layers": 2, "fusion": "concat"},
+            laws=(Sampled,),
+            branches=False,
+            one_rule=True,
+        ),
+    ),
+    "longspec": (
+        WithPart(untrained={"window": 6}),
+        WithPart(options={"tree": True, "width": 8, "max_depth": 4}, untrained={"window": 512}, **_TREES),
+    ),
+    "kangaroo": (
+        WithPart(options={"threshold": 0.2}, untrained={"exit_layer": 1}),
+        WithPart(options={"threshold": 0.1, "tree": True, "width": 4}, untrained={"exit_layer": 2}, **_TREES),
+        WithPart(options={"threshold": 0}, untrained={"exit_layer": 3}, one_rule=True),
+    ),
+    "scylla": (
+        WithPart(options={"width": 4, "max_depth": 4}, untrained={**_FEW, "layers": 2}, **_TREES),
+        WithPart(
+            options={"tree": False, "max_depth": 3},
+            untrained={**_FEW, "layers": 2},
+            laws=(Sampled,),
+            branches=False,
+            one_rule=True,
+        ),
+    ),
+    "eagle": (
+        WithPart(untrained=_FEW),
+        WithPart(options={"tree": True, "width": 4, "max_depth": 4}, untrained=_FEW, **_TREES),
+        WithPart(options={"max_depth": 3}, untrained={"algorithm": "eagle"}, one_rule=True),
+    ),
+    "sprinter": (
+        WithPart(untrained={"feature": "pre"}),
+        WithPart(untrained={"feature": "drawn"}, one_rule=True),
+        WithPart(untrained={"feature": "post"}, one_rule=True),
+        WithPart(options={"stop": "confidence"}, one_rule=True),
+    ),
+    "dflash": (
+        WithPart(untrained=_FEW),
+        WithPart(untrained={"markov_rank": 8, "markov_kind": "rnn", "anchor_predicts": True}),
+        WithPart(untrained={"conv_taps": 2, "selector_rank": 8}),
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """One variant of one drafter."""
 
     entry: catalog.Entry
-    variant: Variant
+    variant: WithPart
 
     @property
     def label(self) -> str:
@@ -89,9 +163,13 @@ def cases(*, brought: bool = False) -> list[Case]:
     return [
         Case(entry, variant)
         for entry in catalog.entries("drafter")
-        for variant in entry.load().declared.variants
-        if brought == (entry.load().declared.brought)
+        for variant in WITH_PARTS.get(entry.name) or map(_without, entry.load().declared.variants)
+        if brought == entry.load().declared.brought
     ]
+
+
+def _without(variant: Variant) -> WithPart:
+    return WithPart(**{each.name: getattr(variant, each.name) for each in fields(variant)})
 
 
 def lossless_rules() -> list[str]:

@@ -117,19 +117,17 @@ class Knob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A shape of a method that the exactness tests must see.
+    """A shape of a method: options under which its drafts are of another kind.
 
     Attributes:
         options: its options.
-        untrained: shape of the untrained :attr:`Declared.learned_part` that tests draft with; None: the method needs no
-            learned part, or finds the bundled one.
         laws, branches: its proposals with these options, as an instance declares them (core/protocols.py); None: as
             the class says. A test makes the instance and compares.
-        one_rule: this variant changes nothing about the distribution of the drafts, so one lossless rule is enough.
+        one_rule: for the exactness tests: the distribution of the drafts is that of another variant, so one lossless
+            rule is enough.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    untrained: Mapping[str, Any] | None = None
     laws: tuple[type[Law], ...] | None = None
     branches: bool | None = None
     one_rule: bool = False
@@ -147,7 +145,8 @@ class Declared:
         learned_part: "module:Class" of its trained part (drafting/learned_part.py); None: it has none.
         brought: whether the target's checkpoint brings the weights that draft.
         knob: how a lossy rule enters a trade-off; None: it stays out of it.
-        variants: the shapes that the exactness tests must see.
+        variants: its shapes; the planner and drafters around another one choose among them, and the exactness tests run
+            them, with further ones for methods with a learned part.
     """
 
     draft_model: bool = False

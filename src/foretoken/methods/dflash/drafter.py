@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Draft, Law, Sampled
-from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers, Variant
+from foretoken.core.needs import Declared, HiddenLayers, Needs, Offers
 from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
 from foretoken.drafting.draft_builder import DraftBuilder
 from foretoken.drafting.feature_heads.own_rows import OwnRows
@@ -46,14 +46,7 @@ class DFlashDrafter(Drafter):
     laws: tuple[type[Law], ...] = (Sampled,)
     branches = False
     offers = Offers()
-    declared = Declared(
-        learned_part="foretoken.methods.dflash.checkpoint:DFlash",
-        variants=(
-            Variant(untrained={"draft_vocab_size": 512}),
-            Variant(untrained={"markov_rank": 8, "markov_kind": "rnn", "anchor_predicts": True}),
-            Variant(untrained={"conv_taps": 2, "selector_rank": 8}),
-        ),
-    )
+    declared = Declared(learned_part="foretoken.methods.dflash.checkpoint:DFlash")
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Checked):

@@ -63,27 +63,9 @@ class DiffuSpecDrafter(Drafter):
     declared = Declared(
         learned_part="foretoken.methods.diffuspec.network:BlockNetwork",
         variants=(
-            Variant(options={"tree": False}, untrained={"draft_vocab_size": 512}, branches=False),
-            Variant(untrained={"draft_vocab_size": 512}, one_rule=True),
-            Variant(
-                options={"tree": True},
-                untrained={"draft_vocab_size": 512, "slots": 4},
-                laws=(PointMass,),
-                branches=True,
-            ),
-            Variant(
-                options={"tree": False, "draw": False},
-                untrained={"draft_vocab_size": 512},
-                laws=(PointMass,),
-                branches=False,
-                one_rule=True,
-            ),
-            Variant(
-                options={"model": "zoo:diffusion", "slots": 4, "tree": True},
-                laws=(PointMass,),
-                branches=True,
-                one_rule=True,
-            ),
+            Variant(options={"tree": False}, branches=False),
+            Variant(options={"tree": True}, laws=(PointMass,), branches=True),
+            Variant(options={"tree": False, "draw": False}, laws=(PointMass,), branches=False),
         ),
     )
 

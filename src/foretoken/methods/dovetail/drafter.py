@@ -30,7 +30,7 @@ from foretoken.forward.cache import KVCache
 from foretoken.methods.dovetail import costs
 from foretoken.methods.dovetail.costs import Affordable, Rate
 from foretoken.methods.dovetail.lanes import HERE, PLACES, PROCESS, THREAD, DraftLane, InPlace, InProcess, OnThread
-from foretoken.methods.dovetail.network import CONCAT, Dovetail
+from foretoken.methods.dovetail.network import Dovetail
 from foretoken.methods.dovetail.remote_head import EAGER_ROWS, Answerer, Parcel, RemoteHead, TargetFacts, weights_of
 from foretoken.methods.dovetail.staging import Staging
 from foretoken.models.language_model import LanguageModel
@@ -40,7 +40,6 @@ FIXED, MEASURED = "fixed", "measured"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FIXED_NODES, _MOST_NODES = 15, 31  # with the root: 16, as in the paper, and 32, the most rows that are timed
 _SLOTS = 1024
-_UNTRAINED = {"layers": 2, "draft_vocab_size": 512}
 
 
 class DovetailDrafter(Drafter):
@@ -64,26 +63,8 @@ class DovetailDrafter(Drafter):
     declared = Declared(
         learned_part="foretoken.methods.dovetail.network:Dovetail",
         variants=(
-            Variant(
-                options={"width": 4, "max_depth": 4, "budget": FIXED},
-                untrained=_UNTRAINED,
-                laws=(PointMass,),
-                branches=True,
-            ),
-            Variant(
-                options={"width": 4, "max_depth": 4, "budget": FIXED, "place": THREAD},
-                untrained=_UNTRAINED,
-                laws=(PointMass,),
-                branches=True,
-                one_rule=True,
-            ),
-            Variant(
-                options={"tree": False, "max_depth": 3, "budget": FIXED},
-                untrained={**_UNTRAINED, "fusion": CONCAT},
-                laws=(Sampled,),
-                branches=False,
-                one_rule=True,
-            ),
+            Variant(options={"width": 4, "max_depth": 4, "budget": FIXED}),
+            Variant(options={"tree": False, "max_depth": 3, "budget": FIXED}, laws=(Sampled,), branches=False),
         ),
     )
 

@@ -14,7 +14,6 @@ from foretoken.drafting.feature_heads.runner import Runner
 from foretoken.drafting.learned_part import find
 from foretoken.drafting.published.probe import PROBE, compared
 from foretoken.methods.eagle.checkpoint import Eagle
-from foretoken.methods.eagle.config import EAGLE2
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Option
 
@@ -35,14 +34,8 @@ class EagleDrafter(FeatureDrafter):
     declared = Declared(
         learned_part="foretoken.methods.eagle.checkpoint:Eagle",
         variants=(
-            Variant(untrained={"draft_vocab_size": 512}),
-            Variant(
-                options={"tree": True, "width": 4, "max_depth": 4},
-                untrained={"draft_vocab_size": 512},
-                laws=(PointMass,),
-                branches=True,
-            ),
-            Variant(options={"max_depth": 3}, untrained={"algorithm": EAGLE2}, one_rule=True),
+            Variant(),
+            Variant(options={"tree": True, "width": 4, "max_depth": 4}, laws=(PointMass,), branches=True),
         ),
     )
 

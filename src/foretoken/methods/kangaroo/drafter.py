@@ -66,14 +66,8 @@ class KangarooDrafter(Drafter):
     declared = Declared(
         learned_part="foretoken.methods.kangaroo.network:Adapter",
         variants=(
-            Variant(options={"threshold": 0.2}, untrained={"exit_layer": 1}),
-            Variant(
-                options={"threshold": 0.1, "tree": True, "width": 4},
-                untrained={"exit_layer": 2},
-                laws=(PointMass,),
-                branches=True,
-            ),
-            Variant(options={"threshold": 0}, untrained={"exit_layer": 3}, one_rule=True),
+            Variant(options={"threshold": 0.2}),
+            Variant(options={"threshold": 0.1, "tree": True, "width": 4}, laws=(PointMass,), branches=True),
         ),
     )
 

@@ -70,13 +70,8 @@ class LongSpecDrafter(Drafter):
     declared = Declared(
         learned_part="foretoken.methods.longspec.network:LongSpec",
         variants=(
-            Variant(untrained={"window": 6}),
-            Variant(
-                options={"tree": True, "width": 8, "max_depth": 4},
-                untrained={"window": 512},
-                laws=(PointMass,),
-                branches=True,
-            ),
+            Variant(),
+            Variant(options={"tree": True, "width": 8, "max_depth": 4}, laws=(PointMass,), branches=True),
         ),
     )
 

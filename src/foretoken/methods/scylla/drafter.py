@@ -20,8 +20,6 @@ from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Option
 
-_UNTRAINED = {"layers": 2, "draft_vocab_size": 512}
-
 
 class ScyllaDrafter(FeatureDrafter):
     """Drafts with D decoder layers over the output of the target's final norm.
@@ -40,14 +38,8 @@ class ScyllaDrafter(FeatureDrafter):
     declared = Declared(
         learned_part="foretoken.methods.scylla.network:Scylla",
         variants=(
-            Variant(options={"width": 4, "max_depth": 4}, untrained=_UNTRAINED, laws=(PointMass,), branches=True),
-            Variant(
-                options={"tree": False, "max_depth": 3},
-                untrained=_UNTRAINED,
-                laws=(Sampled,),
-                branches=False,
-                one_rule=True,
-            ),
+            Variant(options={"width": 4, "max_depth": 4}, laws=(PointMass,), branches=True),
+            Variant(options={"tree": False, "max_depth": 3}, laws=(Sampled,), branches=False),
         ),
     )
 

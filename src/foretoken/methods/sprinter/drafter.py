@@ -25,7 +25,7 @@ from torch import Tensor
 
 from foretoken.core.draft import NO_DRAFT, Approvals, Draft, GreedyLaws, Law, Sampled
 from foretoken.core.errors import ConfigError
-from foretoken.core.needs import Declared, Offers, Variant
+from foretoken.core.needs import Declared, Offers
 from foretoken.core.protocols import Budget, Context
 from foretoken.core.threads import one_thread
 from foretoken.core.tree import ROOT
@@ -53,15 +53,7 @@ class SprinterDrafter(DraftRunner):
     name = "sprinter"
     laws: tuple[type[Law], ...] = (Sampled,)
     declared = Declared(
-        draft_model=True,
-        own_verifier="sprinter",
-        learned_part="foretoken.methods.sprinter.network:SprinterHead",
-        variants=(
-            Variant(untrained={"feature": "pre"}),
-            Variant(untrained={"feature": "drawn"}, one_rule=True),
-            Variant(untrained={"feature": "post"}, one_rule=True),
-            Variant(options={"stop": "confidence"}, one_rule=True),
-        ),
+        draft_model=True, own_verifier="sprinter", learned_part="foretoken.methods.sprinter.network:SprinterHead"
     )
 
     @dataclass(frozen=True, kw_only=True)

@@ -222,7 +222,7 @@ def test_a_pause_hardly_counts() -> None:
 
 
 def test_costs_are_learned_while_it_runs() -> None:
-    """From the second step behind the prompt on, and not where the option asks for layers."""
+    """From the second step after the prompt on, and not where the option asks for layers."""
     params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     learned, in_layers = drafter_of(), drafter_of(cost="layers")
     for drafter in (learned, in_layers):
