@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
@@ -97,7 +98,7 @@ def create_app(pool: ModelPool, *, api_key: str | None = None, origins: Sequence
         title="Foretoken",
         version=FINGERPRINT.removeprefix("foretoken-"),
         description="An OpenAI-compatible server over speculative decoding.",
-        responses={code: {"description": what, "content": _ERROR} for code, what in _CODES.items()},
+        responses={code: {"description": what, "model": Error} for code, what in _CODES.items()},
     )
     pool.histograms.registry.register(LoopCollector(pool.models))
     app.add_middleware(_Guard, limit=pool.limits.body, api_key=api_key)
@@ -269,7 +270,10 @@ def _add_operation(app: FastAPI, pool: ModelPool) -> None:
 
     @app.post("/api/show", summary="Properties of a model, in Ollama's form", tags=["ollama"])
     async def show(body: ModelName) -> dict[str, Any]:
-        return await asyncio.to_thread(ollama_card, pool.find(body.model).settings)
+        try:
+            return await asyncio.to_thread(ollama_card, pool.find(body.model).settings)
+        except ForetokenError as error:
+            raise ApiError(503, str(error)) from None
 
     @app.get("/models", summary="The same, in llama.cpp's place", tags=["models"])
     @app.get("/v1/models", summary="The served models and their states", tags=["openai"])
@@ -448,26 +452,20 @@ class _Guard:
 
 # ---------------------------------------------------------------------- errors
 
-_ERROR = {
-    "application/json": {
-        "schema": {
-            "type": "object",
-            "required": ["error"],
-            "properties": {
-                "error": {
-                    "type": "object",
-                    "required": ["message", "type", "param", "code"],
-                    "properties": {
-                        "message": {"type": "string"},
-                        "type": {"type": "string"},
-                        "param": {"type": ["string", "null"]},
-                        "code": {"type": ["string", "null"]},
-                    },
-                }
-            },
-        }
-    }
-}
+
+class Problem(BaseModel):
+    """What is wrong, and the field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(BaseModel):
+    """The body of a refusal."""
+
+    error: Problem
 
 
 def _refusal(error: ApiError, path: str) -> Response:

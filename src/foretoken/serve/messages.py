@@ -19,20 +19,13 @@ from foretoken.serve.tools import json_or_none
 _CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": None}
 _PING_SECONDS = 10.0
 _SIGNATURE = "foretoken"  # opaque to clients, which send it back
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+_TYPES = {413: "request_too_large", 503: "overloaded_error"}  # others are OpenAI's
 
 
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """Return an error in Anthropic's form."""
-    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     said = error.body["error"]
+    kind = _TYPES.get(error.status, said["type"].replace("server_error", "api_error"))
     return {"type": "error", "error": {"type": kind, "message": said["message"]}, "request_id": request_id}
 
 

@@ -8,8 +8,10 @@ everything else                                   accepted, and named in the hea
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -18,40 +20,11 @@ _SHORTEST = 3  # characters of a name that one edit may change; shorter names ar
 _TWO_EDITS = 7  # characters from which on two edits count as a misspelling
 _MOST_CHECKED = 100  # unknown names of an object that are compared with its fields: more of them are no misspellings
 
+_TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 # another program's name -> the field here; a dot separates an object from its field
-TRANSLATED: Mapping[str, str] = {
-    **dict.fromkeys(("max_new_tokens", "n_predict", "num_predict"), "max_tokens"),
-    "repeat_penalty": "repetition_penalty",
-    "thinking_budget": "thinking_token_budget",
-    "reasoning_budget": "thinking_token_budget",
-    "reasoning_budget_message": "thinking_budget_message",
-    "stop_sequences": "stop",
-    "json_schema": "structured_outputs.json",
-    "guided_json": "structured_outputs.json",
-    "guided_regex": "structured_outputs.regex",
-    "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.grammar",
-}
+TRANSLATED: Mapping[str, str] = _TABLES["translated"]
+NO_EQUAL: Mapping[str, Mapping[str, Any]] = _TABLES["no_equal"]  # fields: neutral values, and the remedy for others
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # the same limit on different paths
-
-# a field without an equal -> its neutral values, and the remedy
-NO_EQUAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "mirostat": ((0,), "set top_p or min_p"),
-    "typical_p": ((0, 1), "set min_p"),
-    "top_a": ((0,), "set min_p"),
-    "tfs_z": ((1,), "set top_p"),
-    "dynatemp_range": ((0,), "set temperature"),
-    "top_n_sigma": ((0, -1), "set min_p"),
-    "logits_processors": (([],), "use logit_bias, bad_words, allowed_token_ids or structured_outputs"),
-    "grammar": (("",), "write structured_outputs.grammar, in Lark's form"),
-    "functions": ((), "write tools"),
-    "function_call": ((), "write tool_choice"),
-    "prompt_logprobs": ((False,), "use echo and logprobs in /v1/completions"),
-    "return_token_ids": ((False,), "answers are texts; outputs of the library have token_ids"),
-    "chat_template": (("",), "the server uses the checkpoint's template; LLM.chat of the library accepts others"),
-    "documents": (([],), "put them into a message"),
-    "extra_body": (({},), "put its fields into the body itself"),
-}
 
 
 def check(given: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
@@ -127,7 +100,7 @@ def translate(given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any
         if name in known:
             continue
         if name in NO_EQUAL:
-            neutral, remedy = NO_EQUAL[name]
+            neutral, remedy = NO_EQUAL[name]["neutral"], NO_EQUAL[name]["remedy"]
             # the types are compared, since True equals 1 in Python
             value = found[name]
             if not any(value == each and isinstance(value, bool) is isinstance(each, bool) for each in neutral):
