@@ -216,6 +216,9 @@ def test_requests_ended_by_force_get_an_error(drain: str, signals: int) -> None:
         (["--api-key", " "], "--api-key is empty"),
         (["--max-queue", "-1"], "--max-queue"),
         (["--port", "70000"], "--port"),
+        (["zoo:draft", "--models", "models.toml"], "MODEL does not go with --models"),
+        (["--lora", "a=b", "--models", "models.toml"], "--lora does not go with --models"),
+        (["--models", "models.toml"], "--models models.toml: [Errno 2]"),
     ],
 )
 def test_mistakes_are_reported_in_a_line(options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

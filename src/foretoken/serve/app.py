@@ -454,7 +454,7 @@ class _Guard:
 
 
 class Problem(BaseModel):
-    """What is wrong, and the field."""
+    """The reason of a refusal, and the field."""
 
     message: str
     type: str
