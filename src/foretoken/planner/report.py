@@ -56,7 +56,7 @@ def _heading(plan: Plan) -> list[str]:
         f"in {_minutes(plan.seconds)}",
         f"plain decoding: {plan.plain:.0f} tokens/s; no draft can make it more than "
         f"{plan.costs.ceiling:.1f} times as fast:",
-        f"each draft token costs at least {row:.0%} of a step, {beyond:.0%} beyond 8 of them",
+        f"to check a draft token takes {row:.0%} of a step, {beyond:.0%} beyond the first 8",
     ]
 
 
@@ -87,7 +87,7 @@ def _ranking(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
         for number, each in enumerate(ranked[1:], 2)
         if ranked[0].rate - each.rate < max(ranked[0].error, each.error)
     ]
-    notes += [f"{', '.join(close)}: perhaps as fast as 1, the difference is within the error"] if close else []
+    notes += [f"{', '.join(close)} may be as fast as 1: the difference is within the error"] if close else []
     if plan.busy:
         notes.append("other programs kept this machine busy: repeat it when that is over")
     if plan.chosen is None:
@@ -116,12 +116,12 @@ def _why(each: Candidate, winner: Candidate | None) -> str:
     if not each.replayed:
         return f"{each.tokens_per_step:.1f} tokens a step, in a real run"
     if each.tokens_per_step < each.needed:
-        return f"{each.tokens_per_step:.1f} tokens a step, pays from {each.needed:.1f}"
-    cost = f"drafting takes {each.draft_share:.0%}"
+        return f"{each.tokens_per_step:.1f} tokens a step, and needs {each.needed:.1f} to gain"
+    cost = f"drafting takes {each.draft_share:.0%} of a step"
     if winner is None or winner is each:
         return cost
     less = winner.tokens_per_step - each.tokens_per_step
-    return f"{cost}, {abs(less):.1f} tokens {'less' if less > 0 else 'more'}"
+    return f"{cost} for {abs(less):.1f} tokens {'less' if less > 0 else 'more'}"
 
 
 def _changes(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
@@ -136,7 +136,7 @@ def _changes(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:
             leader = max(ranked, key=lambda each: getattr(each, name).get(place, 0.0))
             gain = getattr(leader, name)[place]
             if gain <= 1.0:
-                words.append(f"{place:,} none: it ends")
+                words.append(f"{place:,} no gain")
                 break
             words.append(f"{place:,} {leader.config['method']} {gain:.1f}")
         found.append(f"{title}: " + " · ".join(words))
@@ -162,13 +162,18 @@ def _trained(plan: Plan) -> list[str]:
     ]
 
 
-def short_name(each: Candidate) -> str:
-    """The method and its options, a folder by its last name."""
+def short_name(each: Candidate, most: int = _NAME) -> str:
+    """The method and its options in so many characters, a folder by its last name."""
     method, draft = each.config["method"], str(each.config.get("model", ""))
     draft = draft if draft.startswith("zoo:") else Path(draft).name
-    options = (f"{key}={value}" for key, value in each.config.items() if key not in ("method", "verifier", "model"))
-    name = " ".join([method, *([f"+ {draft}"] if draft else []), *(each.removeprefix("dtype=") for each in options)])
-    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+    words = {True: "tree", False: "chain"}
+    options = [
+        words.get(value, str(value)) if key in ("tree", "dtype") else f"{key}={value}"
+        for key, value in each.config.items()
+        if key not in ("method", "verifier", "model")
+    ]
+    name = " ".join([f"{method}+{draft}" if draft else method, *options])
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _wrapped(lines: Sequence[str]) -> list[str]:
