@@ -18,14 +18,17 @@ from transformers import GenerationConfig
 
 from foretoken import catalog, zoo
 from foretoken.core.errors import ForetokenError
+from foretoken.core.files import home_expanded
 from foretoken.doctor.finding import Finding, found
 from foretoken.drafting.learned_part import lies_beside
+from foretoken.drafting.published.folder import method_for
 from foretoken.engine import before_weights
 from foretoken.forward import attention
 from foretoken.forward.ssm import layout
 from foretoken.models.adoption.families import FAMILIES
 from foretoken.models.adoption.fit import odd_anatomy
 from foretoken.models.checkpoint_files import CheckpointFiles, auto_class, quiet
+from foretoken.models.fingerprint import fingerprint_of
 from foretoken.models.load import check_purpose, source_of
 from foretoken.models.memory import bytes_of_token, free_memory, seats
 from foretoken.models.quantised import folder as quantised_folder
@@ -248,6 +251,11 @@ def _drafts(model: str, draft: str | None, files: CheckpointFiles) -> Iterator[F
 
 def _pair(model: str, draft: str, files: CheckpointFiles) -> Finding:
     try:
+        method = method_for(draft)
+        part = catalog.find(method, "drafter").load().declared.learned_part
+        if part is not None:
+            before_weights.check(model, {"method": method, "model": draft})
+            return _head(draft, method, catalog.imported(part).load(home_expanded(draft)).config, files)
         before_weights.check_vocabulary(model, draft)
         theirs = CheckpointFiles.of(draft, source_of(draft), trusted=False)
     except ForetokenError as error:
@@ -261,6 +269,23 @@ def _pair(model: str, draft: str, files: CheckpointFiles) -> Finding:
     if share > _LARGE_DRAFT:
         return found("draft model", facts, warn="so large a draft seldom pays: --set dtype=int4 rounds it")
     return found("draft model", facts)
+
+
+def _head(folder: str, method: str, head: Any, files: CheckpointFiles) -> Finding:
+    """A head that is named as the draft model."""
+    target = files.config.get_text_config(decoder=True)
+    for name, ours, theirs in (
+        ("width", getattr(head, "target_width", None), target.hidden_size),
+        ("vocabulary", getattr(head, "vocab_size", None), target.vocab_size),
+    ):
+        if ours not in (None, theirs):
+            facts = f"{folder}: a head of method '{method}' for a {name} of {ours:,}; the model's is {theirs:,}"
+            return found("draft model", facts, fail="name a head of this model, or leave it out")
+    facts = f"{folder}: a head of method '{method}', trained for "
+    if head.target_fingerprint == fingerprint_of(files.source):
+        return found("draft model", f"{facts}these weights")
+    remedy = "it is compared with the model at load, and refused if its drafts do not agree"
+    return found("draft model", f"{facts}other weights, those of '{head.target}'", warn=remedy)
 
 
 def _positions(config: Any) -> int:

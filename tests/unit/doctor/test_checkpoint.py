@@ -75,6 +75,18 @@ def test_a_draft_of_another_vocabulary_and_one_of_fewer_positions(base: Path) ->
     assert "64 of its 4,096 positions" in lines("zoo:base", str(base))["draft model"].found
 
 
+def test_a_head_that_is_named_as_the_draft_model(base: Path) -> None:
+    head = str(zoo.path("base") / "eagle")
+    own = lines("zoo:base", head)["draft model"]
+    assert own.status == "ok"
+    assert "a head of method 'eagle', trained for these weights" in own.found
+    change(base / "config.json", rope_theta=5000.0)
+    changed = lines(base, head)["draft model"]
+    assert (changed.status, "other weights, those of 'zoo:base'" in changed.found) == ("warn", True)
+    other = lines("zoo:draft", head)["draft model"]
+    assert (other.status, "for a width of 384; the model's is 192" in other.found) == ("fail", True)
+
+
 def _other(base: Path) -> Path:
     """A model with one token of another name."""
     other = base.parent / "other"
