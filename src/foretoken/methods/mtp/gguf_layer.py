@@ -38,7 +38,7 @@ def gguf_layer(path: Path, layout: Layout) -> dict[str, Tensor]:
     architecture = MappedArchitecture(file)
     config = architecture.config
     block = f"blk.{config.num_hidden_layers}."
-    twin = config.layer_types.index("full_attention")  # of the same kind; the library maps its names
+    twin = config.layer_types.index("full_attention")  # a block of the same kind: the library maps its names
     found: dict[str, Any] = {}
     stacks: dict[str, Tensor] = {}
     for name, entry in file.entries.items():

@@ -44,6 +44,7 @@ class Folder:
         markov: kind of the Markov head; empty: none.
         conv: rows that a convolution reads, in groups of 16 channels; 0: there is none.
         selector: of 7 candidates.
+        short: ModelOpt's names of the heads.
     """
 
     taps: tuple[int, ...]
@@ -59,6 +60,7 @@ class Folder:
     conv: int = 0
     selector: bool = False
     prefix: str = ""
+    short: bool = False
     cap: float = 0.0
     weights: dict[str, Tensor] = field(default_factory=dict)
 
@@ -101,7 +103,10 @@ class Folder:
         if self.scored < VOCAB:
             found["d2t"] = torch.tensor(IDS) - torch.arange(self.scored)
             found["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, torch.tensor(IDS), True)
-        return {self.prefix + name: value for name, value in {**found, **self.weights}.items()}
+        found = {self.prefix + name: value for name, value in {**found, **self.weights}.items()}
+        if self.short:
+            found = {k.replace("markov_head.", "").replace("_head.proj", "_proj"): v for k, v in found.items()}
+        return found
 
     def write(self, folder: Path) -> Path:
         block = {
@@ -135,7 +140,7 @@ class Folder:
             streams: the target's of the rows before the anchor, [N, W] each.
             tables: the target's embedding and LM head.
         """
-        w = {name.removeprefix(self.prefix): value for name, value in self.tensors().items()}
+        w = {name.removeprefix(self.prefix): value for name, value in replace(self, short=False).tensors().items()}
         table, head = w.get("embed_tokens.weight", tables[0]), w.get("lm_head.weight", tables[1])
 
         def norm(x: Tensor, name: str) -> Tensor:
@@ -286,6 +291,33 @@ FOLDERS = {
         own_tables=True,
         scored=len(IDS),
     ),
+    "DSpark of speculators": Folder(
+        (1, 3, 5),
+        {
+            "speculators_model_type": "dspark",
+            "speculators_config": OWNER,
+            "aux_hidden_state_layer_ids": [1, 3, 5],
+            "block_size": 4,
+            "mask_token_id": MASK,
+            "draft_vocab_size": len(IDS),
+            "sample_from_anchor": True,
+            "markov_rank": RANK,
+            "sliding_window_non_causal": True,
+        },
+        nested="transformer_layer_config",
+        rows=4,
+        anchor_predicts=True,
+        own_tables=True,
+        scored=len(IDS),
+        windows=(5, 0),
+        markov="vanilla",
+    ),
+    "DSpark of SpecForge": Folder(
+        (1, 3, 5),
+        {"block_size": 5, "dflash_config": {**NESTED, "projector_type": "dspark", "markov_rank": RANK}},
+        markov="vanilla",
+    ),
+    "DSpark of ModelOpt": Folder((1, 3, 5), DSPARK, rows=4, anchor_predicts=True, markov="vanilla", short=True),
     "DeepSpec, DFlash": Folder((1, 3, 5), {**DSPARK, "markov_rank": 0}, rows=4, anchor_predicts=True, own_tables=True),
     **{
         f"DSpark, {kind}": Folder(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -152,6 +153,58 @@ def test_a_folder_computes_what_its_maker_describes(maker: str, tiny: Path, tmp_
         assert network.ids_K.tolist() == list(FOLDERS[maker].ids)
     network.save(tmp_path / "again")
     assert Eagle.load(tmp_path / "again").config == network.config
+
+
+@pytest.mark.parametrize("maker", ["SafeAILab", "speculators"])
+def test_an_eagle_2_folder_computes_what_its_maker_describes(maker: str, tiny: Path, tmp_path: Path) -> None:
+    """A linear layer over token and final state, a layer without its first norm, and the target's LM head."""
+    source = Folder(block="layers.0", taps=("final",)).tensors()
+    inner = {name: value for name, value in source.items() if name.startswith("layers.0") and "norm" not in name}
+    inner["layers.0.post_attention_layernorm.weight"] = source["layers.0.post_attention_layernorm.weight"]
+    w = {k: v[:, :WIDTH] if any(f".{part}_proj" in k for part in "qkv") else v for k, v in inner.items()}
+    w["fc.weight"] = torch.randn(WIDTH, 2 * WIDTH, generator=torch.Generator().manual_seed(2)) / WIDTH**0.5
+    Folder(block="layers.0", scored=VOCAB).write(tmp_path / "head")
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    config.pop("draft_vocab_size")
+    names = {"layers.0.": "transformer.", "fc.": "fusion_fc."} if maker == "speculators" else {}
+    if names:
+        owner = {"algorithm": "eagle", "verifier": {"name_or_path": "someone/model"}}
+        config = {"transformer_layer_config": config, "speculators_model_type": "eagle", "speculators_config": owner}
+    stored = {next((n + k[len(o) :] for o, n in names.items() if k.startswith(o)), k): v for k, v in w.items()}
+    (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+    save_file({name: value.contiguous() for name, value in stored.items()}, tmp_path / "head" / "model.safetensors")
+
+    text = read_text(Eagle.load(tmp_path / "head"), tiny)
+    model = load_as_is(str(tiny), device="cpu").model
+    with torch.inference_mode():
+        final = model(torch.tensor([text.tokens]), output_hidden_states=True).hidden_states[-1][0]
+    table, head = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
+    angles = torch.arange(len(text.tokens)).double()[:, None] * 10000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+    cos, sin = (torch.cat([f(angles)] * 2, -1).float() for f in (torch.cos, torch.sin))
+
+    def heads(x: Tensor, part: str, rotated: bool) -> Tensor:
+        y = (x @ w[f"layers.0.self_attn.{part}_proj.weight"].T).unflatten(-1, (-1, HEAD_DIM)).transpose(0, 1)
+        turned = torch.cat([-y.chunk(2, -1)[1], y.chunk(2, -1)[0]], -1)
+        y = y * cos[: len(x)] + turned * sin[: len(x)] if rotated else y
+        return y if part == "q" else y.repeat_interleave(2, 0)
+
+    def row(tokens: list[int], f: Tensor) -> Tensor:
+        x = torch.cat([table[torch.tensor(tokens)], f], -1) @ w["fc.weight"].T
+        later = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+        scores = (heads(x, "q", True) @ heads(x, "k", True).mT / HEAD_DIM**0.5).masked_fill(later, -torch.inf)
+        attended = (scores.softmax(-1) @ heads(x, "v", False)).transpose(0, 1).flatten(1)
+        x = x + attended @ w["layers.0.self_attn.o_proj.weight"].T
+        y = x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * w["layers.0.post_attention_layernorm.weight"]
+        gate, up = (y @ w[f"layers.0.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+        return (x + (gate.sigmoid() * gate * up) @ w["layers.0.mlp.down_proj.weight"].T)[-1:]
+
+    expected = {}
+    for column in COLUMNS:
+        f = final[: column + 1]
+        for step in range(STEPS):
+            out = row(text.tokens[1 : column + 2 + step], f)
+            expected[column, step], f = (out @ head.T)[0], torch.cat([f, out])
+    assert difference(text.logits, expected) < 1e-5
 
 
 GGUF_FIELDS = {
