@@ -113,19 +113,14 @@ class MarkovHead(nn.Module):
         elif self.kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
 
-    def forward(self, token: int, n_W: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the addend [K], the embedding m of the token before, and the state after it.
+    def forward(self, token: int | Tensor, n: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the input of W2, the embedding m of the token before, and the state after it; of one row or many.
 
         Args:
             token: the one before.
-            n_W: the row's normed state.
+            n: the row's normed state.
             state: of the rows before; None: there is none.
         """
-        f, m, state = self.read(token, n_W, state)
-        return self.markov_w2(f), m, state
-
-    def read(self, token: int | Tensor, n: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As :meth:`forward` for one row or many, with the input f of W2 in place of the addend."""
         m = self.markov_w1.weight[token].to(n.dtype)
         if self.kind == "vanilla":
             return m, m, None
@@ -323,8 +318,8 @@ class DFlashNetwork(PublishedHead):
         read, config = n_W, self.config
         logits_K = logits_K * config.logit_scale
         if self.markov_head is not None:
-            addend_K, m, state = self.markov_head(token, n_W, state)
-            logits_K, read = logits_K + addend_K.float(), torch.cat([n_W, m])
+            f, m, state = self.markov_head(token, n_W, state)
+            logits_K, read = logits_K + self.markov_head.markov_w2(f).float(), torch.cat([n_W, m])
         if config.logit_cap:
             logits_K = config.logit_cap * (logits_K / config.logit_cap).tanh()
         if self.candidate_selector is not None:

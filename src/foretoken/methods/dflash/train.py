@@ -52,7 +52,7 @@ def many_blocks(
     before_BN = tokens_BT.gather(1, at_BAk.clamp_max(tokens_BT.shape[1] - 1).flatten(1))
     read, state = [], None
     for before_BA, n_BAW in zip(before_BN.unflatten(1, at_BAk.shape[1:]).unbind(-1), n_BAkW.unbind(2), strict=True):
-        f_BAr, _, state = network.markov_head.read(before_BA, n_BAW, state)
+        f_BAr, _, state = network.markov_head(before_BA, n_BAW, state)
         read.append(f_BAr)
     return torch.cat([n_BAkW, torch.stack(read, 2)], -1)
 

@@ -80,7 +80,8 @@ def test_the_loss_by_hand(options: dict[str, Any], folder: Path) -> None:
                     continue
                 logits_K = rows_KW @ n_W
                 if head.markov_head is not None:
-                    logits_K = logits_K + head.markov_head(int(tokens_BT[b, row]), n_W, None)[0]
+                    f = head.markov_head(int(tokens_BT[b, row]), n_W, None)[0]
+                    logits_K = logits_K + head.markov_head.markov_w2(f)
                 weight = float(torch.exp(torch.tensor(-slot / (SLOTS / 2))))
                 total = total - weight * (p_BTK[b, row] * F.log_softmax(logits_K, -1)).sum()
                 weights += weight
