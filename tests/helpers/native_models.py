@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foretoken.forward import attention
 from foretoken.models.adoption import fit
 from foretoken.models.language_model import LanguageModel
+from foretoken.models.linear_layers import use_linear_layers
 from foretoken.models.quantised.rounding import round_weights
 
 COMMON = {
@@ -172,6 +173,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "starcoder2": ("starcoder2", {"sliding_window": 21}),
     "opt": ("opt", {"num_key_value_heads": 6, "head_dim": 16, "ffn_dim": 160, "word_embed_proj_dim": 96}),
+    "gpt2": ("gpt2", {"num_key_value_heads": 6, "n_inner": 160}),
     "nemotron": ("nemotron", {"mlp_bias": True}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
     "cohere, heads normed": ("cohere", {"use_qk_norm": True}),
@@ -203,6 +205,8 @@ def twins(family: str, kind_of_weights: torch.dtype | str) -> tuple[Any, Any]:
     own = copy.deepcopy(config)  # from_config notes the attention implementation in it
     twin = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attention.NAME).eval()
     twin.load_state_dict(reference.state_dict())
+    for each in (reference, twin):
+        use_linear_layers(each)
     if isinstance(kind_of_weights, str):
         for each in (reference, twin):
             round_weights(each, kind_of_weights, family)

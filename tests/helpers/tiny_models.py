@@ -114,7 +114,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3_text": Family("gemma3_text", {**_GEMMA, "layer_types": 2 * _ALTERNATING}, windowed=True),
     "gpt_neox": Family("gpt_neox"),
-    "gpt2": Family("gpt2", {"vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}),
+    "gpt2": Family("gpt2", {"vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}),
     "gpt_bigcode": Family(
         "gpt_bigcode", {"vocab_size": VOCAB_SIZE, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 128}
     ),

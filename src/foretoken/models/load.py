@@ -29,6 +29,7 @@ from foretoken.models.checkpoint_files import CheckpointFiles, reported
 from foretoken.models.fingerprint import fingerprint, folder_of, state_of_weights
 from foretoken.models.gguf.magic import is_gguf
 from foretoken.models.language_model import LanguageModel, Mispacked
+from foretoken.models.linear_layers import use_linear_layers
 from foretoken.models.made import folder_of_made
 from foretoken.models.memory import check_fits
 from foretoken.models.quantised import folder as quantised_folder
@@ -108,6 +109,7 @@ def load(
         PHASES.info("loading %s", name)
         kept = _kept(files, dtype, kind) if packed and dtype in SCHEMES else None
         model = text_part(files.weights(kind, stored=True, attn_implementation=attention.NAME).to(place).eval())
+        use_linear_layers(model)
         if dtype in SCHEMES:
             round_weights(model, dtype, str(name), stored=True)
         made = LanguageModel(

@@ -76,7 +76,7 @@ class Family:
 
     Attributes:
         body: of the causal model, which holds everything but the head.
-        embedding, final_norm: in the body.
+        layers, embedding, final_norm: in the body.
         rotary: in the body, what computes rotary tables.
         position_embedding: in the body, the learned position embedding, and how many of its rows come before the first
             position's; or None.
@@ -101,6 +101,7 @@ class Family:
     """
 
     body: str = "model"
+    layers: str = "layers"
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
     rotary: str = "rotary_emb"
@@ -190,6 +191,17 @@ FAMILIES = {
     "gpt_neox": Family(
         body="gpt_neox", embedding="embed_in", final_norm="final_layer_norm", attention="attention", centred=True
     ),
+    "gpt2": Family(
+        body="transformer",
+        layers="h",
+        embedding="wte",
+        final_norm="ln_f",
+        position_embedding=("wpe", 0),
+        attention="attn",
+        attention_norm="ln_1",
+        mlp_norm="ln_2",
+        centred=True,
+    ),
     "phi": Family(final_norm="final_layernorm", mlp_norm="input_layernorm", centred=True, parallel=True),
     "opt": Family(
         body="model.decoder",
@@ -245,7 +257,7 @@ class Layer(NamedTuple):
     @property
     def heads(self) -> tuple[str, ...]:
         """Names of attention's input projections: queries, keys and values, or one for all."""
-        return next(((name,) for name in ("qkv_proj", _BY_HEAD) if hasattr(self.attention, name)), _HEADS)
+        return next(((name,) for name in ("qkv_proj", "c_attn", _BY_HEAD) if hasattr(self.attention, name)), _HEADS)
 
     @property
     def by_head(self) -> bool:
@@ -255,7 +267,7 @@ class Layer(NamedTuple):
     @property
     def out(self) -> str:
         """Name of attention's output projection."""
-        return next((name for name in ("dense", "out_proj") if hasattr(self.attention, name)), "o_proj")
+        return next((name for name in ("dense", "out_proj", "c_proj") if hasattr(self.attention, name)), "o_proj")
 
     @property
     def opens(self) -> bool:
@@ -330,7 +342,7 @@ class Parts(NamedTuple):
 
     def factors(self, index: int) -> Factors:
         """A layer's."""
-        whole, layer = self.body.layers[index], self.layers[index]
+        whole, layer = getattr(self.body, self.family.layers)[index], self.layers[index]
         named = (
             (whole, "attention_in_multiplier"),
             (layer.attention, "key_multiplier"),
@@ -422,7 +434,7 @@ def parts_of(model: Any) -> Parts:
     body = model.get_submodule(family.body)
     parallel = bool(getattr(model.config, "use_parallel_residual", family.parallel))
     layers = []
-    for layer in body.layers:
+    for layer in getattr(body, family.layers):
         attention, mixer, mlp = _thirds(family, layer)
         experts, router, opening, correction = getattr(mlp, "experts", None), None, None, None
         if experts is not None:

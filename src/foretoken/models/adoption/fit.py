@@ -63,7 +63,8 @@ def odd_anatomy(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     parts = parts_of(model)
     activations = {layer.activation for layer in parts.layers if layer.mlp is not None or layer.experts is not None}
     if None in activations or len(activations) > 1:
-        return f"its activation is '{getattr(config, 'hidden_act', None) or config.hidden_activation}'"
+        names = (getattr(config, name, None) for name in ("hidden_act", "hidden_activation", "activation_function"))
+        return f"its activation is '{next(filter(None, names), None)}'"
     if parts.final_norm is None or any(getattr(parts.body, name, None) is not None for name in _PROJECTED):
         return "it has no norm before its head, or projects embeddings"
     reason = _odd_heads(parts)
@@ -243,7 +244,8 @@ class Adoption:
         if packed.mixer is not None:
             self._take_mixer(layer, *packed.mixer)
         if packed.experts is not None:
-            block = getattr(self._parts.body.layers[index], self._parts.family.mlp)
+            family = self._parts.family
+            block = getattr(getattr(self._parts.body, family.layers)[index], family.mlp)
             self._replace(block, "experts", TiledExperts(layer.experts, *packed.experts, self._library))
         if mlp is None or packed.gate_up is None or packed.down is None:
             return
@@ -501,8 +503,8 @@ def _heads(layer: Layer, config: Any) -> list[Projection]:
         return found
     if layer.by_head:
         return _split(found[0], [found[0].outputs // 3] * 3)
-    heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-    return _split(found[0], [each * layer.attention.head_dim for each in heads])
+    keys = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    return _split(found[0], [each * layer.attention.head_dim for each in (config.num_attention_heads, keys, keys)])
 
 
 def order_of(layer: Layer, linear: Any) -> Tensor | None:
