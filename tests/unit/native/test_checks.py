@@ -199,6 +199,7 @@ def linear(outputs: int, inputs: int, bias: int | None = None) -> Projection:
         ({"q": linear(64, 64)}, r"block.q is \[64, 64\]: \[128, 64\]"),
         ({"k": linear(128, 64)}, r"block.k is \[128, 64\]: \[64, 64\]"),
         ({"v": linear(64, 32)}, r"block.v is \[64, 32\]: \[64, 64\]"),
+        ({"opening": linear(64, 64)}, r"block.opening is \[64, 64\]: \[128, 64\]"),
         ({"out": linear(64, 64)}, r"block.out is \[64, 64\]: \[64, 128\]"),
         ({"q": linear(128, 64, bias=64)}, r"block.q has a bias \[64\]: \[128\]"),
         ({"gate": linear(128, 64), "up": linear(128, 64)}, "block.up has 128 outputs: a multiple of 32, at most 96"),
