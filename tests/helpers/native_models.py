@@ -140,6 +140,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("glm4_moe", {**_SCORED, "use_qk_norm": True}),
     "dots1": ("dots1", {**_SCORED}),
     "solar_open": ("solar_open", {**_SCORED}),
+    "hunyuan_v1_moe": (
+        "hunyuan_v1_moe",
+        {"num_experts": 5, "moe_topk": 2, "intermediate_size": 64, "rope_parameters": _ALPHA},
+    ),
+    "afmoe": (
+        "afmoe",
+        {
+            **_ALTERNATING,
+            **_EXPERTS,
+            "num_shared_experts": 1,
+            "num_dense_layers": 1,
+            "route_scale": 1.7,
+            "mup_enabled": True,
+        },
+    ),
     "minimax_m2": ("minimax_m2", {**_LOCAL, "rotary_dim": 16, "rope_parameters": _PARTIAL}),
     "ministral": ("ministral", _ALTERNATING),
     "seed_oss": ("seed_oss", {}),

@@ -182,9 +182,7 @@ FAMILIES: dict[str, Family] = {
         windowed=True,
     ),
     "nemotron": Family("nemotron"),
-    "hunyuan_v1_moe": Family(
-        "hunyuan_v1_moe", {**_GROUPED, "head_dim": 16, "num_experts": 4, "moe_topk": 2, "moe_intermediate_size": 24}
-    ),
+    "hunyuan_v1_moe": Family("hunyuan_v1_moe", {**_GROUPED, "head_dim": 16, "num_experts": 4, "moe_topk": 2}),
 }
 
 

@@ -61,12 +61,14 @@ _WAYS = (
     Way(("w1", "w3"), "w2", gated=True),  # LFM2's, through SiLU
 )
 _HEADS = ("q_proj", "k_proj", "v_proj")
+_GATED_HEADS = ("q_proj", "gate_proj", "k_proj", "v_proj")  # AFMoE's: a gate of each head's output
 _MIXERS = (  # projections to the gate and the convolution's channels, to a row's steps, and from the gated rows
     (("in_proj",), (), "out_proj"),
     (("in_proj_z", "in_proj_qkv"), ("in_proj_a", "in_proj_b"), "out_proj"),  # Qwen3.5's delta nets
     (("in_proj_qkvz",), ("in_proj_ba",), "out_proj"),  # Qwen3-Next's, by groups of heads
     (("g_proj", "q_proj", "k_proj", "v_proj"), ("a_proj", "b_proj"), "o_proj"),  # OLMo's
 )
+ROUTERS = ("gate", "wg")  # in AFMoE's and Hunyuan's routers
 _BY_HEAD = "query_key_value"  # one projection: outputs are a head's query, key and value, then the next head's
 
 
@@ -174,6 +176,15 @@ FAMILIES = {
     "exaone_moe": Family(shared="shared_experts", rotates_windows=True),
     "solar_open": Family(shared="shared_experts"),
     "minimax_m2": Family(),
+    "hunyuan_v1_moe": Family(shared="shared_mlp"),
+    "afmoe": Family(
+        router="router",
+        shared="shared_experts",
+        attention_end_norm="post_attention_layernorm",
+        mlp_norm="pre_mlp_layernorm",
+        mlp_end_norm="post_mlp_layernorm",
+        rotates_windows=True,
+    ),
     "ernie4_5_moe": Family(shared="shared_experts", interleaved=True),
     "phi3": Family(one_window=True),
     "olmo2": _BEHIND,
@@ -256,7 +267,9 @@ class Layer(NamedTuple):
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Names of attention's input projections: queries, keys and values, or one for all."""
+        """Names of attention's input projections: queries, perhaps gates, keys and values, or one for all."""
+        if hasattr(self.attention, "gate_proj"):
+            return _GATED_HEADS
         return next(((name,) for name in ("qkv_proj", "c_attn", _BY_HEAD) if hasattr(self.attention, name)), _HEADS)
 
     @property
@@ -275,6 +288,11 @@ class Layer(NamedTuple):
         if self.attention is None or self.heads != _HEADS:
             return False
         return bool(self.attention.q_proj.out_features == 2 * getattr(self.attention, self.out).in_features)
+
+    @property
+    def scoring(self) -> Any:
+        """The module with the weight that scores experts: the router, or a part of it."""
+        return next((found for name in ROUTERS if (found := getattr(self.router, name, None)) is not None), self.router)
 
     @property
     def mixing(self) -> tuple[tuple[str, ...], tuple[str, ...], str]:
@@ -425,6 +443,8 @@ class Parts(NamedTuple):
         own = getattr(self.embedding, "embed_scale", None)
         if own is not None:
             return float(own.to(dtype_of(self.embedding)))
+        if getattr(self.body.config, "mup_enabled", False):  # AFMoE's
+            return float(self.body.config.hidden_size**0.5)
         return float(getattr(self.body, "embedding_multiplier", 1.0))
 
 

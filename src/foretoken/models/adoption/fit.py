@@ -22,7 +22,7 @@ from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer, is_short
 from foretoken.forward.stored_embedding import StoredEmbedding, dtype_of, is_plain_embedding
 from foretoken.forward.stored_weight import RoundedWeight
-from foretoken.models.adoption.families import FAMILIES, Layer, Parts, parts_of
+from foretoken.models.adoption.families import FAMILIES, ROUTERS, Layer, Parts, parts_of
 from foretoken.native import build, mapped, states
 from foretoken.native.decoder import NativeDecoder
 from foretoken.native.dense_weights import can_round, find_parameters
@@ -166,12 +166,11 @@ def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
         return "are chosen by groups"
     turned = layer.activation == "clamped_swiglu"
     quantised = isinstance(experts, QuantisedExperts)
-    given = (
-        [(router, "weight")] if quantised else [(experts, "gate_up_proj"), (experts, "down_proj"), (router, "weight")]
-    )
+    given = [] if quantised else [(experts, "gate_up_proj"), (experts, "down_proj")]
+    given.append((layer.scoring, "weight"))
     for module in (experts, router):
         others = {name for name, _ in module.named_parameters()} - {name for part, name in given if part is module}
-        others -= {"moe_statics.e_score_correction_bias"}
+        others -= {"moe_statics.e_score_correction_bias", *(f"{name}.weight" for name in ROUTERS)}
         if turned:
             others -= {"bias", "gate_up_proj_bias", "down_proj_bias"}
         if others:
@@ -364,10 +363,7 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             assert mixing is not None
             yield replace(mixing, gate=gate, up=up, down=down, mlp_norm_D=mlp_norm_D, experts=experts)
             continue
-        q, k, v = (_times(each, factors.attention_in, bias=1.0) for each in _heads(layer, config))
-        opening = None
-        if layer.opens:
-            q, opening = _split(q, [q.outputs // 2] * 2)
+        q, *opening, k, v = (_times(each, factors.attention_in, bias=1.0) for each in _heads(layer, config))
         window = getattr(config if parts.family.one_window else attention, "sliding_window", None)
         everywhere = window is None and hasattr(attention, "is_sliding")  # EXAONE without windows
         if not getattr(attention, "is_sliding", True):
@@ -379,7 +375,7 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             v=v,
             out=_times(_projection(getattr(attention, layer.out)), factors.attention_out),
             attention_norm_D=norm_D,
-            opening=opening,
+            opening=opening[0] if opening else None,
             attention_end_norm_D=end_norm_D,
             q_norm_d=parts.head_gain(attention, "q"),
             k_norm_d=parts.head_gain(attention, "k"),
@@ -467,7 +463,7 @@ def _experts(layer: Layer) -> Experts:
         biases_of = *(each.flatten() for each in biases[0].chunk(2, dim=1)), biases[1].flatten()
     gate, up, down = map(Projection, weights, biases_of)
     return Experts(
-        router_ED=layer.router.weight,
+        router_ED=layer.scoring.weight,
         gate=gate,
         up=up,
         down=down,
@@ -479,7 +475,7 @@ def _experts(layer: Layer) -> Experts:
         sigmoid=(layer.correction is not None and not hasattr(layer.router, "moe_statics"))
         or hasattr(layer.router, "use_expert_bias"),
         correction_E=None if layer.correction is None else layer.correction.flatten(),
-        factor=float(getattr(layer.router, "routed_scaling_factor", 1.0)),
+        factor=float(getattr(layer.router, "routed_scaling_factor", getattr(layer.router, "route_scale", 1.0))),
     )
 
 
@@ -496,10 +492,12 @@ def _mlp_widths(parts: Parts) -> set[int]:
 
 
 def _heads(layer: Layer, config: Any) -> list[Projection]:
-    """Projections to queries, keys and values."""
+    """Projections to queries, perhaps gates, keys and values."""
     linears = [getattr(layer.attention, name) for name in layer.heads]
     found = [_ordered(layer, each) for each in linears]
-    if len(found) == 3:
+    if layer.opens:
+        found[:1] = _split(found[0], [found[0].outputs // 2] * 2)
+    if len(found) > 1:
         return found
     if layer.by_head:
         return _split(found[0], [found[0].outputs // 3] * 3)

@@ -46,7 +46,7 @@ class Scheme(NamedTuple):
 
 
 SCHEMES = {"int8": Scheme(8, 32), "int4": Scheme(4, 32)}
-_ROUTERS = ("gate", "router", "shared_expert_gate")  # small, and a wrong choice of an expert costs much
+_ROUTERS = ("gate", "wg", "router", "shared_expert_gate")  # small, and a wrong choice of an expert costs much
 _TRIAL_ROWS = 4
 _ROUNDING = 0.05  # relative to the largest value: the difference in bfloat16 between two orders of the same sums
 
