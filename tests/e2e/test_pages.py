@@ -33,7 +33,7 @@ from foretoken.data.prompts import BUNDLED_SUITE, read_prompts
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINE_BY_LINE = ("README.md", "quickstart.md", "coming_from.md", "serve.md", "extend.md")  # other tests run these
-LANGUAGES = {"bash", "console", "python", "toml", ""}
+LANGUAGES = {"bash", "console", "python", "toml", "json", ""}
 FENCE = re.compile(
     r"(?:^<!-- (?P<mark>not run|slow): (?P<reason>.+?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.M | re.S
 )
@@ -115,7 +115,7 @@ def test_a_block_is_run_or_says_why_not(block):
     assert block.language in LANGUAGES, f"{block}: is '{block.language}' run or not?"
     if block.language == "":
         assert not SHELL.search(block.text), f"{block}: commands are bash or console"
-    if block.language in ("console", "toml"):
+    if block.language in ("console", "toml", "json"):
         assert block.mark == "not run", f"{block}: nobody runs this; say why above it: <!-- not run: REASON -->"
 
 

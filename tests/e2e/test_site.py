@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-RESULTS = DOCS.parent / "benchmarks" / "results"
+RESULTS = DOCS.parent / "lab" / "results"
 CONFIG = DOCS.parent / "mkdocs.yml"
 
 
@@ -22,7 +22,9 @@ def anchors(page: Path) -> set[str]:
 def test_every_page_is_in_the_site_once():
     named = re.findall(r": ([\w/]+\.md)$", CONFIG.read_text("utf-8"), re.M)
     assert len(named) == len(set(named))
-    assert set(named) == {page.name for page in DOCS.glob("*.md")}
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    cards = {name for name in pages if name.startswith("methods/")} - {"methods/README.md"}  # linked by the first page
+    assert set(named) == pages - cards
 
 
 def test_no_page_is_longer_than_a_quarter_of_an_hour():

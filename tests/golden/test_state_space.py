@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from foretoken import zoo
@@ -64,6 +65,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=STATE_SPACE)
 def layout(request: pytest.FixtureRequest, root: Path) -> tuple[str, LanguageModel, Path]:
     name: str = request.param
+    if name == "olmo_hybrid" and transformers.__version__.startswith("5.17."):
+        pytest.skip("refused: this version computes another recurrence where key heads are shared")
     return name, load(place(name, root), device="cpu"), place(name, root)
 
 

@@ -1,0 +1,17 @@
+"""The page of messages quotes what the program writes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BETWEEN_LITERALS = re.compile(r"\"\s+f?\"")
+
+
+def test_every_quoted_message_is_one_of_the_program() -> None:
+    quoted = re.findall(r"^\| `(.+?)` \|", (ROOT / "docs/messages.md").read_text("utf-8"), re.M)
+    assert len(quoted) >= 15
+    source = "\n".join(path.read_text("utf-8") for path in (ROOT / "src/foretoken").rglob("*.py"))
+    source = BETWEEN_LITERALS.sub("", source)
+    assert [words for words in quoted if words not in source] == []
