@@ -3,8 +3,6 @@
 The public names are imported on first use, so that ``import foretoken`` takes milliseconds and does not import torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

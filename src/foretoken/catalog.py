@@ -5,8 +5,6 @@ imported on first use. Third parties may add entries through the entry-point gro
 type :class:`Entry`).
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Prompts under vLLM's import names; a plain mapping with the same key works, too."""
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 import foretoken

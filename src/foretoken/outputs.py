@@ -1,7 +1,5 @@
 """Outputs of ``generate`` under vLLM's import names."""
 
-from __future__ import annotations
-
 import foretoken
 from foretoken.engine.output import Completion as CompletionOutput
 from foretoken.engine.output import RequestOutput

@@ -1,7 +1,5 @@
 """Sampling parameters under vLLM's import names."""
 
-from __future__ import annotations
-
 import foretoken
 from foretoken.options.sampling import SamplingParams
 from foretoken.options.structured import StructuredOutputs as StructuredOutputsParams

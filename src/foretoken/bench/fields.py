@@ -1,7 +1,5 @@
 """JSON fields that all interfaces share, each computed in one place from :class:`~foretoken.core.metrics.Metrics`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from statistics import median

@@ -10,8 +10,6 @@ The engine records the time of each step's tokens. Decoding begins when every pr
 separates prefill from decoding within the same call.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

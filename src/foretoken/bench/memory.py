@@ -1,7 +1,5 @@
 """Memory: the peak of the process, and the bytes of an object's own tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

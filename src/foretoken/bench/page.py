@@ -1,7 +1,5 @@
 """A benchmark's report in two forms, for a terminal and as Markdown, with the same tables (sheets.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prompts of a given length: the suite's own, each preceded by text of the other prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

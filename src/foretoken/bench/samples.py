@@ -1,7 +1,5 @@
 """Answers of all methods to the same prompts, side by side, with the accepted draft tokens marked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Every figure over all prompts is followed by the same figure by category.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

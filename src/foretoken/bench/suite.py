@@ -5,8 +5,6 @@ runs one: plain decoding first, every method on the same prompts in interleaved 
 prompt.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -15,8 +15,6 @@ Definitions, all over requests that did not fail:
 * ``equal_outputs``: share of (prompt, repeat) pairs with the same token ids as the baseline's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import mean, median

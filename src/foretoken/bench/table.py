@@ -3,8 +3,6 @@
 Headings wrap between words and are never cut. Slowdowns and failures are printed like other values, and marked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The contents of a certificate: parts that each pass or fail, and their numbers."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any
 

@@ -13,8 +13,6 @@
 * ``same_stream``: if promised, seeded requests yield the same tokens as without speculation.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict

@@ -15,8 +15,6 @@ The rule ``match`` does not use these streams (its noise is a function of seed a
 here; its distribution is tested over seeds, and its stream by identity.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import defaultdict

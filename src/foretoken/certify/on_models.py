@@ -1,7 +1,5 @@
 """Parts of a certificate on the real models: texts token by token, and the distribution of short texts, enumerated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

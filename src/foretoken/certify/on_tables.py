@@ -1,7 +1,5 @@
 """Parts of a certificate on tables: the recipe's rules on tiny random models, enumerating every draft and decision."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

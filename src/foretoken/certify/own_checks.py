@@ -8,8 +8,6 @@
 This module also has biased variants of the recipe's own rules: each check must fail for the biased variant.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Part of a certificate: recipe against plain sampling on the real model, a group-sequential two-sample test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Goodness of fit and homogeneity of two samples, with torch only, so that `certify` does not need scipy."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence

@@ -5,8 +5,6 @@ one with one step changed, or a real rule with a wrongly declared distribution. 
 enumeration as the real verifiers; the unmodified twins must pass it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -3,8 +3,6 @@
 Exit codes: 0 success; 1 a model, a request or a proof failed; 2 a mistake of the user; 130 interrupted.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import errno

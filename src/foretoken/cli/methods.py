@@ -1,7 +1,5 @@
 """``foretoken methods``: the catalogue, and the options of one method."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import textwrap

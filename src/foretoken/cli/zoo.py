@@ -1,7 +1,5 @@
 """``foretoken zoo``: models that are bundled, made or fetched by one command, and where they lie."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

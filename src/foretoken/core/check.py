@@ -7,8 +7,6 @@ distribution at all, and whether the distribution could have made these siblings
 Letters: N draft nodes, K rows of q, V vocabulary, C columns where q has some tokens only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ transformers reads all of its model files, more than three thousand, to learn wh
 process, half a second of processor time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import marshal

@@ -9,8 +9,6 @@ that needs a whole row spreads it.
 Letters: C columns, V vocabulary, N tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -33,8 +33,6 @@ Filters:   the reference is the distribution that the request specifies. Above t
 Letters: V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Protocol
 

@@ -10,8 +10,6 @@ ForetokenError                  exit code 1
 └── RequestError                one request failed while it ran (the others go on)
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -12,8 +12,6 @@
 The distribution ``foretoken-lab`` (``lab/`` in the repository) declares some of each in its pyproject.toml.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any

@@ -1,7 +1,5 @@
 """Files: known to be readable and writable beforehand, and results written whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import stat
 import tempfile

@@ -8,8 +8,6 @@
     verifier.needs.evidence     ◄── drafter.offers.evidence                             Draft.evidence
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

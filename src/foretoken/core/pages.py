@@ -4,8 +4,6 @@ A forward reads each of them once, so with pages of 4 KiB each of its threads lo
 and waits. Linux grants large pages always, never, or on request (/sys/kernel/mm/transparent_hugepage/enabled).
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys

@@ -3,8 +3,6 @@
 loading weights ─► checking what the native decoder computes ─► loading the draft model ...
 """
 
-from __future__ import annotations
-
 import logging
 
 PHASES = logging.getLogger("foretoken.phases")

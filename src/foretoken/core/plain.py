@@ -1,7 +1,5 @@
 """Arguments as people give them: numbers and arrays of other libraries, and keywords that are nearly right."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence

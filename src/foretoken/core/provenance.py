@@ -1,7 +1,5 @@
 """Where a figure comes from: commit, versions, machine, settings and the command that gives it again."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import re

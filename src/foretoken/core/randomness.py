@@ -8,8 +8,6 @@ Two kinds, because two promises need them:
   The `match` verifier and plain sampling both use it; hence the same stream with speculation on or off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

@@ -5,8 +5,6 @@ equals the target's; a rejection then had a chance near zero, and the target's o
 no harm.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -2,8 +2,6 @@
 core/draft.py.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ other tasks: half of the time that its import takes. In a command, such modules 
 called, subclassed, or looked into.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

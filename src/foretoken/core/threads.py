@@ -4,8 +4,6 @@ Where a forward runs on threads of its own (native/team.py), torch's threads do 
 for a while after every operation that they have shared, on the cores that the next forward needs.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ tokens  = (t0, t1, t2, t3)
 parents = (-1, -1,  0,  2)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 

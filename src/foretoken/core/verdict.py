@@ -1,7 +1,5 @@
 """What a verifier decides about one draft."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -4,8 +4,6 @@ A chat goes through the chat template; a text gets ``<|bos|>`` and ``<|eos|>``. 
 are broken up first, so that data cannot end a turn.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 It is not part of the package: ``--data`` or ``FORETOKEN_DATA`` sets it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -15,8 +15,6 @@ sampling params (``max_tokens``, ``temperature``, ...); other fields are refused
 descriptive fields are ignored, but fields that would change the request are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path

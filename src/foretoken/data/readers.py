@@ -4,8 +4,6 @@ Files may be larger than the memory. An invalid record raises an error with the 
 never skipped silently.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -3,8 +3,6 @@
 Only headers, configs and tokenizers are read.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One line of ``foretoken doctor``: a check, its facts, and the remedy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The machine and the native library: cores, memory, instruction sets, compiler."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

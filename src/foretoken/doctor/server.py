@@ -1,7 +1,5 @@
 """A running server, from outside: is it reached, what does it run, and what slows it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Why a run was slow, from the JSON that ``generate --json`` and ``bench --json`` write."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How often text goes on as it did before, by the number of tokens that agreed; learned while generating."""
 
-from __future__ import annotations
-
 _PRIOR_WEIGHT = 8.0
 _MEMORY = 2000.0  # weight is halved here, so that a rate keeps following the workload
 LONGEST_MATCH = 4096  # tokens of a context, for drafters that say how long one may be

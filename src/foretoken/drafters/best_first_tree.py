@@ -6,8 +6,6 @@
 Paper: SuffixDecoding, arXiv:2411.04975, and REST, arXiv:2311.08252, grow their trees by the product of frequencies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush

@@ -4,8 +4,6 @@ copied chain ─► better than the other drafter? ─┬─ yes ──► the c
                                                 └─ no ───► the other drafter's draft, and what followed it before
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace

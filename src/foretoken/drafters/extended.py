@@ -1,7 +1,5 @@
 """Any drafter with copies after its drafts: the recipe's option ``extend``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from foretoken.core.draft import Coupled, Draft, PointMass, Sampled

@@ -7,8 +7,6 @@ Tokens as words, the end of the text as a bar:
     draft         sat ── on ── the ── mat ── . ── ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Plain decoding: the empty draft. It must cost the same as not having speculation at all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

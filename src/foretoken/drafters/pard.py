@@ -6,8 +6,6 @@
 The rows of mask tokens are dropped, and accepted tokens are read again, as tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -8,8 +8,6 @@ Tokens as words, the end of the text as a bar:
                         └─ sat ── . ── one ── cat
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter

@@ -8,8 +8,6 @@ at more places, so the links of a state list its suffixes from long to short:
                              "cab"       4         1         the text that occurred before, kept for free
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 ROOT_STATE = 0

@@ -3,8 +3,6 @@
 Shared by the drafters that run a model: they differ in which model computes the next rows, and in when they stop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast

@@ -11,8 +11,6 @@ only, in the order that they have when it is alone.
 Letters: M rows of logits, C columns, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -13,8 +13,6 @@ One level of the tree is one packed forward over all requests.
 Letters: B requests, N draft nodes, V vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext

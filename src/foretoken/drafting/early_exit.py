@@ -10,8 +10,6 @@ dropped with the rest of the tail.
 Letters: T packed rows, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

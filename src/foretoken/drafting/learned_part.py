@@ -14,15 +14,13 @@ algorithm. It has the layout of the speculators format:
 Differs from the speculators format: a fingerprint (models/fingerprint.py) says which weights the part belongs to.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from torch import Tensor
 
@@ -59,18 +57,19 @@ class LearnedConfig:
     from_zero: ClassVar[tuple[str, ...]] = ()  # numbers that may be 0; all others are above it
 
     def __post_init__(self) -> None:
+        kinds = get_type_hints(type(self))
         for each in fields(self):
-            fits, value = _FITS.get(str(each.type)), getattr(self, each.name)
+            fits, value = _FITS.get(kinds[each.name]), getattr(self, each.name)
             if fits is not None and not fits(value, 0 if each.name in self.from_zero else sys.float_info.min):
                 raise ValueError(f"{each.name}={value!r}")
 
 
-_FITS: Mapping[str, Callable[[Any, float], bool]] = {  # by annotation: a value, and the least number
-    "str": lambda value, least: isinstance(value, str),
-    "str | None": lambda value, least: isinstance(value, str | None),
-    "bool": lambda value, least: type(value) is bool,
-    "int": lambda value, least: type(value) is int and value >= least,
-    "float": lambda value, least: type(value) in (int, float) and least <= value <= sys.float_info.max,
+_FITS: Mapping[Any, Callable[[Any, float], bool]] = {  # by annotation: a value, and the least number
+    str: lambda value, least: isinstance(value, str),
+    str | None: lambda value, least: isinstance(value, str | None),
+    bool: lambda value, least: type(value) is bool,
+    int: lambda value, least: type(value) is int and value >= least,
+    float: lambda value, least: type(value) in (int, float) and least <= value <= sys.float_info.max,
 }
 
 

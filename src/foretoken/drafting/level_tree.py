@@ -8,8 +8,6 @@ A chain is a tree with one node a level. Drafters share this loop and differ in 
 (``read``) and in the nodes that they keep (``extend``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

@@ -5,8 +5,6 @@
 Letters: M rows, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar

@@ -12,8 +12,6 @@ proposed as a point mass, which every lossless verifier takes.
 Letters: C tokens that both have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -7,8 +7,6 @@ The outer drafter's own tokens are point masses, or coupled to the noise of `mat
 inner drafter's proposals may be of another kind only if a draft never mixes the two: a draft has one distribution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -10,8 +10,6 @@ One pipe, one order with a reply at a time. The helper ends when the pipe does, 
 interrupt from the keyboard does not reach it: it has a session of its own, and the engine handles the interrupt.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

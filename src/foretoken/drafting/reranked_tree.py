@@ -8,8 +8,6 @@ than its parent's, and of equal ones the elder is taken, so that the proposal is
 node that can have no descendant among the best is not expanded, which does not change the proposal.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, field
 from heapq import nlargest

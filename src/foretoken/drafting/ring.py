@@ -13,8 +13,6 @@ A row's index depends on its position alone, so the order of summation does not 
 Letters: G key/value heads, N the ring's size, T tokens, R rows of a draft, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

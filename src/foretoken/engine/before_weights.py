@@ -4,8 +4,6 @@ Loading a model takes up to minutes; a mistake in its other options is reported 
 checks repeat them with the loaded model, and nothing here may refuse a value that they would accept.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields

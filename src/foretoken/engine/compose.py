@@ -8,8 +8,6 @@ with its key (``verification.ffn``). The needs of one part and the offers of ano
 the middle of a run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

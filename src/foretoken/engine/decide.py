@@ -2,8 +2,6 @@
 decided.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

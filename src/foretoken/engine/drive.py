@@ -11,8 +11,6 @@ The engine may be stepped by several threads. Each looks at its own requests ins
 step of another thread may have ended them.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Faults stay with the request that caused them: it ends with its error, the others go on."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from time import perf_counter

@@ -1,7 +1,5 @@
 """What a caller gets back."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foretoken.core.metrics import Metrics

@@ -1,7 +1,5 @@
 """Plan files of ``foretoken plan``: a chosen recipe, and the model and machine that it was chosen for."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Mapping

@@ -9,8 +9,6 @@ Letters as tokens, the end of the output as a bar:
 A copy is a point mass that follows from the request's own past, so it is lossless under any lossless rule.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ written under another name and then renamed, so it is whole or not there.
 Letters: G key/value heads, L rows, D head width.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Call the drafter: compute the budgets, check the proposals, and find the request that a failure belongs to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 It is checked as a whole when it is put together (engine/compose.py), never in the middle of a run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foretoken import catalog

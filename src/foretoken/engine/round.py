@@ -1,7 +1,5 @@
 """One step's work while it goes through the engine's verbs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from torch import Tensor

@@ -5,8 +5,6 @@ long prompt never stops the others. Waiting requests join in order of arrival as
 prompts arrive at once, the first is answered before the last is read, unless reading them together is faster.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ An executor (executors/) runs these verbs in its order. Asking the drafter is in
 what happens to a request that fails in faults.py.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace

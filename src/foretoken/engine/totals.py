@@ -1,7 +1,5 @@
 """Counters over all requests of a driver, and vLLM's names for them (``LLM.get_metrics``)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field

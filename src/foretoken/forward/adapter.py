@@ -5,8 +5,6 @@
 Letters: R rank, K inputs, O outputs, T packed rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

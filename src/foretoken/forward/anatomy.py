@@ -7,8 +7,6 @@ layers and next to it the norm after them; the causal model around it adds the h
              └──────────────────────── body ────────────────────────┘
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ of its own kernel, and is answered by the plan. Everything else of the model (pr
 the library's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -15,8 +15,6 @@ Letters: T packed rows, R rows of a segment, L = prefix + tail + R visible colum
 n = H / G query heads per group, D key width, Dv value width.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

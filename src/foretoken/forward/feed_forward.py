@@ -11,8 +11,6 @@ weights. Names can mislead, so each reading is tried: on random rows it must giv
 Letters: R rows, D width, F channels of an MLP or of one expert, E experts, k chosen per row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

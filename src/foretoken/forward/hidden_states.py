@@ -8,8 +8,6 @@ Depth e is the residual stream after e layers. Only requested depths are kept.
 Letters: B sequences, T positions, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal

@@ -7,8 +7,6 @@ described one by one; a part without a description is dense.
 Letters: S slots, G key/value heads, N blocks, D key width, W numbers that sum up a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol

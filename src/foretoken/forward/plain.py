@@ -5,8 +5,6 @@ subclass, a ``forward`` on the instance, a parameter of another type, another pa
 not known to be plain is left to its module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

@@ -7,8 +7,6 @@ Each projection is a product of weight.py: a row is coded by itself, at every on
 Letters: R rows, D width, k experts of a row, E experts, F channels of one.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any

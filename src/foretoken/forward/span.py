@@ -9,8 +9,6 @@ output of a forward of [0, e): together they are the whole forward, and every la
 Letters: T packed rows, R tapped rows, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Dense, the table of a vocabulary of 128k takes more memory than all other weights of a model of 1 B parameters.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

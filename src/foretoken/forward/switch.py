@@ -1,7 +1,5 @@
 """``FORETOKEN_NATIVE`` and ``FORETOKEN_VARIANT``: whether native code computes, and which; read in one place."""
 
-from __future__ import annotations
-
 import os
 
 from foretoken.core.errors import ConfigError

@@ -6,8 +6,6 @@ scaling for long contexts, and the factor that such a scaling puts on cos and si
 Letters: T rows, d head width, G key/value heads.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

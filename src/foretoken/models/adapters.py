@@ -3,8 +3,6 @@
 What cannot be computed as a low-rank product next to a linear layer is refused by name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

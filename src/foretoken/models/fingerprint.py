@@ -13,8 +13,6 @@ the whole of its own files and goes on with the base model's. Of a GGUF file, wh
 used, without its name; of one in pieces, all of them are read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from importlib.metadata import version

@@ -10,8 +10,6 @@ inputs. The keys and values that such attentions write are fuzzy, too.
 Letters: B batch, T rows, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise

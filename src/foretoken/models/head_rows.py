@@ -10,8 +10,6 @@ gives the very logit that the whole head gives.
 Letters: M rows of hidden states, D width, V vocabulary, C columns: K base rows and m of the tail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

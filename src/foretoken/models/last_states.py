@@ -3,8 +3,6 @@
 Letters: M rows, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

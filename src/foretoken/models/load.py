@@ -5,8 +5,6 @@ local folder, a GGUF file, or a hub id. Weights may be quantised (models/quantis
 checkpoint_files.py.
 """
 
-from __future__ import annotations
-
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace

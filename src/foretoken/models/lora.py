@@ -5,8 +5,6 @@ correction next to the layer. ``peft`` reads and merges; without it such a folde
 model alone generates other text.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import warnings

@@ -4,8 +4,6 @@ Each kind is an entry point of the group ``foretoken.models``, named as the pref
 model computes the function of another model, its origin, at a larger size, so parts of the origin can serve it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether a model's weights fit into memory: refused before any is read, because the system would end the process."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 tokens   t0 t1 … t511 │ t512 … t1023 │ t1024 …      one forward each, committed before the next
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from foretoken.forward.batch import PackedBatch

@@ -4,8 +4,6 @@ A plain ``linear`` of a few rows hands oneDNN the weight in row-major order each
 read, the same product runs about twice as fast for 1 to 8 rows (measured: docs/benchmarks.md).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 No table of processors would stay right, so both are timed, once, for some 20 milliseconds.
 """
 
-from __future__ import annotations
-
 import time
 from functools import cache
 

@@ -5,8 +5,6 @@ class for that text model, this class is put around the same modules: the image 
 the text model's family are open. Where it has none, or the two give other logits, the wrapper itself is run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

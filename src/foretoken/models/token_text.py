@@ -3,8 +3,6 @@
 A token may end inside a character: the joined bytes of several tokens are valid text.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -8,8 +8,6 @@ Left out: attention's products with keys and values (they grow with the context)
 machine.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ A native product has the bits of models/quantised/weight.py, so nothing changes 
 path, which a model that the native decoder does not fit is left to, spends it on attention and norms then.
 """
 
-from __future__ import annotations
-
 import ctypes
 from functools import partial
 

@@ -9,8 +9,6 @@ switches the native decoder off; ``FORETOKEN_VARIANT=avx512-bf16`` selects that 
 processor, and compiles it if the wheel does not contain it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

@@ -10,8 +10,6 @@ doubles the memory of the keys; without it every forward would lay out the whole
 Letters: S slots, G key/value heads, C capacity, D key width, L layers.
 """
 
-from __future__ import annotations
-
 import ctypes
 from array import array
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A mistake found here is in our own code (a plan, a drafter, an executor), or the
 tokens it is given. The error names it; memory of others is never read or written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

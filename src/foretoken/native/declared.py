@@ -5,8 +5,6 @@ and other numbers, of structures by value, and of pointers; and ``enum { A, B };
 so that its object stays alive with the field; every other pointer is an address.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Callable

@@ -7,8 +7,6 @@ transformers (families.py, fit.py), and the draft layers of methods.
 Letters: T packed rows, V vocabulary, D width, Q queries, keys and values of a row together.
 """
 
-from __future__ import annotations
-
 import ctypes
 from array import array
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Letters: O outputs, K inputs, G groups, C bytes of a tile.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -3,8 +3,6 @@
 Letters: R rank, K inputs, O outputs, N tiles of 16 outputs.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A clean page of a private mapping can be left at any time: the next access reads
 would be lost, so a tensor with any such page is left alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys

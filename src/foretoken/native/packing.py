@@ -5,8 +5,6 @@
 Quantised weights are packed in quantised.py. Letters: T rows, K inner dimension, O outputs.
 """
 
-from __future__ import annotations
-
 import ctypes
 from functools import partial
 from typing import cast

@@ -1,7 +1,5 @@
 """Rotary tables that grow with the positions in use: a million of them would be gigabytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ including experts, and with quantised weights, keys and values; a product with s
 definition. It takes about a second.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Fresh memory of some megabytes is taken from the system page by page at its firs
 much as a layer. A tensor made here holds its memory as long as the tensor or a view of it lives.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 

@@ -3,8 +3,6 @@
 Letters: O outputs, R bytes of a row, C bytes of a tile.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -1,7 +1,5 @@
 """The structures that Python hands to the native decoder; types.h declares and describes their fields."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ No bit is added: a packed weight has the size of the file's blocks, in Q6_K, Q3_
 Letters: O outputs, R bytes of a row, C bytes of a tile.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field

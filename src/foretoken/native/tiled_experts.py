@@ -1,7 +1,5 @@
 """The library's module of routed experts over weights that the native decoder has packed: its layers keep working."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -3,8 +3,6 @@
 Letters: C bytes of a tile.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -8,8 +8,6 @@ user's machine, by the features of its processor. Standard library only: setup.p
 installed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

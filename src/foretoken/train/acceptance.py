@@ -1,7 +1,5 @@
 """How good a drafter is, in the unit that matters: what the engine accepts of it on prompts that training never saw."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ the keys up to its own last one only, so that nearly half of the square of score
 Letters: B rows, H query heads, G key/value heads, R = H/G query heads that share one, T positions, D width of a head.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ A wider MLP begins as the narrow one (Chen et al., 2016, Net2Net: the function i
 give is multiplied by zero until training says otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path

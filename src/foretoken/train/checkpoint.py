@@ -4,8 +4,6 @@ A checkpoint is a folder ``step-N`` with the float32 weights, the optimiser's st
 killed at any moment, or that fills the disk, leaves the previous checkpoint as it was.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -4,8 +4,6 @@ Three quarters of its training text are the target's continuations of openings, 
 loss is KL(target || draft) at every position.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """``foretoken train draft``: its options, the run, and its messages; without torch until it runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The time and memory that a run of training takes, reported before it begins, and how well it used the machine."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Training and held-out rows that do not share a document or a question: neighbours are alike."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

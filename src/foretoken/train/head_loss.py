@@ -7,8 +7,6 @@ gradients of hidden states and head; nothing of the size of the logits is kept f
 Letters: N rows, D width, V vocabulary, K scored tokens, M rows of distributions.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

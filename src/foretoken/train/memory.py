@@ -1,7 +1,5 @@
 """Keep freed memory: large temporary tensors are not given back to the system and faulted in again at every step."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

@@ -6,8 +6,6 @@ read. Which source a block is cut from depends on (seed, block number) alone, an
 blocks that source has given: a resumed run reads exactly what the interrupted one would have read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -6,8 +6,6 @@ steps of a Newton-Schulz iteration with a quintic polynomial. The update is scal
 is the dtype in which the machine multiplies fastest, which halves the time of a step where that is float32.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

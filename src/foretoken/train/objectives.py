@@ -4,8 +4,6 @@ Every objective takes the model and a block of tokens and gives one loss; all ar
 variation: in probability).
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import torch

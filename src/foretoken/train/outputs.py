@@ -5,8 +5,6 @@ A draft is judged on the target's own words, not on those of a corpus, so it is 
 the label. Documents are stored as they are made: an interrupted run reads the stored ones and goes on.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -4,8 +4,6 @@ Half of the processors that know bfloat16 multiply it at half the speed of float
 matrix unit: 75 against 150 GFLOP/s a core), others at four times that speed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 

@@ -1,7 +1,5 @@
 """How well scores separate good from bad."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ OUT/run/claim.json                        the settings that a resumed run must s
 OUT/run/..                                text, tokens and checkpoints
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Where the text of a training comes from: files of the user, or what another distribution declares."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

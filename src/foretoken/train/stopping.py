@@ -8,8 +8,6 @@ tokenizer over a corpus, a backward pass of a large model. So a thread is woken 
     this thread    asleep ── signal ── GRACE seconds ── still running? save a checkpoint, report it, end the process
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Block verification: decide on a chain as a whole, never shorter in expectation than token by token."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement

@@ -4,8 +4,6 @@ anyway.
 Letters: V vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 
 import torch

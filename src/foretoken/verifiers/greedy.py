@@ -1,7 +1,5 @@
 """The rule for temperature 0: a node stands if it is the target's argmax."""
 
-from __future__ import annotations
-
 from foretoken.core.draft import Coupled, Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier

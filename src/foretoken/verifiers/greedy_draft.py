@@ -1,7 +1,5 @@
 """The optimal rule for greedy draft sampling: fixed favourites, and one draw that is verified as if it were alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """PEARL's test of a block's first token, for rules of drawn chains: one more node, without a row of its own."""
 
-from __future__ import annotations
-
 from foretoken.core.draft import Draft, PointMass
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams

@@ -1,7 +1,5 @@
 """A threshold on the divergence of the two distributions: where draft and target think alike, a mismatch may stand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

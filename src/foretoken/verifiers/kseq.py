@@ -1,7 +1,5 @@
 """K-SEQ (SpecTr): every one of n independent draws gets the same test, weakened by the least factor that is exact."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -7,8 +7,6 @@ difference, the node is decided by `recursive`, which is exact for both kinds of
 Letters: V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable

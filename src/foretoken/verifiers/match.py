@@ -1,7 +1,5 @@
 """Sample and match: the target samples with noise indexed by (seed, position); what matches stands."""
 
-from __future__ import annotations
-
 from foretoken.core.draft import Coupled, Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier

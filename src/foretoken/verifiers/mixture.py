@@ -1,7 +1,5 @@
 """Exact verification against a mixture of target and draft: the text is partly the draft's, by a known share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The naive multi-draft rule: draw from the target, and see whether a child carries the drawn token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

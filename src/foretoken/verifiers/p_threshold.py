@@ -1,7 +1,5 @@
 """A threshold on the target's probability: what the target finds probable enough stands, the rest is tested exactly."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

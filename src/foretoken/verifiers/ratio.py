@@ -1,7 +1,5 @@
 """The original rule: accept a chain token by token with probability min(1, p/q)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement

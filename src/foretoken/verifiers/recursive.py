@@ -1,7 +1,5 @@
 """Recursive rejection over a tree: try the children of a node in turn, each against what its elders left over."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """SpecHub: pairs that all contain the draft's favourite token, which takes up what the other tokens leave over."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

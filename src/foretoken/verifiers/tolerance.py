@@ -1,7 +1,5 @@
 """The ratio rule with a tolerance: the target's probabilities count (1 + tolerance) times."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Top-k with a margin: a token stands if it is among the target's favourites, and not far after the first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Optimal transport: the best coupling of draft and output that there is, by linear programming for small supports."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Typical acceptance: a token stands if it is likely enough for how uncertain the target is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

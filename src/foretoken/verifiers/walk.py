@@ -7,8 +7,6 @@ all of them at once.
 Letters: B requests, V vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 

@@ -4,8 +4,6 @@ Some are bundled next to this file, as ordinary Hugging Face folders. Others of 
 pretrained models of other authors are fetched by one (pretrained.py, fetch.py); they lie in a folder of the user's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -8,8 +8,6 @@ the model is appended to a temporary file, which therefore always begins with wh
 An interrupted command goes on after the last whole piece. The model's name leads to the renamed file only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

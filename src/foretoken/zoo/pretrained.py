@@ -4,8 +4,6 @@ A model is one GGUF file. It comes from the package registry in one or several p
 pieces of it; another model is another entry of the table.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """``foretoken train``: the commands that train something, made from what their methods declare (train/command.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from inspect import Parameter, Signature

@@ -1,7 +1,5 @@
 """``foretoken bench``: compare methods with plain decoding on a suite of prompts, in one run."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Mapping, Sequence

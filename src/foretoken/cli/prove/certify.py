@@ -1,7 +1,5 @@
 """``foretoken certify``: prove the guarantee of a recipe."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

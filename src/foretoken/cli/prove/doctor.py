@@ -1,7 +1,5 @@
 """``foretoken doctor``: is everything in order, and why was a run slow?"""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Convert ``--methods`` to the rows of a benchmark."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """``foretoken plan``: the fastest method and draft length for a model and prompts, and its gain."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from pathlib import Path

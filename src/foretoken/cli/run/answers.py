@@ -1,7 +1,5 @@
 """Run prompts and write the results: streamed text, JSON objects, statistics, and partial results after Ctrl-C."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import sys

@@ -1,7 +1,5 @@
 """``foretoken batch``: answer a file of requests offline."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """``foretoken chat``: a conversation in the terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """``foretoken generate``: generate text from prompts."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

@@ -1,7 +1,5 @@
 """``foretoken serve``: an OpenAI-compatible server over one model."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import re

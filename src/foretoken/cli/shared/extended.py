@@ -1,7 +1,5 @@
 """Groups of commands that other distributions extend (core/extensions.py); commands are imported on use."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import typer

@@ -8,8 +8,6 @@ A command takes a whole set of options as one argument::
 The command line has one flag per option in its place; the command receives the whole set.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence

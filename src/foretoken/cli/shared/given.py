@@ -1,7 +1,5 @@
 """Checks of the raw command line: options that the parser would ignore silently, and files that would be lost."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options that several commands share: one name, one meaning, one help text."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Output files: checked before the work, written atomically after it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Convert ``--method``, ``--set`` and ``--draft-model`` to a ``speculative_config``."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

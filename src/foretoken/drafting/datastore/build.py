@@ -5,8 +5,6 @@ Sorting a segment takes about 16 bytes a token at its peak (2-byte tokens), so a
 together, so there are never many.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -14,8 +14,6 @@ The manifest is replaced as a whole and last. Readers ignore unlisted files: a k
 leaves the datastore unchanged.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

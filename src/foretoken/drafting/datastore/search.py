@@ -10,8 +10,6 @@
 A search reads some twenty-five suffixes a segment, wherever they lie in the file; nothing is loaded.
 """
 
-from __future__ import annotations
-
 import mmap
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ Names of the weights are those of the speculators format.
 Letters: T rows, W width, H query heads, G key/value heads, d head width.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

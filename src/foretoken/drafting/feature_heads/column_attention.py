@@ -9,8 +9,6 @@ With a backward pass of its own: all scores are written once into one buffer, an
 Letters: N columns that ask, C columns, H query heads, G key/value heads, R = H/G, s own steps, d width of a head.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -18,8 +18,6 @@ tests compare both with the plain forward. Strings are names of the network's mo
 Letters: W width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -3,8 +3,6 @@
 Letters: K draft vocabulary, V vocabulary.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -10,8 +10,6 @@ So the cache always equals that of reading the target's states from the beginnin
 Letters: T rows, M wanted rows, F width of the fused depths, W width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

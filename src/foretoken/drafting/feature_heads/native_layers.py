@@ -1,7 +1,5 @@
 """Our decoder layers (block.py) in the form that the native decoder takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

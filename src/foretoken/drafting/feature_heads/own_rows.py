@@ -9,8 +9,6 @@ as the extra token. Rows of a model's own head are another thing (models/head_ro
 Letters: M rows, D width, K tokens that are scored, V vocabulary.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

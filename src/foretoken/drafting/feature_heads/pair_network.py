@@ -10,8 +10,6 @@ Letters: S rows of the target, T rows, F width of the target's states side by si
 vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any, final
 

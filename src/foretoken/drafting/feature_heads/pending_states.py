@@ -7,8 +7,6 @@
 Letters: T rows, F width of the fused states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Letters: K draft vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

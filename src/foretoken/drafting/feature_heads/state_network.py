@@ -3,8 +3,6 @@
 Letters: T rows, W width, H query heads, G key/value heads, d head width, V vocabulary, K draft vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path

@@ -12,8 +12,6 @@ Letters: B sequences, T positions, C = T - 1 columns, N wanted columns, R rows o
 states, W width, V vocabulary, H query heads, G key/value heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

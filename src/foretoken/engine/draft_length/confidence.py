@@ -1,7 +1,5 @@
 """How often draft nodes stand, by the confidence that their drafter had in them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from foretoken.core.draft import Draft

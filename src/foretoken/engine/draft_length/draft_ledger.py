@@ -1,7 +1,5 @@
 """What drafting has brought one request so far."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

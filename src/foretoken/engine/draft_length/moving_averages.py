@@ -1,7 +1,5 @@
 """Exponential moving averages: a mean, and a straight line through observations."""
 
-from __future__ import annotations
-
 LATE = 5.0  # a time so many times the expected one is cut there: the machine was busy with something else
 KEPT = 4.0  # observations that a mean of a former run stands for: soon outweighed by what this run sees
 _DOUBT = (0.07 / 0.25) ** 2  # a time's spread over that of the slope beforehand, both as shares of the mean

@@ -10,8 +10,6 @@ rate would be so high that drafting stops in the free text after it. They share 
 The drafter compares the two (drafters/copies_first.py). Copies that follow a model's tokens are booked for copying.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ A record is a prior, not a decision: all of it weighs as much as a few observati
 of text outweigh it. ``FORETOKEN_KEPT_GB=0`` reads and writes none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

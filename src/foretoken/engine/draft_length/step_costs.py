@@ -9,8 +9,6 @@ b is the time of a step of m rows now, the mean of the last ten steps. Rows and 
 slow hour of the machine, or a neighbour that comes and goes, changes b and nothing else.
 """
 
-from __future__ import annotations
-
 from foretoken.engine.draft_length.moving_averages import LATE, Mean
 
 _KEEPS = 0.98

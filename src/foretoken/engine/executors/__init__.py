@@ -5,8 +5,6 @@ worker_thread.py (its thread), executor.py (the verbs of a step), and verifiers/
 first token). serial.py is the order that it must equal, auto.py chooses the faster of both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from foretoken.engine.executors.auto import AutoExecutor

@@ -1,7 +1,5 @@
 """Serial or overlapped, whichever is faster: measured in turns, by the number of running requests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from time import perf_counter
 

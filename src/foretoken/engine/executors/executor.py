@@ -3,8 +3,6 @@
 schedule ─ propose ─ pack ─ forward ─ verify ─ commit ─ account
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import perf_counter

@@ -1,7 +1,5 @@
 """Drafting while the target computes: the context that a drafter sees meanwhile, and when it stops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from foretoken.core.draft import Draft

@@ -15,8 +15,6 @@ the block is discarded, and the next step is a pre-verify. Both are one step her
 verify as in the serial order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from time import perf_counter

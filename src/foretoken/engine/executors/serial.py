@@ -1,7 +1,5 @@
 """The serial order: propose, forward, verify, commit. Every other executor must commit the same."""
 
-from __future__ import annotations
-
 from time import perf_counter
 
 from foretoken.engine.executors.executor import Executor, Verbs

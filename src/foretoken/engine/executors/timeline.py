@@ -1,7 +1,5 @@
 """When target, drafter and engine were busy: the intervals of a few steps, for a picture."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

@@ -1,7 +1,5 @@
 """A worker thread next to the engine's thread, with native threads of its own; it runs one task at a time."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

@@ -7,8 +7,6 @@ nothing. The states of a request that ends before the drafter's next call are ne
 A request that begins where another trial is out of reach (engine/draft_length/draft_ledger.py) is not shown at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

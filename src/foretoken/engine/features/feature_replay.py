@@ -6,8 +6,6 @@ row's states follow from its own past, like its keys and values, so that they ar
 Letters: D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 

@@ -10,8 +10,6 @@ drafter and a verifier want different ones, all of them are kept, and each gets 
 Letters: M wanted rows, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

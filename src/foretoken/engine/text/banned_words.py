@@ -1,7 +1,5 @@
 """From ``bad_words`` and ``allowed_token_ids`` to a constraint: how words are split is the tokenizer's affair."""
 
-from __future__ import annotations
-
 import torch
 
 from foretoken.core.errors import ConfigError

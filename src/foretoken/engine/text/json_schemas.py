@@ -5,8 +5,6 @@ Common libraries write keywords that llguidance refuses although they restrict n
 format as an annotation.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping

@@ -3,8 +3,6 @@
 A chat template may have written the first of the two already, or both where reasoning is switched off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

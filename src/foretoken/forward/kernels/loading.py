@@ -3,8 +3,6 @@
 Letters: R rows of a segment, H query heads, G key/value heads, L columns, D key width.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging

@@ -18,8 +18,6 @@ Letters: T rows, H heads, G groups, N state size, P head width; in the kernel I 
 columns of a tile of P.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

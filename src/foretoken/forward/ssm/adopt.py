@@ -1,7 +1,5 @@
 """Takes over the state-space mixers of a model: their recurrences are computed by the plan of the forward at hand."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -17,8 +17,6 @@ which rows are limited, and ``Mixer.gates`` follows: rows of a prompt, later row
 Letters: T rows, D width, C channels of the convolution, W its taps, H heads, G groups, N state size, P head width.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

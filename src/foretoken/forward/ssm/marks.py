@@ -6,8 +6,6 @@ end. Copies are large, so all of them together are bounded, and those that were 
 Letters: L mixers, H heads, N state size, P head width, W taps, C channels, R rows of a tail.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, field
 

@@ -16,8 +16,6 @@ slot's states at some length; a chunk of a prompt may end there for its sake. Re
 Letters: L mixers, S slots, H heads, N state size, P head width, W taps, C channels, R rows of a tail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 

@@ -8,8 +8,6 @@ The cache depends on the target's states only, so rejected drafts leave no trace
 Letters: T rows, F width of the fused depths, L layers, G key/value heads, d head width, k slots, W width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 

@@ -5,8 +5,6 @@ above             sample a token per slot, q_i(x) ~ l_i(x)^balance p_ng(x | u, v
 `draw`: false     search the best path above temperature 0, too                                      a point mass
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

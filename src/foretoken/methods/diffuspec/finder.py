@@ -1,7 +1,5 @@
 """Searches a draft in a lattice: in one native call with a compiled decoder, else in Python (search.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 
 from foretoken.methods.diffuspec.lattice import Lattice

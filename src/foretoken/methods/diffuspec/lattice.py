@@ -10,8 +10,6 @@ target's own hidden states (block.py). The drafter makes a searched path, a tree
 Letters: k slots, C columns, V vocabulary.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

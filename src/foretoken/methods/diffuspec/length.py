@@ -7,8 +7,6 @@
 Paper: DiffuSpec, arXiv:2510.02358, section 4.3.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

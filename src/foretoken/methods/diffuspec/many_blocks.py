@@ -7,8 +7,6 @@ Letters: B sequences, T positions, F width of the target's states, W width, G ke
 d head width, A anchors of a sequence, k slots, V vocabulary.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

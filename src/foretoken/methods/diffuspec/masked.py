@@ -12,8 +12,6 @@ between passes, because every row depends on every other one. The code of a chec
 Letters: P tokens of text that are read, k slots, V vocabulary of the target.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

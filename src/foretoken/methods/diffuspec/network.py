@@ -19,8 +19,6 @@ Letters: N rows before the root, B sequences, T positions, F width of the target
 heads, G key/value heads, d head width, A anchors of a sequence, k slots, V vocabulary, K draft vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -8,8 +8,6 @@ the smaller token ids. Trees contain the best nodes by S of their path, best fir
 the product of the l_i); a beam search without a width limit would find the same nodes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ with the network (trigram.py).
 Letters: K draft vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 Letters: V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

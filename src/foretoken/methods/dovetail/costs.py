@@ -10,8 +10,6 @@ too expensive and the later ones too cheap. For a ratio of expectations the rule
 Paper: arXiv:2412.18934 lowers EAGLE-2's 60 candidates to 16, or 7, by hand. Ours: the rule.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import time

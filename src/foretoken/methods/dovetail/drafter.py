@@ -6,8 +6,6 @@ requests and their budgets   ─ questions ─────► levels of the tree
 verify the tree              ◄── tokens ──
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

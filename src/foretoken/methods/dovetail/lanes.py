@@ -8,8 +8,6 @@ The engine's thread and a worker thread use the same side object; a worker threa
 executes an order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

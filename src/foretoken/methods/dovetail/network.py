@@ -15,8 +15,6 @@ and stores their ids.
 Letters: S rows of the target, T pairs, F width of the target's states, W width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -8,8 +8,6 @@ For a CUDA device the buffers are pinned, and a buffer is free when its copy has
 Letters: T rows, W width.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ over its own outputs with the loss of drafting (train/feature_heads/objective.py
 own errors and needs no noise; by default the target generates half of the text (``own_words``); the rate is ours.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from foretoken.methods.dovetail.command import Config

@@ -11,8 +11,6 @@
 Letters: T packed rows, D width, L layers, X exits that are re-read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

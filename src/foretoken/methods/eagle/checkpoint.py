@@ -3,8 +3,6 @@
 Letters: W width, N states of a row, F width of a state, V vocabulary, K draft vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -9,8 +9,6 @@ A folder of another tool has no fingerprint; its shapes are compared with the ta
 makers are brought into this form first (makers.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """EAGLE: a decoder layer over the target's own hidden states drafts a chain or a tree."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

@@ -4,8 +4,6 @@ The rows of drafting/published/layouts.py say which names and keys a maker has; 
 config's values are kept; a missing one has the maker's default; two places that contradict each other are an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -11,8 +11,6 @@ EAGLE-1, arXiv:2401.15077, section 3.1 and figure 6. Differs: the depths of our 
 Letters: S rows of the target, T pairs, F width of the fused states, W width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import torch

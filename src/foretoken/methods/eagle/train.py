@@ -11,8 +11,6 @@ residual starts from the normed feature: states within a target are large, and t
 negligible until its weights have grown to that size (zoo_v3_epycturin2c_202611/eagle.md).
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from foretoken.methods.eagle.checkpoint import Eagle

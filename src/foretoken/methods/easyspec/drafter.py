@@ -5,8 +5,6 @@ propose   accepted tokens and root   all layers in order: exact rows, committed 
 next      the tail is dropped, including accepted rows
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any

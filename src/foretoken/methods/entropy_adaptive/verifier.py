@@ -7,8 +7,6 @@
 Letters: V vocabulary.
 """
 
-from __future__ import annotations
-
 from foretoken.core.distortion import Account, Spent, divergence, total_variation
 from foretoken.core.draft import Coupled, Draft, Law
 from foretoken.core.laws import Laws

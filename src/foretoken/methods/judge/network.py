@@ -13,8 +13,6 @@ Differs: the paper does not specify whether the state is normed; a head's ``norm
 Letters: T tokens, D width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

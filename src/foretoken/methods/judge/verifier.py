@@ -7,8 +7,6 @@
 Letters: M rows, D width of the target, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache

@@ -8,8 +8,6 @@
 Letters: T packed rows, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -6,8 +6,6 @@ cost of a step with n draft tokens in plain steps, and the resulting speed of ch
     speed-up(E) = max over n of  (1 + alpha + ... + alpha^n) / cost(n)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

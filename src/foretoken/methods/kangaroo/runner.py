@@ -6,8 +6,6 @@ computes them. Tests compare both with ``Adapter.forward``.
 Letters: T packed rows, D width.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import torch

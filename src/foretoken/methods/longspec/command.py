@@ -1,7 +1,5 @@
 """``foretoken train longspec``: options, run and summary; imports torch only when it runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

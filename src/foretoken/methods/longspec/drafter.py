@@ -10,8 +10,6 @@ A draft leaves no rows in the ring, and only the last 512 tokens of a prompt are
 Read in this order: network.py (the paper's forward pass), this file, runner.py (a level of many requests at once).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

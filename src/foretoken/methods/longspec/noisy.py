@@ -9,8 +9,6 @@ kernel needs no mask. The window attention runs in pieces of 512 queries, so its
 Letters: B sequences, T tokens, W width, H query heads, G key/value heads, d head width, h half of d or less.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

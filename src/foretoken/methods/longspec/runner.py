@@ -11,8 +11,6 @@ Letters: R rows, H query heads, G key/value heads, P keys of the target, d head 
 keys and values together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass

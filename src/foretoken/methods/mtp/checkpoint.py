@@ -6,8 +6,6 @@ model.safetensors.index.json         the shard of each tensor
 config.json                          num_nextn_predict_layers = 1, in families with this field
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

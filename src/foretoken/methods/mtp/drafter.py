@@ -1,7 +1,5 @@
 """MTP: a checkpoint's own layer for predicting one more token drafts a chain or a tree."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

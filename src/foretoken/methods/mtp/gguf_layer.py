@@ -1,7 +1,5 @@
 """Read the next-token-prediction layer of a GGUF file, the block after the target's, by the names of checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 from pathlib import Path

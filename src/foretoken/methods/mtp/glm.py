@@ -10,8 +10,6 @@
 Names of the tensors are the same. The experts of layer L are few and small, like the target's layers.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

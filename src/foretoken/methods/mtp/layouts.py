@@ -9,8 +9,6 @@
 Copies are optional.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

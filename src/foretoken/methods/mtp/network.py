@@ -7,8 +7,6 @@ f is the output of the target's final norm. Paper: DeepSeek-V3, arXiv:2412.19437
 Letters: S rows of the target, T pairs, F = W width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any, cast

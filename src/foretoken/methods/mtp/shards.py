@@ -3,8 +3,6 @@
 Only the requested tensors are read; of a checkpoint in many files, only their files are opened.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

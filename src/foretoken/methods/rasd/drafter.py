@@ -5,8 +5,6 @@ meanwhile   drafter (a draft model, an EAGLE head, …) ──► chain or tree
 then        union by longest prefix ──► the draft model reads the retrieved nodes: q at each ──► the best part
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ node alone, with streams that follow every branch of its decisions and record th
 Letters: K siblings, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

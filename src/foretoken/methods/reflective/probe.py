@@ -10,8 +10,6 @@ Every path of a tree has its own prompt, prefix and copy, which follow its leaf 
 Letters: N draft nodes, P probe rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

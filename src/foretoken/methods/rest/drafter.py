@@ -7,8 +7,6 @@ tree        root ─┬─ sat ─┬─ on
                   └─ ran
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scylla: decoder layers over the target's last state draft a tree; its size depends on the number of requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

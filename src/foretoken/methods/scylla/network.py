@@ -10,8 +10,6 @@ score a subset of tokens (``draft_vocab_size``) and stores their ids.
 Letters: D layers, S rows of the target, T pairs, F width of the target's states, W width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

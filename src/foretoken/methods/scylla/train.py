@@ -9,8 +9,6 @@ the text; the loss is that of drafting itself, unrolled (train/feature_heads/obj
 Muon trains the matrices; each stage has a warm-up and a linear decay to zero; rates are ours.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from foretoken.methods.scylla.command import Config

@@ -23,8 +23,6 @@ Letters: T packed rows, R rows of a segment, L columns, H query heads, G key/val
 D key width, Dv value width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any

@@ -33,8 +33,6 @@ Letters: H query heads, G key/value heads (the paper's H), S slots, N whole bloc
 W numbers that sum up a block: D (mean) or 2 D (smallest, then largest), n query heads of a group, L columns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

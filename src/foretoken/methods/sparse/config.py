@@ -8,8 +8,6 @@ Paper: arXiv:2512.21911. The three are independent and may be combined. All of t
 prompts always, the target computes everything, bit for bit as without these settings.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -21,8 +21,6 @@ after each refresh the cache is what dense decoding of the same tokens would hav
 Letters: M rows of one request, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

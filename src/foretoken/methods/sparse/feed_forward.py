@@ -23,8 +23,6 @@ some row still needs are read.
 Letters: R rows, D width, F channels, E experts, k chosen per row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """``foretoken train sprinter``: options, run and summary; imports torch only when it runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any

@@ -18,8 +18,6 @@ training.
 Letters: T tokens, M rows, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -13,8 +13,6 @@ fits ``drawn`` on standardised inputs. Epoch and penalty are chosen on the same 
 Letters: N examples, D width.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

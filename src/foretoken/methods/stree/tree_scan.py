@@ -22,8 +22,6 @@ Paper: Wu et al. 2025, arXiv:2505.14969, sections 4.2 (tree scan) and 4.3 (activ
 Letters: N nodes, H heads, P width of a head, G groups of heads that share B and C, S state size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

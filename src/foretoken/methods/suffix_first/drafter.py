@@ -1,7 +1,5 @@
 """Suffix decoding where the text repeats itself, another drafter elsewhere: by a threshold."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 

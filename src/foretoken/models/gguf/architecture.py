@@ -1,7 +1,5 @@
 """What a GGUF file's fields say about its model: the library's config, and of each tensor name, order and value."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -25,8 +25,6 @@ codes have 4 or 8 bits.
 Letters: B blocks, O rows, K elements of a row.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

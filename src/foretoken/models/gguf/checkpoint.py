@@ -1,7 +1,5 @@
 """A GGUF file as a checkpoint: config, tokenizer, and a model of transformers with the file's own weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path

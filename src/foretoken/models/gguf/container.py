@@ -11,8 +11,6 @@ makes an array of every token, which takes thirty times as long for a large voca
 a file ends in.
 """
 
-from __future__ import annotations
-
 import mmap
 import struct
 from collections.abc import Mapping

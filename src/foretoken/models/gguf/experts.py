@@ -11,8 +11,6 @@ of gate and up in turn.
 Letters: E experts, F channels of one, D width.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

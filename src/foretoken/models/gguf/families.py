@@ -10,8 +10,6 @@ llama.cpp stores some weights otherwise than the library has them:
 Phi-3 and GLM-4 have one matrix for the gate and the other factor of an MLP, in the library's own order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The fields of a GGUF file that describe its architecture, each checked before it is used."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Collection

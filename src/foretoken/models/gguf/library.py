@@ -3,8 +3,6 @@
 The other architectures (families.py) are those that its older reader decodes whole, or not at all.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Which paths name a GGUF file, in one piece or several; without torch, so that a command line can say so at once."""
 
-from __future__ import annotations
-
 import re
 import struct
 from pathlib import Path

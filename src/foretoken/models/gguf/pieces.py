@@ -3,8 +3,6 @@
 The first piece has the model's fields; each has its number, their count, and tensors of its own (llama-gguf-split).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch import Tensor

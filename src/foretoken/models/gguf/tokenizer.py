@@ -10,8 +10,6 @@ How text is split cannot be seen in the file, and a wrong split is another text,
 text to vocabularies without one, and differs between the versions that we support.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The library builds the modules and their buffers without memory for a single wei
 a quantised weight are replaced, everything else is filled in, and a parameter left without a value is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

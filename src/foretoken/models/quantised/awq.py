@@ -7,8 +7,6 @@ scales    floating [G, O]
 W[o, k] = scales[g, o] (qweight[k, o] - qzeros[g, o])        g = k // group_size
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

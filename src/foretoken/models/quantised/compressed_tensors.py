@@ -14,8 +14,6 @@ Activations may be left alone, or rounded row by row to 8 bits, which products h
 floating codes and sparsity are refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

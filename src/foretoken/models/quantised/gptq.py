@@ -9,8 +9,6 @@ g_idx     int32 [K]                 the group of every input; groups are not nei
 W[o, k] = scales[g_idx[k], o] (qweight[k, o] - zero[g_idx[k], o])
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

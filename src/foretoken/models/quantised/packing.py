@@ -3,8 +3,6 @@
 Letters: O outputs, K inputs, G groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

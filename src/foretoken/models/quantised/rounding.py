@@ -8,8 +8,6 @@ result is a model of its own: the guarantee of a recipe refers to this model's p
 Letters: R rows, D width, k experts of a row, E experts, F channels of one.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple

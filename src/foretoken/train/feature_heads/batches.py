@@ -3,8 +3,6 @@
 Letters: B sequences, T positions, N used positions, F width of the fused depths, K draft vocabulary, V vocabulary.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable

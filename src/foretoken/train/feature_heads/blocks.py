@@ -11,8 +11,6 @@ distribution instead of its token, and covers every slot, also after a token tha
 Letters: B sequences, T positions, A anchors of a sequence, k slots, N used positions, W width, K draft vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 Without torch until it runs, as help imports it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path

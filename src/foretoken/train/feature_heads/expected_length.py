@@ -12,8 +12,6 @@ A mean over all columns would be another number: serving does not visit the colu
 Letters: T tokens of a text, S steps, C columns, W width, K draft vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -9,8 +9,6 @@ those from which serving drafts: pairs with a next token in a reply.
 Letters: B sequences, T positions, N rows, W width, K draft vocabulary, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

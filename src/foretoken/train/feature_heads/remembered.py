@@ -6,8 +6,6 @@ next tokens with their log-probabilities. A run that goes on after a stop finds 
 Letters: B blocks, T tokens of one, F width of the fused states, M kept tokens, N used positions of one block.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What a method declares of a draft network, so that the one run (run.py) can train it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ is dropped, and one that is missing is computed by another call. Every pass has 
 Letters: M wanted rows, W width, C columns of the head.
 """
 
-from __future__ import annotations
-
 import ctypes
 from array import array
 from collections.abc import Sequence

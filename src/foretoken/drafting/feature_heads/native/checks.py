@@ -1,7 +1,5 @@
 """Checks of the arguments of a native call over pairs, in addition to those of any forward (native/checks.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

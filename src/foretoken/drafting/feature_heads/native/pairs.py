@@ -9,8 +9,6 @@ that its next pass reads (chains.py). All levels of a tree are one native call (
 Letters: T packed rows, M wanted rows, W width, O columns of a token's part, V tokens.
 """
 
-from __future__ import annotations
-
 import ctypes
 from array import array
 from collections.abc import Sequence

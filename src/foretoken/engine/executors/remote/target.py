@@ -1,7 +1,5 @@
 """A drafter that lets a second process draft ahead, and drafts in this process if the second one fails."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast

@@ -3,8 +3,6 @@
 Letters: T rows to read, A requests, k slots, F width of a row's states, W width, L layers, G key/value heads.
 """
 
-from __future__ import annotations
-
 import ctypes
 from array import array
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Paths through a lattice in one native call (paths.h): equal to the bit to those of methods/diffuspec/search.py."""
 
-from __future__ import annotations
-
 import ctypes
 from array import array
 from collections.abc import Collection, Sequence

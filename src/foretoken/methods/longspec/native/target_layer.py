@@ -9,8 +9,6 @@ the keys after the last whole tile are copied to memory of this forward. All pas
 (drafting/feature_heads/native/chains.py).
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
