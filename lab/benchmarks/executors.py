@@ -24,12 +24,8 @@ from typing import Any
 
 from foretoken import LLM, SamplingParams
 from foretoken.core.provenance import provenance
-from foretoken.engine.executors.overlapped import OverlappedExecutor
-from foretoken.engine.executors.serial import SerialExecutor
-from foretoken.engine.executors.timeline import Interval, Timeline
-from foretoken.methods.dovetail.drafter import DovetailDrafter
-from foretoken.methods.dovetail.lanes import OnThread
 from foretoken_lab.peers.versions import command
+from foretoken_lab.timeline import Interval, Timeline, watch
 
 PROMPTS = (
     "Tom has 12 marbles. He buys 30 more. How many marbles does he have now?",
@@ -76,18 +72,6 @@ def run(llm: LLM, prompt: str, params: SamplingParams) -> dict[str, float]:
         "accepted": metrics.num_accepted_tokens,
         "discarded": metrics.num_discarded_tokens,
     }
-
-
-def watched(llm: LLM) -> Timeline | None:
-    """A time line of what an engine does from now on; None for an executor that keeps none."""
-    executor, timeline = llm.engine.executor, Timeline()
-    if not isinstance(executor, (SerialExecutor, OverlappedExecutor)):
-        return None
-    executor.timeline = timeline
-    drafter = llm.recipe.drafter
-    if isinstance(drafter, DovetailDrafter) and isinstance(drafter.lane, OnThread):
-        drafter.lane.timeline = timeline
-    return timeline
 
 
 def sides(timeline: Timeline) -> dict[str, float]:
@@ -177,7 +161,7 @@ def main() -> None:
     lengths = [int(each) for each in arguments.lengths.split(",")]
     configs = recipes(arguments.draft, lengths, arguments.head)
     engines = {label: base.with_method(config) for label, config in configs.items()}
-    timelines = {label: found for label, llm in engines.items() if (found := watched(llm)) is not None}
+    timelines = {label: found for label, llm in engines.items() if (found := watch(llm)) is not None}
     rates: dict[str, list[float]] = {label: [] for label in engines}
     totals: dict[str, dict[str, float]] = {}
     for repeat in range(arguments.repeats + 1):

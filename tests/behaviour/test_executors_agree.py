@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,6 @@ from foretoken.engine.executors.executor import Executor, Verbs
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
 from foretoken.engine.executors.overlapped import OverlappedExecutor
 from foretoken.engine.executors.serial import SerialExecutor
-from foretoken.engine.executors.timeline import Interval, Timeline
 from foretoken.engine.llm import LLM
 from foretoken.engine.request import Request
 from foretoken.engine.round import Job, Round
@@ -218,25 +216,6 @@ def test_an_executor_commits_what_the_serial_one_commits(make: Callable[[], Exec
     assert play(scene, Paced(make(), seed)) == play(scene, None)
 
 
-@pytest.mark.parametrize("make", [SerialExecutor, OverlappedExecutor])
-def test_a_timeline_holds_every_part_of_every_step(make: type[SerialExecutor] | type[OverlappedExecutor]) -> None:
-    prompt, params = [5, 9, 11], SamplingParams(max_tokens=9, ignore_eos=True)
-    executor = make()
-    executor.timeline = timeline = Timeline()
-    config = {"method": stubs.Random(VOCAB_SIZE, tree=False), "num_speculative_tokens": 3}
-    llm = LLM.from_target(model(), speculative_config=config)
-    llm.engine.executor = executor
-    (out,) = llm.generate([{"prompt_token_ids": prompt}], params)
-    llm.close()
-    told = {who: [each for each in timeline.intervals if each.actor == who] for who in ("target", "engine")}
-    assert len(told["target"]) == len(told["engine"]) == out.metrics.num_steps
-    assert sum(each.tokens for each in timeline.intervals) == len(out.token_ids) - 1  # the first comes with the prompt
-    asked = [each for each in timeline.intervals if each.actor in ("propose", "drafter")]
-    assert {each.actor for each in asked} == {"propose" if make is SerialExecutor else "drafter"}
-    engine = sorted((each for each in timeline.intervals if each.actor != "drafter"), key=lambda each: each.begin)
-    assert all(one.begin <= one.end <= other.begin for one, other in pairwise(engine))
-
-
 def verb_of(now: list[float], seconds: float, result: object = None) -> Callable[..., object]:
     """A verb of an engine that takes so long by the clock ``now``."""
 
@@ -265,11 +244,8 @@ def test_the_parts_of_a_serial_step_get_their_own_times(monkeypatch: pytest.Monk
     for module in ("executor", "serial"):
         monkeypatch.setattr(f"foretoken.engine.executors.{module}.perf_counter", lambda: now[0])
     executor = SerialExecutor()
-    executor.timeline = Timeline()
     assert executor.step(engine) == [request]
     assert told == {"draft": 2.0, "verify": 8.0, "total": 63.0}
-    parts = [Interval("propose", 101.0, 103.0), Interval("target", 107.0, 115.0), Interval("engine", 115.0, 163.0)]
-    assert executor.timeline.intervals == parts
 
 
 def test_the_parts_of_an_overlapped_step_get_their_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,13 +276,10 @@ def test_the_parts_of_an_overlapped_step_get_their_own_times(monkeypatch: pytest
     for module in ("executor", "overlapped"):
         monkeypatch.setattr(f"foretoken.engine.executors.{module}.perf_counter", lambda: now[0])
     executor = OverlappedExecutor()
-    executor.timeline = Timeline()
     assert executor.step(engine) == [request]
     executor.close()
     assert current.ahead
     assert told == {"draft": 2.0, "verify": 16.0, "total": 255.0}
-    parts = [Interval("target", 113.0, 129.0), Interval("engine", 131.0, 355.0)]
-    assert [each for each in executor.timeline.intervals if each.actor != "drafter"] == parts
 
 
 class Hasty(SerialExecutor):

@@ -70,7 +70,6 @@ class AutoExecutor(Executor):
     name = "auto"
 
     def __init__(self) -> None:
-        super().__init__()
         self.serial = SerialExecutor()
         self.overlapped = OverlappedExecutor()
         self._turns: dict[int, _Turns] = {}  # by the magnitude of the number of requests

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from foretoken.core.draft import Draft
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError
-from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.request import Request
 from foretoken.engine.round import Round
 from foretoken.engine.scheduler import Work
@@ -72,15 +71,9 @@ class Executor(ABC):
     """Runs one step with the engine's verbs.
 
     In any order and on any thread, it must commit what the serial executor commits.
-
-    Attributes:
-        timeline: records when each part was busy; None: no record.
     """
 
     name: str
-
-    def __init__(self) -> None:
-        self.timeline: Timeline | None = None
 
     def step(self, engine: Verbs) -> list[Request]:
         """Run one step. Returns the requests that got tokens or ended."""

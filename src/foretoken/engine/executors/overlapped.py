@@ -47,7 +47,6 @@ class OverlappedExecutor(Executor):
     name = "pearl"
 
     def __init__(self) -> None:
-        super().__init__()
         self._blocks: dict[tuple[int, int], Draft] = {}  # (request, its length) -> the draft of its next step
         self._drafter: WorkerThread | None = None
         self._team: Team | None = None  # native threads of the target
@@ -66,7 +65,6 @@ class OverlappedExecutor(Executor):
             return current
         contexts = [AssumedContext(job.request, job.draft) for job in current.jobs if not job.prompt]
         drafter, team = self._threads()
-        drafter.timeline = self.timeline
         packed = perf_counter()
         # the drafter writes g a1 a2 ... after C ...
         task = drafter.begin(partial(engine.ahead, contexts, [limits[each.request_id] for each in contexts]))
@@ -83,11 +81,7 @@ class OverlappedExecutor(Executor):
         engine.verify(current)
         current.touched = engine.commit(current)
         self._keep(current, {each.request_id: found for each, found in zip(contexts, written, strict=True)})
-        ended = perf_counter()
-        engine.account(current, draft=waited - computed, verify=computed - packed, total=ended - began)
-        if self.timeline is not None:
-            self.timeline.add("target", packed, computed)
-            self.timeline.add("engine", waited, ended, current.num_tokens)
+        engine.account(current, draft=waited - computed, verify=computed - packed, total=perf_counter() - began)
         return current
 
     def close(self) -> None:

@@ -24,10 +24,5 @@ class SerialExecutor(Executor):
         computed = perf_counter()
         engine.verify(current)
         current.touched = engine.commit(current)
-        ended = perf_counter()
-        engine.account(current, draft=drafted - scheduled, verify=computed - packed, total=ended - began)
-        if self.timeline is not None:
-            self.timeline.add("propose", scheduled, drafted)
-            self.timeline.add("target", packed, computed)
-            self.timeline.add("engine", computed, ended, current.num_tokens)
+        engine.account(current, draft=drafted - scheduled, verify=computed - packed, total=perf_counter() - began)
         return current

@@ -4,12 +4,10 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from time import perf_counter
 from typing import Generic, TypeVar
 
 import torch
 
-from foretoken.engine.executors.timeline import Timeline
 from foretoken.native.team import Team
 
 _Result = TypeVar("_Result")
@@ -49,14 +47,10 @@ class WorkerThread:
 
     Args:
         threads: of its team.
-
-    Attributes:
-        timeline: records when the thread was busy; None: no record.
     """
 
     def __init__(self, threads: int) -> None:
         self.team = Team(threads)
-        self.timeline: Timeline | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
 
@@ -75,13 +69,8 @@ class WorkerThread:
         self.team.close()
 
     def _run(self, work: Callable[[Callable[[], bool]], _Result], stopped: Callable[[], bool]) -> _Result:
-        began = perf_counter()
-        try:
-            with self.team:
-                return work(stopped)
-        finally:
-            if self.timeline is not None:
-                self.timeline.add("drafter", began, perf_counter())
+        with self.team:
+            return work(stopped)
 
 
 def split(threads: int | None = None) -> tuple[int, int]:

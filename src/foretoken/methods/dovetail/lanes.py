@@ -18,7 +18,6 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context
 from foretoken.drafting import process
 from foretoken.drafting.process import HelperProcess
-from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.executors.worker_thread import Task, WorkerThread
 from foretoken.methods.dovetail.remote_head import Newcomer, Order, Parcel, RemoteHead, bytes_back, draft_of, packed
 from foretoken.methods.dovetail.staging import Staging
@@ -84,11 +83,7 @@ class InPlace:
 
 
 class OnThread:
-    """The drafting side on a worker thread, with its own native threads.
-
-    Attributes:
-        timeline: records when the thread was busy; None: no record.
-    """
+    """The drafting side on a worker thread, with its own native threads."""
 
     concurrent = True
 
@@ -97,7 +92,6 @@ class OnThread:
         self._threads = threads
         self._lane: WorkerThread | None = None
         self._reading: list[Task[None]] = []
-        self.timeline: Timeline | None = None
         self.bytes_moved = 0
 
     def ready(self) -> bool:
@@ -135,7 +129,6 @@ class OnThread:
     def _begin(self, work: Callable[[Callable[[], bool]], _Result]) -> Task[_Result]:
         if self._lane is None:
             self._lane = WorkerThread(self._threads)
-        self._lane.timeline = self.timeline
         return self._lane.begin(work)
 
     def _work(self, parcels: Sequence[Parcel]) -> Callable[[Callable[[], bool]], None]:

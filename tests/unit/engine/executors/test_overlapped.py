@@ -20,13 +20,13 @@ from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.executors.auto import _SETTLING, _TRIAL, _Turns
 from foretoken.engine.executors.overlap import OverlapRule
 from foretoken.engine.executors.overlapped import OverlappedExecutor
-from foretoken.engine.executors.timeline import Timeline
 from foretoken.engine.executors.worker_thread import WorkerThread, split
 from foretoken.engine.llm import LLM
 from foretoken.engine.scheduler import Work
 from foretoken.models.load import load
 from foretoken.options.sampling import SamplingParams
 from foretoken_lab import testing as stubs
+from foretoken_lab.timeline import watch
 from helpers.adapters import shelf
 from helpers.small_llms import ALTERED, PROMPTS, assert_idle, base, ids, with_config
 from helpers.threads import one_thread
@@ -295,9 +295,8 @@ class Watchful(stubs.Random):
 
 def test_drafter_and_target_are_busy_at_the_same_time() -> None:
     llm, drafter = slow_pair(0.05)
-    executor = llm.engine.executor
-    assert isinstance(executor, OverlappedExecutor)
-    executor.timeline = timeline = Timeline()
+    timeline = watch(llm)
+    assert timeline is not None
     llm.generate([{"prompt_token_ids": [5, 9]}], SamplingParams(max_tokens=4, ignore_eos=True))
     assert all(name.startswith("foretoken-worker") for name in drafter.threads)
     busy = {who: [each for each in timeline.intervals if each.actor == who] for who in ("drafter", "target")}
