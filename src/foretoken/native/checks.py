@@ -220,16 +220,6 @@ def check_head(own: Tiles, packed: Tiles, count: int, top: int) -> None:
     check_within("top", top, 0, count)
 
 
-def check_qkv_addend(addend_TQ: Tensor, num_rows: int, width: int) -> None:
-    """Check an addend of the projected queries, keys and values.
-
-    Raises:
-        ValueError: its shape or dtype differs from that of the projections.
-    """
-    if addend_TQ.shape != (num_rows, width) or addend_TQ.dtype != torch.float32 or not is_plain(addend_TQ):
-        raise ValueError(f"addend_TQ is {list(addend_TQ.shape)} of {addend_TQ.dtype}: float32 [{num_rows}, {width}]")
-
-
 def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
     """Check the cache's keys and values of each layer with attention."""
     width, dtype = sizes.head_dim + (4 if cache.coded else 0), cache.kv_dtype or sizes.dtype

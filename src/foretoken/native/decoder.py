@@ -131,21 +131,12 @@ class NativeDecoder:
         return {name: value if kind in NUMBERS else bool(value) for name, (kind, value) in found.items()}
 
     def forward(
-        self,
-        batch: PackedBatch,
-        plan: NativePlan,
-        span: Span,
-        *,
-        top: int,
-        head: Head | None = None,
-        qkv_addend_TQ: Tensor | None = None,
+        self, batch: PackedBatch, plan: NativePlan, span: Span, *, top: int, head: Head | None = None
     ) -> Ranked:
         """Compute the plan, the batch's rows written into its cache; hidden states are float32.
 
         Args:
             head: read in place of its own one, of the same width and dtype.
-            qkv_addend_TQ: float32, added to the projected queries, keys and values of the span's first layer, which
-                then has a second input, next to the residual stream.
         Raises:
             InputError: a token is not in the embedding.
             ValueError: batch, plan or span do not fit this decoder; see checks.py.
@@ -156,8 +147,6 @@ class NativeDecoder:
             raise ValueError("a layer that reads another decoder's keys is run by CrossAttentionDecoder.passes")
         checks.check(self.sizes, batch, plan, span)
         checks.check_head(self.head.packed, own_head.packed, own_head.vocab_size, top)
-        if qkv_addend_TQ is not None:
-            checks.check_qkv_addend(qkv_addend_TQ, len(batch.tokens), self._model.qkv_stride)
         model = self._model if head is None else self._with_head(head)
         own = team.current()
         call = self._open(batch, plan.cache, span, model, top=top, threads=own.threads)
@@ -176,8 +165,6 @@ class NativeDecoder:
             call.native.thresholds = thresholds.buffer_info()[0]
         if plan.clock is not None:
             call.native.attention_seconds = ctypes.addressof(attention)
-        if qkv_addend_TQ is not None:
-            call.native.qkv_addend = qkv_addend_TQ.data_ptr()
         adapters = None
         if any(segment.adapter is not None for segment in batch.segments):
             if plan.thresholds:

@@ -140,14 +140,6 @@ def test_a_spoilt_forward_is_refused(name: str) -> None:
         case.run()
 
 
-@pytest.mark.parametrize("beside", [torch.zeros(3, 640), torch.zeros(4, 639), torch.zeros(4, 640).bfloat16()])
-def test_a_parallel_mixer_must_fit_the_rows(beside: torch.Tensor) -> None:
-    case = Case()
-    assert case.model.native_decoder is not None
-    with pytest.raises(ValueError, match=r"float32 \[4, 640\]"):
-        case.model.native_decoder.forward(case.batch, case.plan, case.span, top=0, qkv_addend_TQ=beside)
-
-
 def test_a_token_beyond_the_embedding_is_the_inputs_fault() -> None:
     case = Case()
     case.batch.tokens[1] = case.model.vocab_size + 10**6
