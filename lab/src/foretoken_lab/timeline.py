@@ -55,7 +55,7 @@ class Timeline:
 
 
 def watch(llm: LLM) -> Timeline | None:
-    """Record what an engine does from now on; None for an executor whose parts have no order of ours."""
+    """Record what an engine does from now on; None for an executor of a user."""
     engine: Any = llm.engine
     drafter, timeline = llm.recipe.drafter, Timeline()
     if not isinstance(engine.executor, SerialExecutor | OverlappedExecutor):
