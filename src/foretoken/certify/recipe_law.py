@@ -16,8 +16,6 @@ A text is short and over two or three tokens: a bias excludes the others, in the
 may be rare, to catch a drafter that treats improbable draws differently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -135,7 +133,7 @@ class TextLaw:
     num_drafted: int
     lengths: frozenset[int]
 
-    def distance(self, other: TextLaw) -> float:
+    def distance(self, other: "TextLaw") -> float:
         """Return the largest difference of a text's probabilities; a missing text has probability 0."""
         texts = {*self.chances, *other.chances}
         return max(abs(self.chances.get(text, 0.0) - other.chances.get(text, 0.0)) for text in texts)

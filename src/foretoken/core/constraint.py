@@ -1,7 +1,5 @@
 """Constraints on a text: one more filter of the processed distribution, applied at every node that a rule reads."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
@@ -39,5 +37,5 @@ class Constraint(Protocol):
         """Tokens were committed."""
 
     @abstractmethod
-    def copy(self) -> Constraint:
+    def copy(self) -> "Constraint":
         """The same constraint with a history of its own."""

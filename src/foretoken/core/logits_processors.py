@@ -1,7 +1,5 @@
 """A user's functions that change logits, called for every row of a draft with the tokens before that row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
@@ -38,7 +36,7 @@ class LogitsProcessors:
         if self._functions:
             self._output += tokens
 
-    def copy(self) -> LogitsProcessors:
+    def copy(self) -> "LogitsProcessors":
         """The same functions with a history of their own."""
         twin = LogitsProcessors((), ())
         twin._functions, twin._output = self._functions, list(self._output)

@@ -1,7 +1,5 @@
 """The rule that stops a draft, applied before each node, and its outlook: the same rule stated beforehand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -53,7 +51,7 @@ class StopRule(Protocol):
         """
         return 0.0
 
-    def after(self, first: StopRule, confidence: Sequence[float]) -> StopRule:
+    def after(self, first: "StopRule", confidence: Sequence[float]) -> "StopRule":
         """The rule of nodes that follow a chain which another rule has let through.
 
         Args:

@@ -3,8 +3,6 @@
 What a path may go on with depends on its last tokens only, so a filter of words needs no history beyond the longest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -54,7 +52,7 @@ class Words(Constraint):
         if self._reach:
             self._past = (*self._past, *tokens)[-self._reach :]
 
-    def copy(self) -> Words:
+    def copy(self) -> "Words":
         twin = Words.__new__(Words)
         twin.__dict__.update(self.__dict__)
         return twin
@@ -92,5 +90,5 @@ class Both(Constraint):
         self._first.append(tokens)
         self._second.append(tokens)
 
-    def copy(self) -> Both:
+    def copy(self) -> "Both":
         return Both(self._first.copy(), self._second.copy())

@@ -5,8 +5,6 @@ How the checkpoint is run is in drafting/draft_runner.py; here is which children
 Letters: M rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,7 +120,7 @@ class ModelDrafter(DraftRunner):
             if self.tree == "hub" and count not in (None, 2):
                 raise ConfigError(f"num_drafts={count} with tree='hub': SpecHub draws pairs; use 2 or leave it out")
 
-        def suited_to(self, verifier: Verifier | None) -> ModelDrafter.Config:
+        def suited_to(self, verifier: Verifier | None) -> "ModelDrafter.Config":
             """Choose the options that the user left open so that the verifier knows the distribution.
 
             Raises:

@@ -12,8 +12,6 @@ the number of tokens can be compared). There are no weights: rows are taken from
 Letters: K tokens kept, V vocabulary.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +99,7 @@ class DraftVocabulary:
         write_whole(folder / CONFIG, json.dumps(settings, indent=1) + "\n")
 
     @classmethod
-    def load(cls, folder: Path) -> DraftVocabulary:
+    def load(cls, folder: Path) -> "DraftVocabulary":
         """Read a folder that holds both maps.
 
         Raises:
@@ -127,7 +125,7 @@ class DraftVocabulary:
             raise ModelError(f"draft_vocab={folder}: {error}") from None
 
     @classmethod
-    def _of(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DraftVocabulary:
+    def _of(cls, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> "DraftVocabulary":
         for name in MAPS:
             if name not in tensors:
                 raise ValueError(f"{MAPS_FILE} has no '{name}'")

@@ -6,8 +6,6 @@
 A pass is used only if it read the very token that the draft has reached; a wrong prediction costs time only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,7 +35,7 @@ class DraftPass(NamedTuple):
     following_MW: Tensor | None = None
 
     @classmethod
-    def of(cls, found: Pass, columns: Columns | None) -> DraftPass:
+    def of(cls, found: Pass, columns: Columns | None) -> "DraftPass":
         """Return a native pass over these columns of the vocabulary."""
         return cls(Output.ranked(found.ranked, columns), found.drafts, found.tokens, found.following_MW)
 

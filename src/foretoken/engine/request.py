@@ -1,7 +1,5 @@
 """One request: its tokens, its history, its place in the caches, and how it ends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -43,7 +41,7 @@ class TokenLogprob:
             raise AttributeError(f"no '{name}' here: a log-probability has token_id, logprob and top, pairs of both")
 
     @classmethod
-    def of_rows(cls, logits_MV: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    def of_rows(cls, logits_MV: Tensor, tokens: Sequence[int], top: int) -> "list[TokenLogprob]":
         """Of each row's token, and its ``top`` most probable ones."""
         logp_MV = torch.log_softmax(logits_MV.float(), dim=-1)
         best = logp_MV.topk(min(top, logp_MV.shape[-1]), dim=-1)

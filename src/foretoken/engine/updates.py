@@ -1,7 +1,5 @@
 """Updates: the new part of a request since its reader's last call; for the library's streams and the server."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from foretoken.engine.request import Request, TokenLogprob
@@ -37,7 +35,7 @@ class Update:
     sources: list[str] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
 
-    def join(self, later: Update) -> None:
+    def join(self, later: "Update") -> None:
         """Append a later update of the same completion."""
         self.text += later.text
         self.token_ids += later.token_ids

@@ -10,8 +10,6 @@ bit for bit as if the draft had never been.
 Letters: S slots, G key/value heads, C capacity, D head width.
 """
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -38,7 +36,7 @@ class Follower(Protocol):
 class Mover(Protocol):
     """Moves rows of all buffers faster than a copy of each can."""
 
-    def move(self, cache: KVCache, slot: int, to: int, rows: Sequence[int]) -> bool:
+    def move(self, cache: "KVCache", slot: int, to: int, rows: Sequence[int]) -> bool:
         """Rows of a slot, increasing, to ``to`` and the rows after it; False if it cannot, and nothing was moved."""
         ...
 

@@ -3,8 +3,6 @@
 Missing weights, which the library would fill at random with only a warning, are an error here.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -80,7 +78,7 @@ class CheckpointFiles:
     gguf: GGUFCheckpoint | None = None
 
     @classmethod
-    def of(cls, name: str | Path, source: str, trusted: bool, revision: str | None = None) -> CheckpointFiles:
+    def of(cls, name: str | Path, source: str, trusted: bool, revision: str | None = None) -> "CheckpointFiles":
         """Find them, and read the config.
 
         Args:

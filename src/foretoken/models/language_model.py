@@ -4,8 +4,6 @@ The library's model definition stays as it is; its attention calls our plan (for
 linear layers are packed (models/prepack.py).
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
@@ -103,7 +101,7 @@ class Output:
         top: int = 0,
         hidden: Mapping[int, Tensor] | None = None,
         columns: Columns | None = None,
-    ) -> Output:
+    ) -> "Output":
         """Look the best tokens up."""
         hidden = hidden or {}
         if not len(logits_MV):
@@ -122,7 +120,7 @@ class Output:
         return cls(logits_MV, best.tolist(), peaks.tolist(), *ranked, hidden, columns)
 
     @classmethod
-    def ranked(cls, found: Ranked, columns: Columns | None = None) -> Output:
+    def ranked(cls, found: Ranked, columns: Columns | None = None) -> "Output":
         """The native forward's results, with tokens in place of columns."""
         if columns is None:
             return cls(found.logits_MV, found.best, found.peaks, found.top_ids, found.top_shares, found.hidden)

@@ -9,8 +9,6 @@ there; a file that is found is checked against its index and its size. ``FORETOK
 together: those that were used longest ago leave first, and 0 keeps none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -39,7 +37,7 @@ _PAGE = 4096
 _FOOT = 8 + 32
 _FORM = ("inputs", "bits", "group", "minimum", "offset", "name")
 
-_CURRENT: ContextVar[KeptTiles | None] = ContextVar("kept_tiles", default=None)
+_CURRENT: "ContextVar[KeptTiles | None]" = ContextVar("kept_tiles", default=None)
 
 
 class KeptTiles:

@@ -10,8 +10,6 @@ described by fit.py; a drafting method describes its own layers, and may share t
 Letters: O outputs, K inner dimension, D width, d head width, V vocabulary, N positions, E experts, F channels of one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -133,7 +131,7 @@ class Block:
     attention_shift_D: Tensor | None = None
     mlp_shift_D: Tensor | None = None
     parallel: bool = False
-    parallel_mixer: StateBlock | None = None
+    parallel_mixer: "StateBlock | None" = None
     norm_last: bool = False
     sinks_H: Tensor | None = None
 

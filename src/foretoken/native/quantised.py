@@ -6,8 +6,6 @@ Scales and minimums are kept in float16 where that is what they are, else in flo
 dimension, G groups, C bytes of a tile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -54,7 +52,7 @@ class CodedTiles:
     def __len__(self) -> int:
         return len(self.data)
 
-    def __getitem__(self, tiles: slice) -> CodedTiles:
+    def __getitem__(self, tiles: slice) -> "CodedTiles":
         return self.like(self.data[tiles])
 
     @property
@@ -62,7 +60,7 @@ class CodedTiles:
         """Where it is."""
         return self.data.device
 
-    def like(self, data: Tensor) -> CodedTiles:
+    def like(self, data: Tensor) -> "CodedTiles":
         """Other tiles of the same kind."""
         return replace(self, data=data)
 

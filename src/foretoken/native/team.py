@@ -8,8 +8,6 @@ process has cores. A team starts its threads at its first forward; they are not 
 ones when it needs them.
 """
 
-from __future__ import annotations
-
 import ctypes
 from contextvars import ContextVar, Token
 from functools import lru_cache
@@ -20,7 +18,7 @@ import torch
 from foretoken.core.threads import usable_cores
 
 _cores = lru_cache(maxsize=1)(usable_cores)
-_current: ContextVar[Team | None] = ContextVar("team", default=None)
+_current: "ContextVar[Team | None]" = ContextVar("team", default=None)
 
 
 class _Handle:
@@ -79,7 +77,7 @@ class Team:
         """End the threads, after a forward that is under way."""
         self._handle, self._closed = None, True
 
-    def __enter__(self) -> Team:
+    def __enter__(self) -> "Team":
         self._before.append(_current.set(self))
         return self
 

@@ -3,8 +3,6 @@
 A new parameter needs one declaration here and its arithmetic in ``core/laws.py``; options/option.py derives the rest.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -372,7 +370,7 @@ class SamplingParams:
         return {name: ids for name, ids in given.items() if ids}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> SamplingParams:
+    def from_dict(cls, values: Mapping[str, object]) -> "SamplingParams":
         """Build from a mapping; an unknown key is an error that offers the nearest name."""
         if not isinstance(values, Mapping):
             raise ConfigError(f"sampling params must be a mapping of names to values, not {type(values).__name__}")
@@ -385,7 +383,7 @@ class SamplingParams:
         """What takes the place of a parameter that people know from elsewhere; None: nothing is known of it."""
         return _ELSEWHERE.get(name)
 
-    def clone(self) -> SamplingParams:
+    def clone(self) -> "SamplingParams":
         """A copy that may be changed by itself."""
         return copy.deepcopy(self)
 

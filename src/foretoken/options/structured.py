@@ -1,7 +1,5 @@
 """The form that a text must have: a JSON schema, a regular expression, a choice or a grammar."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -64,7 +62,7 @@ class StructuredOutputs:
         return next(each.name for each in fields(self) if getattr(self, each.name) not in (None, False))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, object]) -> StructuredOutputs:
+    def from_dict(cls, values: Mapping[str, object]) -> "StructuredOutputs":
         """Build from a mapping; an unknown key is an error that offers the nearest name."""
         known = [each.name for each in fields(cls)]
         values = without_idle(values, _UNASKED)

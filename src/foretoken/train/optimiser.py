@@ -4,8 +4,6 @@ Muon (Jordan et al., 2024) orthogonalises the momentum of a matrix; embeddings, 
 the small parameters of a state-space mixer have no such geometry and go to AdamW, the last four without weight decay.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -35,7 +33,7 @@ class Rates:
     warmup: float = 0.02
     decay: float = 0.5
 
-    def scaled(self, factor: float) -> Rates:
+    def scaled(self, factor: float) -> "Rates":
         """Both peaks times a factor."""
         return replace(self, muon=None if self.muon is None else self.muon * factor, adamw=self.adamw * factor)
 

@@ -5,8 +5,6 @@
 Letters: N examples, D numbers of an example.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +24,7 @@ class Standard:
     scale_D: Tensor
 
     @classmethod
-    def of(cls, x_ND: Tensor) -> Standard:
+    def of(cls, x_ND: Tensor) -> "Standard":
         """As these are; a number that never changes is left as it is."""
         scale_D = x_ND.std(dim=0, correction=0)
         return cls(x_ND.mean(dim=0), torch.where(scale_D > 0, scale_D, torch.ones_like(scale_D)))

@@ -6,8 +6,6 @@ checkpoint; progress (tokens or time, whichever is further) decides the learning
 with the rate at zero.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +47,7 @@ class Bounds:
         if not given or not all(bound > 0 for bound in given):
             raise ConfigError(f"a run needs an end: tokens={self.tokens}, minutes={self.minutes} must be more than 0")
 
-    def part(self, share: float) -> Bounds:
+    def part(self, share: float) -> "Bounds":
         """The bounds of a stage that takes this share of the run."""
         if share == 1:
             return self
@@ -136,7 +134,7 @@ class StoredFeatures(Blocks, Protocol):
     hashes: list[str]  # of its files
 
     @classmethod
-    def of(cls, folder: Path, depths: Sequence[int], seed: int, target: Path) -> StoredFeatures:
+    def of(cls, folder: Path, depths: Sequence[int], seed: int, target: Path) -> "StoredFeatures":
         """Open a store.
 
         Args:

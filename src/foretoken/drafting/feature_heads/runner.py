@@ -13,8 +13,6 @@ Letters: T packed rows, M wanted rows, F width of the fused states, W width, Q q
 width of a token's part, K draft vocabulary, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 
@@ -107,7 +105,7 @@ class Runner:
         return self._native is not None
 
     @property
-    def several(self) -> NativeNetwork | None:
+    def several(self) -> "NativeNetwork | None":
         """Makes several passes of a chain, or all levels of a tree, in one call; None: this network cannot."""
         return self._native if self._native is not None and self._native.pairs is not None else None
 

@@ -11,8 +11,6 @@ rule is the controller's (engine/draft_length/controller.py), P > r * c, from ot
 * r: this request's emitted tokens over the costs of its steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import copy
 from math import prod
@@ -48,7 +46,7 @@ class OwnPastRule(StopRule):
             return True
         return self._reach * stands > self._node_cost * self._tokens / self._cost
 
-    def after(self, first: StopRule, confidence: Sequence[float]) -> OwnPastRule:
+    def after(self, first: StopRule, confidence: Sequence[float]) -> "OwnPastRule":
         found = copy(self)
         found._reaches, found._reach = Reaches(self._confidence), prod(map(self._confidence.stands, confidence))
         return found

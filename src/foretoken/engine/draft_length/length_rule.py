@@ -1,7 +1,5 @@
 """How long one draft is: it grows while the next node raises the rate of this step (see controller.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -61,7 +59,7 @@ class LengthRule(StopRule):
     def rate(self, num_nodes: int) -> float:
         return self._sums[min(num_nodes, len(self._sums) - 1)] / self._time(num_nodes, num_nodes)
 
-    def after(self, first: StopRule, confidence: Sequence[float]) -> LengthRule:
+    def after(self, first: StopRule, confidence: Sequence[float]) -> "LengthRule":
         assert isinstance(first, LengthRule)
         count = min(len(confidence), len(first._sums) - 1)
         found = copy(self)

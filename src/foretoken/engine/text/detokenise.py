@@ -7,8 +7,6 @@ A completion continues its prompt: tokenizers of SentencePiece's kind drop the s
 they decode, so the last tokens of the prompt are decoded with it, and their own text is taken away again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -81,7 +79,7 @@ class TextStream:
         self._released = 0
 
     @classmethod
-    def of(cls, tokenizer: Any, params: SamplingParams, prompt: Sequence[int]) -> TextStream:
+    def of(cls, tokenizer: Any, params: SamplingParams, prompt: Sequence[int]) -> "TextStream":
         """The text of a request at its beginning.
 
         Args:

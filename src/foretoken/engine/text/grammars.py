@@ -4,8 +4,6 @@ The library returns the tokens that may follow; they filter the distribution (co
 follow, it is drafted and verified like any other draft, never emitted unverified.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import threading
@@ -40,7 +38,7 @@ class Grammars:
         self._bytes: TokenBytes | None = None
         self._lock = threading.Lock()
 
-    def constraint(self, wanted: StructuredOutputs, stop_ids: frozenset[int]) -> Grammar:
+    def constraint(self, wanted: StructuredOutputs, stop_ids: frozenset[int]) -> "Grammar":
         """A constraint at its beginning.
 
         Args:
@@ -206,7 +204,7 @@ class Grammar(Constraint):
             if self._keys is not None:
                 self._keys = replace(self._keys, read=_read(self._keys, text))
 
-    def copy(self) -> Grammar:
+    def copy(self) -> "Grammar":
         twin = Grammar(self._matcher.deep_copy(), self._stop_ids, self._vocab_size, self._device, self._keys)
         twin._lost = self._lost
         return twin

@@ -4,8 +4,6 @@ A grammar of JSON cannot count: with ``patternProperties`` or ``additionalProper
 So the keys of each open object are removed from the permitted tokens.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -62,7 +60,7 @@ class JsonKeys:
         self._string = bytearray()
         self.twice = False
 
-    def copy(self) -> JsonKeys:
+    def copy(self) -> "JsonKeys":
         """Return a twin that goes on by itself."""
         twin = JsonKeys(self._after, optional=self._optional)
         twin.__dict__.update(self.__dict__)

@@ -5,8 +5,6 @@ The limit is part of the distribution (core/constraint.py): from the limit on, e
 fall into plain decoding, and drafts stay exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -92,7 +90,7 @@ class ThinkingBudget(Constraint):
     def append(self, tokens: Sequence[int]) -> None:
         self._state = self._after(tokens) or _State(_AFTER)
 
-    def copy(self) -> ThinkingBudget:
+    def copy(self) -> "ThinkingBudget":
         twin = ThinkingBudget.__new__(ThinkingBudget)
         twin.__dict__.update(self.__dict__)
         return twin

@@ -21,8 +21,6 @@ Letters: R rows, H query heads, G key/value heads, n = H / G, L columns, K kept 
 P parts; in the kernels M folded rows and C columns of a tile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from dataclasses import dataclass
@@ -53,7 +51,7 @@ class BlockLists:
     longest: int
 
     @classmethod
-    def of(cls, chosen: list[Tensor]) -> BlockLists:
+    def of(cls, chosen: list[Tensor]) -> "BlockLists":
         """Of one list for each head (``BlockRule.select``)."""
         counts = [len(blocks) for blocks in chosen]
         starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)

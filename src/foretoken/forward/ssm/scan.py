@@ -23,8 +23,6 @@ Differs: sums of l are taken parent by parent in float64, differences are rounde
 Letters: T rows, H heads (of values), G groups of heads that share k and q, N state size of a key, P width of a value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -52,7 +50,7 @@ class Rows(NamedTuple):
     factor_TH: Tensor
     delta: bool
 
-    def of(self, rows: Sequence[int] | slice) -> Rows:
+    def of(self, rows: Sequence[int] | slice) -> "Rows":
         """Select some of the rows."""
         index = rows if isinstance(rows, slice) else list(rows)
         k, q, v, decay, factor, delta = self

@@ -12,8 +12,6 @@ Papers: Kneser and Ney 1995; Chen and Goodman 1998, section 2.7. DiffuSpec, arXi
 Letters: V vocabulary, N entries, C contexts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -49,7 +47,7 @@ class Trigram:
         return len(self._single)
 
     @classmethod
-    def fit(cls, texts: Iterable[Sequence[int]], vocab_size: int, *, least: int = 1) -> Trigram:
+    def fit(cls, texts: Iterable[Sequence[int]], vocab_size: int, *, least: int = 1) -> "Trigram":
         """Count texts, and return the model.
 
         Args:
@@ -119,7 +117,7 @@ class Trigram:
         write_whole(folder / FILE, save(tensors))
 
     @classmethod
-    def load(cls, path: Path, vocab_size: int) -> Trigram:
+    def load(cls, path: Path, vocab_size: int) -> "Trigram":
         """Read a saved model.
 
         Args:

@@ -11,8 +11,6 @@ the drafting side never rolls back.
 Letters: T rows, W width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -209,7 +207,7 @@ class Answerer:
     @classmethod
     def made(
         cls, options: GrowthOptions, target: TargetFacts, config: DovetailConfig, weights: bytes, *, stopped: Any
-    ) -> Answerer:
+    ) -> "Answerer":
         """Build the answerer with a head of these weights (:func:`weights_of`)."""
         from safetensors.torch import load
 

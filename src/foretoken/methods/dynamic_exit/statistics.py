@@ -1,7 +1,5 @@
 """DEL's statistics of every exit, and the best exit and draft length (arXiv:2504.05598, section 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -27,10 +25,10 @@ class Statistics:
     going_on_matched: list[float]
 
     @classmethod
-    def empty(cls, exits: int) -> Statistics:
+    def empty(cls, exits: int) -> "Statistics":
         return cls(*([0.0] * exits for _ in range(6)))
 
-    def handed_on(self) -> Statistics:
+    def handed_on(self) -> "Statistics":
         """Return the same shares and confidences, at the weight of a few columns: the start of a new request."""
         weights = [min(1.0, PRIOR / max(a + b, 1e-9)) for a, b in zip(self.matched, self.missed, strict=True)]
         sums = (getattr(self, each.name) for each in fields(self))

@@ -9,8 +9,6 @@ gives the meter p at every token.
 Letters: V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -117,7 +115,7 @@ class EntropyAdaptiveDrafter(DraftRunner):
         self._num_tokens = min(self.vocab_size, len(target.tokenizer))
         self._requests: dict[int, _Request] = {}
 
-    def with_options(self, **options: Any) -> EntropyAdaptiveDrafter:
+    def with_options(self, **options: Any) -> "EntropyAdaptiveDrafter":
         """Return another drafter with some options changed, over the same loaded model if that stays.
 
         Raises:

@@ -12,8 +12,6 @@ Differs: rotary positions always pair element i with i + head_dim / 2, also if t
 Letters: B sequences, T rows, D width, H query heads, G key/value heads, d head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +41,7 @@ class AdapterConfig(AttentionConfig):
     rope_theta: float
 
     @classmethod
-    def for_target(cls, config: Any, exit_layer: int, target: str, fingerprint: str) -> AdapterConfig:
+    def for_target(cls, config: Any, exit_layer: int, target: str, fingerprint: str) -> "AdapterConfig":
         """Return the config of an adapter that fits a model of transformers.
 
         Where layers differ from each other, the adapter has the shape of the layer below it. Its rotary frequencies
@@ -126,7 +124,7 @@ class Adapter(LearnedPart, nn.Module):
         return {name: value.to(torch.bfloat16) for name, value in self.state_dict().items()}
 
     @classmethod
-    def of(cls, config: AdapterConfig, tensors: Mapping[str, Tensor]) -> Adapter:
+    def of(cls, config: AdapterConfig, tensors: Mapping[str, Tensor]) -> "Adapter":
         """Build the adapter from a config and saved weights, float32.
 
         Raises:

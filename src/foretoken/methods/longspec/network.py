@@ -18,8 +18,6 @@ projections of the cross-attention are left out; the released module computes th
 Letters: B sequences, T tokens, W width, H query heads, G key/value heads, d head width, P keys of the target.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -204,7 +202,7 @@ class LongSpec(LearnedPart, nn.Module):
         return {_renamed(name, _SAVED_AS): value.to(torch.bfloat16) for name, value in self.state_dict().items()}
 
     @classmethod
-    def of(cls, config: LongSpecConfig, tensors: Mapping[str, Tensor]) -> LongSpec:
+    def of(cls, config: LongSpecConfig, tensors: Mapping[str, Tensor]) -> "LongSpec":
         """Build the head from a config and saved weights, float32.
 
         Raises:
@@ -245,7 +243,7 @@ class LongSpec(LearnedPart, nn.Module):
             self.norm_out.weight.copy_(gain)
 
     @torch.no_grad()
-    def go_on_from(self, head: LongSpec, name: str) -> None:
+    def go_on_from(self, head: "LongSpec", name: str) -> None:
         """Copy the weights of another head for this target or a similar one.
 
         Args:

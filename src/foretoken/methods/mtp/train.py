@@ -11,8 +11,6 @@ target's layer if it has one, else from a layer that passes the target's state t
 Letters: V vocabulary.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +49,7 @@ class LayerConfig:
     taps: ClassVar[Taps] = Taps(final=True)
 
     @classmethod
-    def of(cls, target: Any) -> LayerConfig:
+    def of(cls, target: Any) -> "LayerConfig":
         """Return the sizes for a configuration of transformers."""
         text = target.get_text_config(decoder=True)
         experts = text.num_experts_per_tok + (getattr(text, "n_shared_experts", None) or 0)

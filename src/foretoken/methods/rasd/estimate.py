@@ -8,8 +8,6 @@ The labels come from the emitted tokens: at every node on the path of the text, 
 it was proposed or pruned. So the selection does not bias the estimates.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 
@@ -36,7 +34,7 @@ class Estimates:
         """Update with the outcome of a node with an accepted parent."""
         self._unit(evidence).learn(_log_odds(evidence), stood)
 
-    def _unit(self, evidence: Mapping[str, float]) -> _Unit:
+    def _unit(self, evidence: Mapping[str, float]) -> "_Unit":
         key = tuple(evidence)
         unit = self._units.get(key)
         if unit is None:

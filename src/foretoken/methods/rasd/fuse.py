@@ -9,8 +9,6 @@
 The draft's nodes keep their numbers and come first, so that the drafter understands the outcomes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from heapq import heappop, heappush
@@ -65,7 +63,7 @@ class Union:
         """Return the child of a node with the given token."""
         return self._place.get((node, token))
 
-    def select(self, estimate: Callable[[Mapping[str, float]], float], budget: Budget, least: float) -> Selection:
+    def select(self, estimate: Callable[[Mapping[str, float]], float], budget: Budget, least: float) -> "Selection":
         """Select the nodes most likely to be accepted, within the budget and its stop rule.
 
         Args:

@@ -3,8 +3,6 @@
 Letters: M rows, P probe rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -272,7 +270,7 @@ class _Spent:
     distortion_sum: float
 
     @classmethod
-    def of(cls, spent: Spent | None) -> _Spent:
+    def of(cls, spent: Spent | None) -> "_Spent":
         return cls(0, 0.0) if spent is None else cls(spent.num_tokens, spent.distortion_sum)
 
 

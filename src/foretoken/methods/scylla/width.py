@@ -6,8 +6,6 @@
 Widths between measured batches are interpolated; larger batches have the last width. 0: no drafts.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +61,7 @@ class Widths:
         return self.table[0][1]
 
     @classmethod
-    def load(cls, path: Path, fingerprint: str) -> Widths:
+    def load(cls, path: Path, fingerprint: str) -> "Widths":
         """Read a file.
 
         Args:

@@ -7,8 +7,6 @@
 By default ``foretoken calibrate sparse`` writes it into the folder of the target's weights, where the engine finds it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -108,7 +106,7 @@ class Calibration:
         write_whole(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Calibration:
+    def load(cls, path: Path) -> "Calibration":
         """Read a file.
 
         Raises:

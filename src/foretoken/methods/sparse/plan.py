@@ -10,8 +10,6 @@ the keys and values of the sparse forward.
 Letters: T packed rows, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -79,7 +77,7 @@ class SparseVerification(PlanMaker):
         self._refresh = DenseRefresh(target, config.refresh) if config.refresh else None
         self.explanation = "; ".join(filter(None, (_expected(config, target), self._packed(target))))
 
-    def over(self, base: DensePlans) -> SparseVerification:
+    def over(self, base: DensePlans) -> "SparseVerification":
         """Return this plan, with the other's attention over the selected rows."""
         if self.blocks is None:
             self.attention = base.attention
@@ -140,7 +138,7 @@ class ConfirmedVerification(DensePlans):
         self._target = target
         self._sparse = SparseVerification(config, target)
 
-    def over(self, base: DensePlans) -> ConfirmedVerification:
+    def over(self, base: DensePlans) -> "ConfirmedVerification":
         """The other's attention, drafting and verifying."""
         self._sparse.over(base)
         self.attention = base.attention

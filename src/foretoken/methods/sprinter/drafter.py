@@ -13,8 +13,6 @@ The token at which drafting stops is the last of the draft, and the rule `sprint
 Letters: M rows, D width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,7 +103,7 @@ class SprinterDrafter(DraftRunner):
             int, list[Tensor]
         ] = {}  # request -> tokens that the head would approve at each node, bool [V]
 
-    def with_options(self, **options: Any) -> SprinterDrafter:
+    def with_options(self, **options: Any) -> "SprinterDrafter":
         """Return another drafter with some options changed, over the same loaded draft model if that stays.
 
         Raises:

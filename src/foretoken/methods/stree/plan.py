@@ -9,8 +9,6 @@ The algorithm on one page is tree_scan.py. Attention layers of a hybrid model ar
 of transformers. Every target with state-space layers gets this plan without an option.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,7 +78,7 @@ class TreeScanPlans(PlanMaker):
         return bool(target.mixers)
 
     @classmethod
-    def arranged(cls, settings: Mapping[str, Any], target: LanguageModel) -> TreeScanPlans:
+    def arranged(cls, settings: Mapping[str, Any], target: LanguageModel) -> "TreeScanPlans":
         known = [field.name for field in dataclasses.fields(StreeConfig)]
         for key in settings:
             if key not in known:

@@ -3,8 +3,6 @@
 No package of the quantisers is needed: config and tensors are sufficient. Unsupported tensors are refused, by name.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -111,7 +109,7 @@ def weights(
         raise ModelError(message if message.startswith("model ") else f"model '{name}': {message}") from None
 
 
-def _read(model: Any, tensors: _Tensors, layout: Format) -> Iterator[tuple[str, Tensor | QuantisedWeight]]:
+def _read(model: Any, tensors: "_Tensors", layout: Format) -> Iterator[tuple[str, Tensor | QuantisedWeight]]:
     linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     passing = re.compile("|".join([_OLD_BUFFER, *(model._keys_to_ignore_on_load_unexpected or ())]))

@@ -3,8 +3,6 @@
 Letters: O outputs, K inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,7 +23,7 @@ class Format(Protocol):
 
     mark: str
 
-    def read(self, layer: Layer) -> QuantisedWeight:
+    def read(self, layer: "Layer") -> QuantisedWeight:
         """The layer's weight, exactly.
 
         Raises:

@@ -8,8 +8,6 @@ One pipe (process.py), one order at a time. The helper keeps no state that an or
 tokens to find the cache rows that are still valid (drafting/draft_runner.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,7 +100,7 @@ class Helper:
     @classmethod
     def made(
         cls, drafter_class: Callable[..., Drafter], config: Any, target: TargetFacts, *, stopped: Callable[[], bool]
-    ) -> Helper:
+    ) -> "Helper":
         """With a drafter of the catalogue."""
         return cls(drafter_class(config, target), target.vocab_size, stopped)
 
