@@ -131,8 +131,7 @@ def find_suite(name: str) -> Suite:
             else f"named suites are part of foretoken-lab; {extensions.GET_LAB}"
         )
         raise ConfigError(f"unknown suite '{name}': {remedy}; or name a file of prompts, for example ./{name}.jsonl")
-    suite: Suite = found
-    return suite
+    return found
 
 
 def suites() -> list[str]:

@@ -243,8 +243,7 @@ class _Side:
         return ids
 
     def _encoded(self, text: str) -> list[int]:
-        found: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return found
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
 
 def _incomplete(data: bytes | bytearray) -> int:

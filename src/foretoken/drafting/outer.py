@@ -119,8 +119,7 @@ def inner_of(options: OuterOptions, inner: type[Any], kinds: Sequence[type[Law]]
     Raises:
         ConfigError: it cannot be one, or lacks an option.
     """
-    found: Drafter = inner(_settings(options, inner, kinds), target)
-    return found
+    return inner(_settings(options, inner, kinds), target)
 
 
 def _settings(options: OuterOptions, inner: type[Drafter], kinds: Sequence[type[Law]]) -> Any:

@@ -55,8 +55,7 @@ class GatedMLP:
     def dense(self, x_RD: Tensor) -> Tensor:
         """The formula above."""
         gate_RF, up_RF = self.gate_up(x_RD)
-        y: Tensor = self.down(self.act(gate_RF) * up_RF)
-        return y
+        return self.down(self.act(gate_RF) * up_RF)
 
     def plain_weights(self) -> tuple[Linear, Linear, Linear] | None:
         """Gate, up and down as weights that can be read row by row; None where they are packed for a kernel."""
@@ -103,8 +102,7 @@ class RoutedExperts:
         """The formula above of one expert, without its weight: [..., D] to [..., D]."""
         gate_up, down = self.linears(expert)
         gate_RF, up_RF = gate_up(x_RD).chunk(2, dim=-1)
-        y_RD: Tensor = down(self.act(gate_RF) * up_RF)
-        return y_RD
+        return down(self.act(gate_RF) * up_RF)
 
 
 @contextmanager

@@ -65,5 +65,4 @@ def state_of(values: Any, shape: tuple[int, ...], kind: str, depth: Depth) -> Te
         raise UnsupportedArchitecture(
             f"{kind}: depth {depth} has the shape {list(values_BTD.shape)}, not one state a token"
         )
-    found: Tensor = values_BTD
-    return found
+    return values_BTD

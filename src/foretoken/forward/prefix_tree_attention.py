@@ -80,11 +80,10 @@ class PrefixTreePlan(DensePlan):
                 self._kernel_lists[key] = _every_block(kernel, prefix, len(k_GLD), device)
             if index not in self._seen:
                 self._seen[index] = loading.seen(segment, device)
-            output: Tensor = kernel.attend(
+            return kernel.attend(
                 q_HRD, k_GLD, v_GLD, self._kernel_lists[key], prefix=prefix, size=_BLOCK,
                 seen_RB=self._seen[index], scaling=scoring.scaling,
             )  # fmt: skip
-            return output
 
         G = len(k_GLD)
         n = len(q_HRD) // G
@@ -190,8 +189,7 @@ def _positions(segment: Segment, device: torch.device) -> Tensor:
 
 def _every_block(kernel: Any, prefix: int, num_groups: int, device: torch.device) -> BlockLists:
     whole = torch.arange(prefix // _BLOCK, device=device)
-    lists: BlockLists = kernel.BlockLists.of([whole] * num_groups)
-    return lists
+    return kernel.BlockLists.of([whole] * num_groups)
 
 
 class PrefixTreePlans(DensePlans):

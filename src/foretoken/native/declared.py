@@ -93,5 +93,4 @@ def function(library: ctypes.CDLL, name: str, *kinds: Any) -> Callable[..., int]
     found = getattr(library, name)
     if found.argtypes is None:
         found.argtypes, found.restype = list(kinds), ctypes.c_int64
-    result: Callable[..., int] = found
-    return result
+    return found

@@ -133,8 +133,7 @@ class Distil:
                 d_q, d_part = torch.autograd.grad(loss, (q_RD, head_VD))
                 d_rows.append(d_q)
                 d_head += d_part
-        found: Tensor = _Known.apply(total, torch.cat(d_rows), d_head, q_ND, head_VD) if learns else total
-        return found
+        return _Known.apply(total, torch.cat(d_rows), d_head, q_ND, head_VD) if learns else total
 
     def _sums(self, target_NV: Tensor, draft_NV: Tensor, next_N: Tensor) -> tuple[Tensor, Tensor]:
         """Sums over rows: of the distance, and of the next-token loss if it has a share."""

@@ -34,8 +34,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Encode:
 
     def encode(documents: list[str]) -> list[list[int]]:
         texts = documents if direct else [_rendered(document, tokenizer) for document in documents]
-        ids: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-        return ids
+        return tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
 
     return encode
 

@@ -27,8 +27,7 @@ def mixture(name: str) -> Callable[[Path], list[Source]]:
         found = extensions.loaded(extensions.MIXTURES, name)
         if found is None:
             raise _no_mixture()
-        sources: list[Source] = found(root)
-        return sources
+        return found(root)
 
     return read
 
@@ -109,8 +108,7 @@ def parse(argument: str) -> Source:
         raise ConfigError(f"--corpus {argument}: the share after '=' must be a positive number, not '{share}'")
     made = extensions.loaded(extensions.CORPORA, name)
     if made is not None:
-        source: Source = made(weight)
-        return source
+        return made(weight)
     if name == GENERATED:
         raise ConfigError(
             f"--corpus {GENERATED}: the generated tasks come with foretoken-lab; {extensions.GET_LAB}; or name a file"

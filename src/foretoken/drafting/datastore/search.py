@@ -75,8 +75,7 @@ class SegmentReader:
         """The tokens that follow the context of one suffix, at most ``count``; separators and beyond included."""
         end = self._suffixes[number] * self._width
         begin = max(end - count * self._width, 0)
-        found: list[int] = np.frombuffer(self._tokens[begin:end], dtype=self._dtype)[::-1].tolist()
-        return found
+        return np.frombuffer(self._tokens[begin:end], dtype=self._dtype)[::-1].tolist()
 
 
 @dataclass(frozen=True, slots=True)

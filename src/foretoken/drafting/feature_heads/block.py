@@ -148,8 +148,7 @@ class Norm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
-            found: Tensor = _Normed.apply(x, self.weight, self.eps, torch.get_autocast_dtype(kind))
-            return found
+            return _Normed.apply(x, self.weight, self.eps, torch.get_autocast_dtype(kind))
         return super().forward(x.to(self.weight.dtype))
 
 
@@ -206,8 +205,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(config.mlp_width, config.width, bias=False)
 
     def forward(self, u_TW: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(u_TW)) * self.up_proj(u_TW))
-        return out
+        return self.down_proj(F.silu(self.gate_proj(u_TW)) * self.up_proj(u_TW))
 
 
 class Block(nn.Module):
@@ -269,8 +267,7 @@ class Block(nn.Module):
             attended: values weighted by attention, [..., T, H d].
         """
         h_TW = residual_TW + self.self_attn.o_proj(attended)
-        out: Tensor = h_TW + self.mlp(self.post_attention_layernorm(h_TW))
-        return out
+        return h_TW + self.mlp(self.post_attention_layernorm(h_TW))
 
 
 def rotate(x: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:

@@ -84,8 +84,7 @@ class PairNetwork(nn.Module):
     @final
     def fuse(self, states_TF: Tensor) -> Tensor:
         """Features g, [..., W]."""
-        g_TW: Tensor = self.part(self.description.fuse.product)(self.normed_states(states_TF))
-        return g_TW
+        return self.part(self.description.fuse.product)(self.normed_states(states_TF))
 
     @final
     def enter(self, g_TW: Tensor, e_TW: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,8 +141,7 @@ class PairNetwork(nn.Module):
     @final
     def read_out(self, h_TW: Tensor) -> Tensor:
         """Input of the LM head, [..., W]."""
-        found: Tensor = self.part(self.description.lm_head.norm)(h_TW)
-        return found
+        return self.part(self.description.lm_head.norm)(h_TW)
 
     @final
     def recycled(self, h_TW: Tensor) -> Tensor:

@@ -244,8 +244,7 @@ def _short_convolution(layer: int, module: Any) -> Mixer:
         return Projected(after_TD, before_TD * x_TD, x_TD.new_zeros(len(x_TD), len(one_H)))
 
     def finish(y_THP: Tensor, z_TD: Tensor) -> Tensor:
-        out: Tensor = module.out_proj((z_TD * y_THP.flatten(1)).to(z_TD.dtype)[None])[0]
-        return out
+        return module.out_proj((z_TD * y_THP.flatten(1)).to(z_TD.dtype)[None])[0]
 
     sizes = {"heads": len(one_H), "groups": 1, "state_size": 16, "head_width": width}
     return _record(
@@ -269,8 +268,7 @@ def _mamba1(layer: int, module: Any) -> Mixer:
         return F.softplus(module.dt_proj(parts[0]).float()), parts[1], parts[2]
 
     def finish(y_TC1: Tensor, z_TC: Tensor) -> Tensor:
-        out: Tensor = module.out_proj((y_TC1[..., 0] * F.silu(z_TC)).to(z_TC.dtype)[None])[0]
-        return out
+        return module.out_proj((y_TC1[..., 0] * F.silu(z_TC)).to(z_TC.dtype)[None])[0]
 
     rate_H, skip_H = -module.A_log.detach().float().exp(), module.D.detach().float()
     sizes = {"heads": channels, "groups": 1, "state_size": states, "head_width": 1}
@@ -299,8 +297,7 @@ def _mamba2(layer: int, module: Any) -> Mixer:
     def finish(y_THP: Tensor, z_TI: Tensor) -> Tensor:
         y_1TI = y_THP.flatten(1)[None]
         y_1TI = y_1TI * F.silu(z_TI[None]) if gate_alone else module.norm(y_1TI, z_TI[None])
-        out: Tensor = module.out_proj(y_1TI.to(z_TI.dtype))[0]
-        return out
+        return module.out_proj(y_1TI.to(z_TI.dtype))[0]
 
     low, high = getattr(module, "time_step_limit", (0.0, float("inf")))
     return _record(
@@ -351,8 +348,7 @@ def _delta_net(layer: int, module: Any) -> Mixer:
 
     def finish(y_THP: Tensor, z: Tensor) -> Tensor:
         y = getattr(module, names.norm)(y_THP.reshape(-1, width).to(z.dtype), z)
-        out: Tensor = getattr(module, names.out)(y.view(1, len(y_THP), -1))[0]
-        return out
+        return getattr(module, names.out)(y.view(1, len(y_THP), -1))[0]
 
     return _record(
         layer,

@@ -51,5 +51,4 @@ def many_blocks(
         out = out + torch.einsum("bagnkj,bagjd->bagnkd", weights[..., length:], v)
         attended = out.permute(0, 1, 4, 2, 3, 5).reshape(*anchors_BA.shape, slots, -1)
         h = layer.close(h, attended)
-    found: Tensor = network.norm(h)
-    return found
+    return network.norm(h)

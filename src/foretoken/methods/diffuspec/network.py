@@ -124,8 +124,7 @@ class BlockNetwork(StateNetwork):
             h_kW = h_kW + heads.o_proj(attended.transpose(0, 1).flatten(1))
             m_kW, mlp = layer.post_attention_layernorm(h_kW), layer.mlp
             h_kW = h_kW + mlp.down_proj(F.silu(mlp.gate_proj(m_kW)) * mlp.up_proj(m_kW))
-        out_kW: Tensor = self.norm(h_kW)
-        return out_kW
+        return self.norm(h_kW)
 
     # ------------------------------------------------------------------ its pieces, for serving and training
 

@@ -85,8 +85,7 @@ class GatedFusion(nn.Module):
         h1 = self.feature(feature_TW)
         h2 = F.silu(self.token(self.norm(e_TW)))
         g = self.gate(torch.cat([h1, h2], dim=-1)).sigmoid()
-        f: Tensor = g * h1 + (1 - g) * h2
-        return f
+        return g * h1 + (1 - g) * h2
 
 
 class Dovetail(StackNetwork):

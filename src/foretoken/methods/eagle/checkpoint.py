@@ -42,8 +42,7 @@ class Eagle(EagleNetwork):
         """See :meth:`foretoken.drafting.feature_heads.state_network.StateNetwork.config_for`."""
         if fields.get("algorithm") == EAGLE2:  # it reads the last state
             fields = {"depths": (), **fields}
-        found: EagleConfig = super().config_for(config, target, fingerprint, **fields)
-        return found
+        return super().config_for(config, target, fingerprint, **fields)
 
     def check_shape(self, model: LanguageModel) -> None:
         """Refuse a target of another width, vocabulary or depth.

@@ -148,8 +148,7 @@ class EagleNetwork(LayeredNetwork, PublishedHead):
         if self.config.fc_norm:
             each = states_SF.split(self.config.target_width, dim=-1)
             states_SF = torch.cat([norm(state) for norm, state in zip(self.fc_norm, each, strict=True)], dim=-1)
-        found: Tensor = self.fc(states_SF)
-        return found
+        return self.fc(states_SF)
 
     def rates(self) -> tuple[Tensor, float]:
         scaling = self.config.rope_scaling

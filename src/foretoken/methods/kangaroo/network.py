@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foretoken.core.errors import MismatchError, UnsupportedArchitecture
-from foretoken.drafting.feature_heads.block import AttentionConfig, attention_of
+from foretoken.drafting.feature_heads.block import AttentionConfig, attention_of, rotate
 from foretoken.drafting.learned_part import LearnedPart
 from foretoken.models.language_model import LanguageModel
 
@@ -109,8 +109,7 @@ class Adapter(LearnedPart, nn.Module):
         grouped = self.config.heads != self.config.kv_heads
         attended_BHTd = F.scaled_dot_product_attention(q_BHTd, k_BGTd, v_BGTd, is_causal=True, enable_gqa=grouped)
         y_BTD = f_BTD + self.o_proj(attended_BHTd.transpose(1, 2).flatten(2))
-        out_BTD: Tensor = self.norm_out(y_BTD)
-        return out_BTD
+        return self.norm_out(y_BTD)
 
     def rotary_at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin at positions, float32 [T, head_dim / 2]."""
@@ -157,9 +156,3 @@ class Adapter(LearnedPart, nn.Module):
             ours, theirs = getattr(config, name), getattr(fitting, name)
             if ours != theirs:
                 raise MismatchError(f"the adapter's {name} is {ours}, but that of '{model.name}' is {theirs}")
-
-
-def rotate(x: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> Tensor:
-    """Apply rotary positions to [..., T, head_dim]."""
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat([left * cos_Td - right * sin_Td, right * cos_Td + left * sin_Td], dim=-1)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from foretoken.core.protocols import Plan
+from foretoken.drafting.feature_heads.block import rotate
 from foretoken.drafting.feature_heads.native_layers import described
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.native_plan import NativePlan
 from foretoken.forward.span import Span
-from foretoken.methods.kangaroo.network import Adapter, rotate
+from foretoken.methods.kangaroo.network import Adapter
 from foretoken.models.head_rows import HeadRows
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.native.decoder import NativeDecoder
@@ -77,8 +78,7 @@ def packed_forward(adapter: Adapter, f_TD: Tensor, positions_T: Tensor, plan: Pl
     q, k, v = (each(u_TD).unflatten(-1, heads).transpose(0, 1) for each in projections)
     q, k = rotate(q, cos_Th, sin_Th).to(v.dtype), rotate(k, cos_Th, sin_Th).to(v.dtype)
     attended = plan.attend(0, q, k, v, scaling=adapter.config.head_dim**-0.5)
-    out_TD: Tensor = adapter.norm_out(f_TD + adapter.o_proj(attended.flatten(1)))
-    return out_TD
+    return adapter.norm_out(f_TD + adapter.o_proj(attended.flatten(1)))
 
 
 def _layout(adapter: Adapter, target: LanguageModel) -> Layout:

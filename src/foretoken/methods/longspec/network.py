@@ -143,8 +143,7 @@ class LongSpec(LearnedPart, nn.Module):
         # feed-forward
         m = self.norm_mlp(h)
         h = h + self.down_proj(F.silu(self.gate_proj(m)) * self.up_proj(m))
-        out: Tensor = self.norm_out(h)
-        return out
+        return self.norm_out(h)
 
     # ------------------------------------------------------------------ its pieces, for rows of any arrangement
 
@@ -165,8 +164,7 @@ class LongSpec(LearnedPart, nn.Module):
             e: embedded tokens, [..., T, W].
             attended: concatenated heads, [..., T, H d].
         """
-        h: Tensor = e + self.o_proj(attended)
-        return h
+        return e + self.o_proj(attended)
 
     def cross_queries(self, h: Tensor) -> Tensor:
         """Return the queries of the cross-attention, [..., H, T, d], without rotary positions."""
@@ -179,8 +177,7 @@ class LongSpec(LearnedPart, nn.Module):
             h: residual stream after the self-attention.
             attended: concatenated heads, [..., T, H d].
         """
-        out: Tensor = h + self.cross_o_proj(attended)
-        return out
+        return h + self.cross_o_proj(attended)
 
     def output(self, h: Tensor) -> Tensor:
         """Apply MLP and last norm; return the inputs of the target's head, [..., T, W].
@@ -189,8 +186,7 @@ class LongSpec(LearnedPart, nn.Module):
             h: residual stream after the cross-attention.
         """
         m = self.norm_mlp(h)
-        out: Tensor = self.norm_out(h + self.down_proj(F.silu(self.gate_proj(m)) * self.up_proj(m)))
-        return out
+        return self.norm_out(h + self.down_proj(F.silu(self.gate_proj(m)) * self.up_proj(m)))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(-2, -3)

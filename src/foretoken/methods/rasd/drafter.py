@@ -224,8 +224,7 @@ class RasdDrafter(Outer):
 def _source(method: str, config: RasdDrafter.Config, target: Any) -> Drafter:
     source_class = catalog.find(method, "drafter").load()
     options = {"datastore": config.datastore} if source_class.declared.datastore else {}
-    source: Drafter = source_class(source_class.Config(min_score=config.min_score, **options), target)
-    return source
+    return source_class(source_class.Config(min_score=config.min_score, **options), target)
 
 
 def _learn(request: _Request, tokens: Sequence[int]) -> None:

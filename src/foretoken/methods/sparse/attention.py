@@ -158,10 +158,7 @@ class SparseAttentionPlan(DensePlan):
             if index not in self._seen:
                 self._seen[index] = loading.seen(segment, q_HRD.device)
             of_segment = {"prefix": segment.prefix, "size": self.rule.size, "seen_RB": self._seen[index]}
-            output: Tensor = kernel.attend(
-                q_HRD, k_GLD, v_GLD, self._lists[index], scaling=scoring.scaling, **of_segment
-            )
-            return output
+            return kernel.attend(q_HRD, k_GLD, v_GLD, self._lists[index], scaling=scoring.scaling, **of_segment)
         if self.rule.sets != "global":  # as many for each head: all heads in one piece
             groups = [(slice(None), torch.stack(chosen))]
         else:

@@ -211,8 +211,7 @@ def _chosen(chain: _Chain, output: Output, rows: range) -> list[int]:
         start = len(context.tokens) + count
         positions = range(start, start + len(rows))
         logits_MV = logits_MV + gumbel(context.streams.seed, positions, logits_MV.shape[-1], logits_MV.device)
-    found: list[int] = logits_MV.argmax(dim=-1).tolist()
-    return found
+    return logits_MV.argmax(dim=-1).tolist()
 
 
 class DenseRefresh:

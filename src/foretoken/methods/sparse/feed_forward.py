@@ -79,8 +79,7 @@ class SparseMLP:
             flat = x_RD.reshape(-1, x_RD.shape[-1])
             return picked_mlp(flat, self._plain, self.mlp.act, self.tau).view(x_RD.shape)
         gate_RF, up_RF = self.mlp.gate_up(x_RD)
-        y: Tensor = self.mlp.down(shut(self.mlp.act(gate_RF), self.tau) * up_RF)
-        return y
+        return self.mlp.down(shut(self.mlp.act(gate_RF), self.tau) * up_RF)
 
 
 def picked_mlp(x_RD: Tensor, weights: tuple[Linear, Linear, Linear], act: Forward, tau: float) -> Tensor:
@@ -236,8 +235,7 @@ class SparseExperts:
         if self.experts.weights is None:  # all channels are read, and only the numbers are those of the sparse expert
             gate_up, down = self.experts.linears(expert)
             gate_RF, up_RF = gate_up(x_RD).chunk(2, dim=-1)
-            y_RD: Tensor = down(shut(act(gate_RF), self.tau) * up_RF)
-            return y_RD
+            return down(shut(act(gate_RF), self.tau) * up_RF)
         gate_up_EFD, down_EDF = self.experts.weights
         gate_FD, up_FD = gate_up_EFD[expert].chunk(2)
         return picked_mlp(x_RD, ((gate_FD, None), (up_FD, None), (down_EDF[expert], None)), act, self.tau)

@@ -135,8 +135,7 @@ class SprinterDrafter(DraftRunner):
             q_MV = torch.stack([_drawn_from(draft, its) for draft, its in zip(drafts, rows, strict=True)])
             token_M = torch.tensor([draft.tokens[-1] for draft in drafts], device=q_MV.device)
             x_MD = torch.cat([x_MD.float(), facts_of(q_MV, token_M)], dim=-1)
-        found: list[float] = self.head.judge(x_MD).tolist()
-        return found
+        return self.head.judge(x_MD).tolist()
 
     def _keep_others(self, draft: RunnerBuilder, its: Rows, node: int, approved: bool) -> None:
         """Record the tokens that would be accepted untested at a node, if the verifier needs them."""

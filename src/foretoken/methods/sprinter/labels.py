@@ -212,8 +212,7 @@ def _commit(cache: KVCache, slots: Sequence[int]) -> None:
 
 def _pick(law_BV: Tensor, how: Collecting, generator: torch.Generator) -> list[int]:
     found_B = torch.multinomial(law_BV, 1, generator=generator)[:, 0] if how.temperature else law_BV.argmax(-1)
-    tokens: list[int] = found_B.tolist()
-    return tokens
+    return found_B.tolist()
 
 
 def _at(law_BV: Tensor, tokens: Sequence[int]) -> Tensor:

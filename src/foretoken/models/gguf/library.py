@@ -82,8 +82,7 @@ def _applied(operation: Any, stored: Tensor | QuantisedWeight, place: str, file:
     if isinstance(operation, ConcatenateRows):
         raise ModelError(f"model '{file.path}': its tensor '{place}' is no stack of experts")
     if isinstance(stored, Tensor):
-        found: Tensor = operation.convert({place: stored}, [place], [place])[place]
-        return found
+        return operation.convert({place: stored}, [place], [place])[place]
     if isinstance(operation, PermuteRows):
         first = torch.arange(operation.offset)
         return stored.rows(torch.cat([first, operation.offset + operation.permutation]))

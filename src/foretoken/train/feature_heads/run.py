@@ -253,5 +253,4 @@ def _kept(
     path = work / "draft_vocabulary.json"
     if not path.exists():
         write_whole(path, json.dumps(frequent(blocks, predicted, size, target.vocabulary, bounds.tokens)))
-    found: list[int] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return json.loads(path.read_text(encoding="utf-8"))

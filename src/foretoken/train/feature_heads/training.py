@@ -124,5 +124,4 @@ def num_scored(options: NetworkOptions) -> int:
 
 def vocabulary_of(target: str) -> int:
     """The target's number of tokens."""
-    found: int = load_config(target).get_text_config(decoder=True).vocab_size
-    return found
+    return load_config(target).get_text_config(decoder=True).vocab_size
