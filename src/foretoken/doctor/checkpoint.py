@@ -15,11 +15,12 @@ from torch import nn
 from transformers import GenerationConfig
 
 from foretoken import catalog, zoo
-from foretoken.core.errors import ForetokenError
+from foretoken.core.errors import ForetokenError, MismatchError
 from foretoken.core.files import home_expanded
 from foretoken.doctor.finding import Finding, found
 from foretoken.drafting.learned_part import lies_beside
 from foretoken.drafting.published.folder import method_for
+from foretoken.drafting.published.layouts import DRAFT_MODEL
 from foretoken.engine import before_weights
 from foretoken.forward import attention
 from foretoken.forward.ssm import layout
@@ -248,6 +249,7 @@ def _drafts(model: str, draft: str | None, files: CheckpointFiles) -> Iterator[F
 
 
 def _pair(model: str, draft: str, files: CheckpointFiles) -> Finding:
+    method = DRAFT_MODEL
     try:
         method = method_for(draft)
         part = catalog.find(method, "drafter").load().declared.learned_part
@@ -257,6 +259,9 @@ def _pair(model: str, draft: str, files: CheckpointFiles) -> Finding:
         before_weights.check_vocabulary(model, draft)
         theirs = CheckpointFiles.of(draft, source_of(draft), trusted=False)
     except ForetokenError as error:
+        if isinstance(error, MismatchError) and method == DRAFT_MODEL:
+            remedy = "draft_model translates between the vocabularies, which costs time; other methods refuse it"
+            return found("draft model", str(error), warn=remedy)
         return found("draft model", str(error), fail="name another one, or leave it out")
     share = theirs.num_bytes(torch.bfloat16) / max(1, files.num_bytes(torch.bfloat16))
     reach, wanted = _positions(theirs.config), _positions(files.config)

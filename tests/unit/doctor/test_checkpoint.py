@@ -70,7 +70,9 @@ def test_a_truncated_and_a_missing_weight_file(base: Path) -> None:
 
 
 def test_a_draft_of_another_vocabulary_and_one_of_fewer_positions(base: Path) -> None:
-    assert "another vocabulary" in lines(base, str(_other(base)))["draft model"].found
+    other = lines(base, str(_other(base)))["draft model"]
+    assert "another vocabulary" in other.found
+    assert (other.status, "translates" in other.remedy) == ("warn", True)  # it drafts, at a cost
     change(base / "config.json", max_position_embeddings=64)
     assert "64 of its 4,096 positions" in lines("zoo:base", str(base))["draft model"].found
 
