@@ -46,6 +46,9 @@ def test_figures_picture_and_advice(tmp_path, capsys):
         for name in ("tokens_per_second", "speed_against_plain", "speed_against_exact"):
             assert 0 < point[name]["low"] <= point[name]["median"] <= point[name]["high"]
             assert point[name]["num_repeats"] == 2
+        by_costs = point["speed_against_plain_by_costs"]
+        assert (by_costs is None) == (point["label"] == "draft")
+        assert by_costs is None or 0.1 < by_costs < 10
     plain, exact, loose = points["plain"], points["exact"], points["mixture lam=0.5"]
     assert plain["tokens_per_step"] == 1.0 < exact["tokens_per_step"] <= loose["tokens_per_step"]
     assert plain["target_calls_per_100_tokens"] == 100.0

@@ -361,6 +361,7 @@ def _measure(
     llm: Any,
 ) -> tuple[list[Tradeoff], bool]:
     """A study for each temperature that was measured, and whether it was cut short."""
+    from foretoken_lab.studies.tradeoff.modelled import modelled
     from foretoken_lab.studies.tradeoff.run import measure
     from foretoken_lab.studies.tradeoff.study import tradeoff as study
 
@@ -371,7 +372,8 @@ def _measure(
             warm = [replace(each, params=replace(each.params, temperature=value)) for each in every]
             found = measure(engines, warm, repeats=repeats, scorer=llm.target, progress=advance)
             if found.trials:
-                studies.append(study(points, found.trials, value))
+                speeds = {} if found.interrupted else modelled(engines, warm[0], found.trials)
+                studies.append(study(points, found.trials, value, speeds))
             if found.interrupted:
                 return studies, True
     return studies, False

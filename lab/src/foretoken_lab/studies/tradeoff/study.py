@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from foretoken.core.metrics import Metrics
@@ -97,6 +98,7 @@ class Row:
             :class:`foretoken_lab.tasks.evaluate.Report`. None where the drafter does not count its own.
         distortion, kl: the meter's, per token; None for the draft alone, which it does not see.
         mean_tokens: length of an answer.
+        modelled: times plain decoding while decoding, by the planner's cost model; None where it is not known.
         truncated, failed: answers cut at their limit; requests that ended in an error.
     """
 
@@ -115,6 +117,7 @@ class Row:
     mean_tokens: float
     truncated: int
     failed: int
+    modelled: float | None = None
 
     def fields(self) -> dict[str, Any]:
         """As JSON."""
@@ -135,6 +138,7 @@ class Row:
             "speed_against_plain": _spread_fields(self.against_plain),
             "speed_against_exact": _spread_fields(self.against_exact),
             "speed_against_exact_by_block": self.gain_in_speed and asdict(self.gain_in_speed),
+            "speed_against_plain_by_costs": self.modelled,
             "flops_per_token": self.flops_per_token,
             "distortion": self.distortion,
             "kl": self.kl,
@@ -181,13 +185,19 @@ class Tradeoff:
         }
 
 
-def tradeoff(points: Sequence[Point], trials: Sequence[Trial], temperature: float) -> Tradeoff:
+def tradeoff(
+    points: Sequence[Point],
+    trials: Sequence[Trial],
+    temperature: float,
+    modelled: Mapping[str, float] = MappingProxyType({}),
+) -> Tradeoff:
     """Compute figures from the measurements.
 
     Args:
         points: exact verification and plain decoding among them; those without trials are left out.
         trials: whole rounds, as :func:`foretoken_lab.studies.tradeoff.run.measure` gives them.
         temperature: to be named in the result.
+        modelled: a point's label -> times plain decoding by the cost model.
     """
     by_label: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -196,7 +206,10 @@ def tradeoff(points: Sequence[Point], trials: Sequence[Trial], temperature: floa
     exact, plain = by_label[EXACT], by_label[PLAIN]
     of_exact = [by_label[point.label] for point in known if point.rule == EXACT]
     fastest = max(of_exact, key=lambda trials: median(_speeds(trials).values()))
-    rows = tuple(_row(point, by_label[point.label], exact, fastest, plain) for point in known)
+    rows = tuple(
+        replace(_row(point, by_label[point.label], exact, fastest, plain), modelled=modelled.get(point.label))
+        for point in known
+    )
     measure = _measure(rows)
     return Tradeoff(
         temperature=temperature,

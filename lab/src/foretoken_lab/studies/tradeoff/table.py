@@ -90,13 +90,13 @@ def _speed(study: Tradeoff) -> Table:
         steps = row.tokens_per_step
         return [
             _DASH if steps is None else _starred(f"{steps:.2f}", number in study.fronts["tokens_per_step"]),
-            f"{row.target_calls:.0f}",
             _DASH
             if row.flops_per_token is None
             else _starred(_scaled(row.flops_per_token), number in study.fronts["flops_per_token"]),
             f"{row.tokens_per_second.middle:.0f}",
             _starred(f"{row.against_plain.middle:.2f}", number in study.fronts["tokens_per_second"]),
             _DASH if row.point.rule == PLAIN else _range(row.against_plain),
+            _DASH if row.modelled is None else f"{row.modelled:.2f}",
             f"{row.against_exact.middle:.2f}",
             _DASH if row.point.rule == EXACT else _range(row.against_exact),
             *(_DASH if value is None else f"{value:.3f}" for value in (row.distortion, row.kl)),
@@ -107,11 +107,11 @@ def _speed(study: Tradeoff) -> Table:
         f"speed, {repeats}; *: on the Pareto front with {study.measure}",
         (
             "tokens\n/step",
-            "calls\n/100",
             "FLOPs\n/tok",
             "tokens\n/s",
             "times\nplain",
             "range",
+            "by\ncosts",
             "times\nexact",
             "range",
             "TV",
