@@ -280,8 +280,7 @@ def measure_draft(
         )
         for config in (None, {"method": drafter, "verifier": verifier, "num_speculative_tokens": longest})
     )
-    usual = statistics.median(len(each.tokens) for each in trace.answers)
-    answers = [each for each in trace.answers if len(each.tokens) >= usual]
+    answers = sorted(trace.answers, key=lambda each: -len(each.tokens))
     found: dict[int, DraftCosts] = {}
     for requests in sorted(costs.forward):
         if found and perf_counter() > until:
@@ -364,15 +363,11 @@ def _with_prompts_read(llm: LLM, trace: Trace, answers: Sequence[Answer]) -> lis
 
 
 def _draft_costs(steps: Mapping[int, list[_Step]], readings: Sequence[float]) -> DraftCosts:
-    """The mean of the steps of each length, at their mean number of draft tokens; extended to no draft at all."""
+    """The mean of the steps of each length, at their mean number of draft tokens."""
     places: dict[float, float] = {}
     for each in steps.values():
         if each:
             places[round(statistics.mean(nodes for nodes, _ in each), 1)] = _mean([seconds for _, seconds in each])
-    known = sorted(places)
-    if len(known) > 1:  # an empty draft costs what the line through the first two gives
-        slope = (places[known[1]] - places[known[0]]) / (known[1] - known[0])
-        places.setdefault(0.0, max(0.0, places[known[0]] - slope * known[0]))
     known = sorted(places) or [0.0]
     return DraftCosts(
         tuple(known), tuple(max(0.0, places.get(each, 0.0)) for each in known), statistics.median(readings)

@@ -39,13 +39,10 @@ class Expected:
 
     Attributes:
         steps: (probability, tokens of the context, draft tokens).
-        drafted_at, accepted_at: by position in the draft, as in core/metrics.py.
         tokens: emitted by these steps.
     """
 
     steps: list[tuple[float, int, int]] = field(default_factory=list)
-    drafted_at: list[float] = field(default_factory=list)
-    accepted_at: list[float] = field(default_factory=list)
     tokens: int = 0
 
     @property
@@ -56,17 +53,6 @@ class Expected:
     def mean_nodes(self) -> float:
         """Draft tokens of a step."""
         return math.fsum(step[0] * step[2] for step in self.steps) / max(self.num_steps, 1e-9)
-
-    def count(self, weight: float, context: int, nodes: int, depth: int, survival: Sequence[float]) -> None:
-        """Add a step: ``nodes`` draft tokens up to ``depth``, accepted up to position i with ``survival[i]``."""
-        self.steps.append((weight, context, nodes))
-        while len(self.drafted_at) < depth:
-            self.drafted_at.append(0.0)
-            self.accepted_at.append(0.0)
-        for place in range(depth):
-            self.drafted_at[place] += weight
-        for place, chance in enumerate(survival[:depth]):
-            self.accepted_at[place] += weight * chance
 
 
 def survival(rule: str, log_q: Sequence[float], log_p: Sequence[float]) -> list[float]:
@@ -110,7 +96,7 @@ def expect(starts: Sequence[Start], log_p: Sequence[float], length: int, rule: s
         start = starts[place]
         nodes = min(start.nodes, length)
         chances = survival(rule, start.log_q[:nodes], log_p[place + 1 :])
-        found.count(weight, prompt + place, nodes, nodes, chances)
+        found.steps.append((weight, prompt + place, nodes))
         before = 1.0
         for emitted, chance in enumerate([*chances, 0.0], start=1):
             reached[min(place + emitted, last)] += weight * (before - chance)

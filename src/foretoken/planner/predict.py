@@ -112,10 +112,9 @@ def _starts(run: Replay, recipe: Recipe, trace: Trace, until: float) -> list[lis
 def _same(one: Sequence[Start], other: Sequence[Start], answer: Answer, rule: str, length: int) -> bool:
     """Whether drafts of this length take the same steps."""
     a, b = (expect(each, answer.log_p, length, rule, len(answer.prompt_ids)) for each in (one, other))
-    pairs = zip(
-        [a.num_steps, *a.drafted_at, *a.accepted_at], [b.num_steps, *b.drafted_at, *b.accepted_at], strict=False
-    )
-    return len(a.drafted_at) == len(b.drafted_at) and all(abs(x - y) < 1e-2 for x, y in pairs)
+    if [step[1:] for step in a.steps] != [step[1:] for step in b.steps]:
+        return False
+    return all(abs(x[0] - y[0]) < 1e-2 for x, y in zip(a.steps, b.steps, strict=True))
 
 
 def _predict(candidate: Candidate, made: Made, trace: Trace, costs: Costs, draft: DraftCosts) -> None:

@@ -275,14 +275,8 @@ class Replay:
             raise CannotReplay("its drafts are drawn, so that its steps are random")
         rule = None if self._greedy else _FollowText(self._recorded)
         request = self._run(answer, self._engine(rule, length))
-        found = Expected(tokens=len(answer.tokens) - 1)
-        drafts = iter(request.metrics.drafts)
-        for root, nodes in self._recorded.roots:
-            accepted = next(drafts)[1] if nodes else 0
-            found.count(1.0, root, nodes, 0, [1.0] * accepted)
-        found.drafted_at = [float(each) for each in request.metrics.drafted_at]
-        found.accepted_at = [float(each) for each in request.metrics.accepted_at]
-        return Replayed(request.metrics, found)
+        steps = [(1.0, root, nodes) for root, nodes in self._recorded.roots]
+        return Replayed(request.metrics, Expected(steps, len(answer.tokens) - 1))
 
     def draft_everywhere(self, answer: Answer, length: int = MAX_NODES) -> list[Start]:
         """Draft up to ``length`` tokens after every token of the answer but the last.
