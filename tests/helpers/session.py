@@ -14,8 +14,7 @@ from unittest import mock
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the library is imported; tests of the hub unset it
 os.environ.setdefault("FORETOKEN_KEPT_GB", "0")  # nothing is left in the user's cache folder, nor read from it
 os.environ.setdefault("MPLBACKEND", "Agg")
-# every process that tests start would compile the package again, and every run its tests
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start would compile the package again and again
 
 import pytest
 import torch
@@ -23,7 +22,8 @@ from hypothesis import settings
 
 from helpers.pairwise import beyond_covering
 
-sys.dont_write_bytecode = False
+sys.dont_write_bytecode = False  # every worker would rewrite the assertions of all tests in every run
+
 gc.disable()  # until the tests are collected: modules and tests stay, so walks over them find nothing
 
 

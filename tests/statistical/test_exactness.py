@@ -268,7 +268,7 @@ def first_tokens(verifier: Verifier, kind: Kind, declared: Kind | None = None, s
     """
     p, q = laws_of(style)
     num = 1 if not verifier.trees else 2 if "hub" in (kind, declared) else 3
-    repeated = "recursive" in verifier.name and (kind, style) == ("sampled", "peaked")
+    repeated = verifier.name in ("recursive", PlainRule.name) and (kind, style) == ("sampled", "peaked")
     draws = MOST_DRAWS if repeated else DRAWS
     drawn = proposals(kind, num, style, draws)
     kind_of_law = LAW_OF[declared or kind]
