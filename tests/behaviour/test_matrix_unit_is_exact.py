@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 def decoder(*options: str) -> ctypes.CDLL:
     assert COMPILER is not None
-    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), "-O1", "-DMOST_CODED=4", "-shared"]
+    flags = [*(flag for flag in variants.FLAGS if flag != "-O3"), "-O0", "-DMOST_CODED=4", "-shared"]
     return build._loaded(
         compiled(variants.HERE / "decoder.c", COMPILER, [*flags, *ABLE["avx512-bf16"].options, *options])
     )

@@ -30,7 +30,7 @@ def compiled(
         options: without places, so that they name the same result in every checkout.
         changed: other texts of files of the decoder, by name; ``source`` is one of its files.
     """
-    texts = [each.read_text(encoding="utf-8") for each in (source, *sorted(HERE.glob("*.[ch]")))]
+    texts = [each.read_text(encoding="utf-8") for each in (source, *sorted(HERE.glob("*.h")))]
     changed = changed or {}
     key = build._key(list(compiler), [*options, *texts, *changed.values()])
     folder = (own_cache_folder() or Path(tempfile.mkdtemp(prefix="foretoken-"))) / "tests"
