@@ -164,13 +164,7 @@ assert not stand_ins._FINDER.left_out
 
 
 @pytest.mark.parametrize(
-    "module",
-    [
-        "torch.distributed.tensor",
-        pytest.param("torch._refs", marks=pytest.mark.full_product),
-        pytest.param("torch._decomp", marks=pytest.mark.full_product),
-        "torch._inductor.decomposition",  # reads both of the former
-    ],
+    "module", ["torch.distributed.tensor", "torch._refs", "torch._decomp", "torch._inductor.decomposition"]
 )
 def test_modules_that_read_the_shapes_are_whole_after_they_were_left_out(module):
     code = f"""
