@@ -90,7 +90,7 @@ WITH_PARTS: dict[str, tuple[WithPart, ...]] = {
     "dflash": (
         WithPart(untrained=_FEW),
         WithPart(untrained={"markov_rank": 8, "markov_kind": "rnn", "anchor_predicts": True}),
-        WithPart(untrained={"conv_taps": 2, "selector_rank": 8}),
+        WithPart(untrained={"conv_taps": 2, "selector_rank": 8, "selector_top": 512}),
     ),
 }
 
