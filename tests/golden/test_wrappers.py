@@ -10,11 +10,12 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from foretoken import LLM, SamplingParams
+from foretoken.doctor import checkpoint
 from foretoken.models.load import load
 from foretoken.native import build
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
-from helpers.tiny_models import FAMILIES, VOCAB_SIZE, WINDOW, randomise, save_tokenizer
+from helpers.tiny_models import FAMILIES, STATE_SPACE, VOCAB_SIZE, WINDOW, randomise, save_tokenizer
 
 TEXT = {**FAMILIES["llama"].options, "head_dim": 16}
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
@@ -73,6 +74,16 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2_5_VLForConditionalGeneration",
         {"text_config": {**TEXT, "rope_parameters": SECTIONS}, "vision_config": TOWER},
     ),
+    "qwen3_5": (
+        "Qwen3_5ForCausalLM",
+        {
+            "text_config": {
+                **STATE_SPACE["qwen3_5_text"].options,
+                "rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.25},
+            },
+            "vision_config": TOWER,
+        },
+    ),
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration",
         {
@@ -121,9 +132,12 @@ def test_greedy_tokens_are_the_wrapper_s(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
-def test_the_text_part_has_the_fast_path_of_its_family_and_nothing_else(tmp_path: Path) -> None:
-    model = load(save_wrapper("llava", tmp_path, torch.bfloat16), device="cpu")
+@pytest.mark.parametrize("name", ["llava", "qwen3_5"])
+def test_the_text_part_has_the_fast_path_of_its_family_and_nothing_else(name: str, tmp_path: Path) -> None:
+    model = load(save_wrapper(name, tmp_path, torch.bfloat16), device="cpu")
     assert model.native_decoder is not None
     assert model.dtype == torch.bfloat16
     assert model.source == str(tmp_path)
     assert not [name for name, _ in model.model.named_modules() if "vision" in name]
+    (path,) = (each for each in checkpoint.check(str(tmp_path), None) if each.check == "path")
+    assert path.found == f"native ({model.config.model_type})"

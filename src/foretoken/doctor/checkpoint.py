@@ -28,6 +28,7 @@ from foretoken.models.adoption.families import FAMILIES
 from foretoken.models.adoption.fit import odd_anatomy
 from foretoken.models.checkpoint_files import CheckpointFiles, auto_class, quiet
 from foretoken.models.fingerprint import fingerprint_of
+from foretoken.models.linear_layers import use_linear_layers
 from foretoken.models.load import check_purpose, source_of
 from foretoken.models.memory import bytes_of_token, free_memory, seats
 from foretoken.models.quantised import folder as quantised_folder
@@ -87,7 +88,8 @@ def _model(files: CheckpointFiles) -> Finding:
 
 def _path(files: CheckpointFiles) -> Finding:
     """Whether the native decoder computes the model: modules of the same shapes, without weights, are looked at."""
-    kind = files.config.model_type
+    config = files.config.get_text_config(decoder=True)  # of a model that reads images, too, the part that is loaded
+    kind = config.model_type
     if kind not in FAMILIES:
         return found(
             "path", f"general: no native code knows the family '{kind}'", warn="expect less speed, the same text"
@@ -96,7 +98,8 @@ def _path(files: CheckpointFiles) -> Finding:
     dtype = dtype if dtype in (torch.float32, torch.bfloat16) else torch.bfloat16
     try:
         with quiet():
-            model = skeleton(auto_class(files.config), files.config, dtype, attn_implementation=attention.NAME)
+            model = skeleton(auto_class(config), config, dtype, attn_implementation=attention.NAME)
+            use_linear_layers(model)
             for module in model.modules():
                 for name, value in module._parameters.items():
                     if value is not None:  # one number in memory, of the whole shape

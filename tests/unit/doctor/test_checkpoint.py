@@ -12,6 +12,7 @@ from foretoken import zoo
 from foretoken.doctor import checkpoint
 from foretoken.doctor.finding import Finding
 from foretoken.models.load import source_of
+from helpers.tiny_models import save_model
 
 
 def lines(model: str | Path, draft: str | None = None) -> dict[str, Finding]:
@@ -113,6 +114,10 @@ def test_a_family_without_native_code_and_a_template_that_fails(base: Path) -> N
     found = lines(base)
     assert found["path"].found == "general: no native code knows the family 'biogpt'"
     assert found["template"].status == "fail"
+
+
+def test_gpt2_s_layers_are_looked_at_as_they_are_loaded(tmp_path: Path) -> None:
+    assert lines(save_model("gpt2", tmp_path))["path"].found == "native (gpt2)"
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "unknown/model"])
