@@ -11,7 +11,7 @@ All weights are trained: it is another target, with an accuracy of its own.
 
 Measured after 1.51 M tokens (``foretoken eval --limit 100``, 95 %; stage-2 next to it): arithmetic 41 % (32 to 51; 44),
 profiles 58 % (48 to 67; 59), json 89 % (81 to 94; 92), code 100 %, but 5.14 nats a token of novels for 4.76. The second
-reading does less harm than that of stage-2, and no good: lab/results/approximate.md.
+reading does less harm than that of stage-2, and no good.
 These weights are not bundled.
 """
 

@@ -12,8 +12,7 @@ it. The input x of the head is one of:
     post   h alone, after the draft has read y
 
 Paper: arXiv:2502.04557, and the released code. Differs: the published head is ``pre``. q(y) alone predicts acceptance
-better than that head, which does not read q(y) (lab/results/sprinter_heads.md), so ``drawn`` is the default of
-training.
+better than that head, which does not read q(y), so ``drawn`` is the default of training.
 
 Letters: T tokens, M rows, D width, V vocabulary.
 """
