@@ -50,4 +50,6 @@ def test_the_image_starts_the_server_with_options_that_exist() -> None:
     known = {f"--{name.replace('_', '-')}" for name in serve.__annotations__}
     used = {part for part in [*command, *compose["services"]["foretoken"]["command"]] if part.startswith("--")}
     assert used <= known
-    assert "USER foretoken" in lines
+    (user,) = [line.removeprefix("USER ") for line in lines if line.startswith("USER ")]
+    assert int(user) > 0
+    assert any(f"--uid {user} " in line for line in lines)
