@@ -21,7 +21,7 @@ def test_a_fall_is_seen_and_rounding_is_not() -> None:
     assert [line[0] for line in risen] == ["c"]
 
 
-def test_the_kept_record_has_a_command_whose_counts_are_fixed() -> None:
+def test_the_command_of_the_kept_record_has_fixed_counts() -> None:
     kept = json.loads((ROOT / "lab/results/steps.json").read_text("utf-8"))
     words = shlex.split(kept["provenance"]["command"])
     assert words[:2] == ["foretoken", "bench"]

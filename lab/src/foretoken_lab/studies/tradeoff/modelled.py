@@ -26,7 +26,7 @@ _LEAST_SECONDS = 1.0  # of timing forwards
 
 
 def modelled(engines: Mapping[str, LLM], questions: Questions, trials: Sequence[Trial]) -> dict[str, float]:
-    """How many times as fast as plain decoding each point is; points whose drafts cannot be timed are left out.
+    """How many times as fast as plain decoding each point is; points with drafts that cannot be timed are left out.
 
     Args:
         engines: a point's label -> its engine, plain decoding among them.
