@@ -15,7 +15,7 @@ the causal mask. When the path to v is accepted, the inputs of its nodes give th
     h = e^{a_v} h_0 + sum_j L_vj e^{a_v - a_j} dt_j x_j B_j^T                                  activation replay
 
 Tests compare the implementations with this page: forward/ssm/scan.py (``walk``, ``tree_scan``, ``fold``, with
-delta nets, too), forward/kernels/tree_scan.py (Triton) and the native decoder (native/ssm.h).
+delta nets, too), forward/kernels/tree_scan.py (Triton) and the native decoder (native/ssm.inc).
 
 Paper: Wu et al. 2025, arXiv:2505.14969, sections 4.2 (tree scan) and 4.3 (activation replay).
 
