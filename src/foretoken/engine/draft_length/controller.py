@@ -99,6 +99,10 @@ class Controller:
         self._empty_steps = self._num_probes = self._total_asked = 0
         self._probing = False
 
+    def ledger(self, request: Candidate) -> DraftLedger:
+        """What this source's drafts brought the request."""
+        return request.ledger
+
     def rests(self, num_requests: int, newest: int = 0) -> bool:
         """Called once before a step: whether no request gets a draft.
 
@@ -174,7 +178,7 @@ class Controller:
         self._step += 1
         self._asked, self._before, self._backlog, self._probing = [], [], 0, False
         self._newest = max((each.request_id for each in requests), default=self._newest)
-        passed = not self._also and all(each.ledger.looks_at > self._step for each in requests)
+        passed = not self._also and all(self.ledger(each).looks_at > self._step for each in requests)
         if passed or not costs.known or regime.since_plain >= _PLAIN_TURN:
             return [None] * len(requests)
         self._weigh(requests, num_requests, costs, queued)
@@ -197,7 +201,7 @@ class Controller:
         prices = Prices(asking, regime.drafting.slope / token, max(0.0, costs.row) / token, regime.rate)
         chosen = {id(request) for request in self._asked}
         return [
-            LengthRule(self.confidence, each.ledger, prices, _PROBE_NODES if each is probed else 0)
+            LengthRule(self.confidence, self.ledger(each), prices, _PROBE_NODES if each is probed else 0)
             if id(each) in chosen
             else None
             for each in requests
@@ -230,7 +234,7 @@ class Controller:
         regime = self._regime(num_requests)
         tokens = regime.rate
         time = max(_LEAST_TIME, tokens - regime.gain.value)
-        gain = request.ledger.gain(regime.gain.value) if regime.believed else _HOPED
+        gain = self.ledger(request).gain(regime.gain.value) if regime.believed else _HOPED
         reading = self._reading_cost(request, num_requests) * tokens / max(1.0, self._to_come(request))
         return (time + gain) / (time + reading)
 
@@ -244,18 +248,18 @@ class Controller:
 
     def count(self, request: Candidate, draft: Draft, accepted: int) -> None:
         """Take in a request's draft of this step, perhaps an empty one, and how many of its nodes were emitted."""
-        request.ledger.count(len(draft), accepted)
+        self.ledger(request).count(len(draft), accepted)
 
     def compare(self, request: Candidate, draft: Draft, verdict: Verdict) -> None:
         """Learn how often the nodes of a request's draft were accepted."""
-        self.learn(draft, verdict, request.ledger)
+        self.learn(draft, verdict, self.ledger(request))
 
     def take_back(self, request: Candidate) -> None:
         """A request that was chosen gets its draft from elsewhere: the drafter was not called for it."""
         place = next((place for place, each in enumerate(self._asked) if each is request), None)
         if place is not None:
             del self._asked[place]
-            ledger, (ledger.num_read, ledger.asked_at, unread) = request.ledger, self._before.pop(place)
+            ledger, (ledger.num_read, ledger.asked_at, unread) = self.ledger(request), self._before.pop(place)
             self._backlog -= unread
             self._total_asked -= 1
 
@@ -289,7 +293,7 @@ class Controller:
             if regime.costs.known:
                 regime.save(_SHARE * num_requests)
             return
-        whole = all(each.ledger.gained >= each.ledger.nodes * each.ledger.weight for each in asked)
+        whole = all(own.gained >= own.nodes * own.weight for own in map(self.ledger, asked))
         if regime.costs.known:
             self._settle(regime, num_requests, cost)
         if not nodes:
@@ -329,7 +333,7 @@ class Controller:
             if each.request_id in self._also:
                 found.append((math.inf, each))
                 continue
-            ledger = each.ledger
+            ledger = self.ledger(each)
             if ledger.looks_at > self._step:
                 continue
             weight, misses = ledger.weight, ledger.misses
@@ -357,9 +361,11 @@ class Controller:
         # before anything is known, nothing may be owed for any number of requests, else each would owe for itself
         credit = min(regime.savings, sum(each.savings for each in self._regimes.values()))
         found, least, trying = [], float("inf"), False
-        order = sorted(requests, key=lambda each: (each.ledger.asked_at < 0, self._reading_cost(each, num_requests)))
+        order = sorted(
+            requests, key=lambda each: (self.ledger(each).asked_at < 0, self._reading_cost(each, num_requests))
+        )
         for request in order:  # those that draft already come first
-            ledger = request.ledger
+            ledger = self.ledger(request)
             if ledger.begun < 0:
                 ledger.begun = len(request.tokens)
                 ledger.foreseen = min(_MOST_FORESEEN, self._to_come(request))
@@ -372,13 +378,13 @@ class Controller:
                 pays = True  # its last drafts paid, whatever others brought
             if not regime.believed:  # one after the other finds out, on credit where few run together
                 begins = credit + _ADVANCE >= 0.0 if num_requests <= _FEW else 0.0 <= credit >= reading
-                begins = begins or (self._copying and reading <= _own_savings(request))  # whatever others owe
+                begins = begins or (self._copying and reading <= self._own_savings(request))  # whatever others owe
                 begins = begins or (regime.gain.weight >= _FIRST and regime.gain.value > 0.0)  # it went well so far
                 pays = pays and not trying and (begins or (ledger.trial and ledger.asked_at >= 0))
             ledger.trial = not pays or not regime.believed
             if not pays and regime.believed:
                 loss = reading + max(0.0, -gain)
-                own = _own_savings(request)
+                own = self._own_savings(request)
                 missing = loss - max(own, regime.savings)
                 least = min(least, missing)
                 pays = missing <= 0.0 and not (trying and own < loss)
@@ -396,11 +402,11 @@ class Controller:
         regime.save(_SHARE * num_requests)
         each_draft = draft / len(self._asked)
         for request in self._asked:
-            ledger = request.ledger
+            ledger = self.ledger(request)
             gain = ledger.gained - (each_draft + ledger.nodes * costs.row) / token
             if ledger.trial:
                 loss = max(gain, -each_draft / token) if self._copying else gain
-                if regime.believed and _own_savings(request) + loss >= 0.0:
+                if regime.believed and self._own_savings(request) + loss >= 0.0:
                     ledger.balance = min(0.0, ledger.balance + loss)
                 else:
                     regime.save(loss)
@@ -430,7 +436,7 @@ class Controller:
         if not costs.known:
             return 0.0
         plain = costs.base * costs.token(num_requests)
-        return self._reading.token(plain) / plain * (len(request.tokens) - request.ledger.num_read)
+        return self._reading.token(plain) / plain * (len(request.tokens) - self.ledger(request).num_read)
 
     def _weigh(self, requests: Sequence[Candidate], num_requests: int, costs: StepCosts, queued: bool) -> None:
         """What a token is worth to each request; the same to all until it is known what a row takes."""
@@ -439,24 +445,30 @@ class Controller:
             share = min(1.0, max(_LEAST_SHARE, costs.row / costs.token(num_requests)))
         if share == 1.0:
             for request in requests:
-                request.ledger.weight = 1.0
+                self.ledger(request).weight = 1.0
             return
         usual = self._answer.value if self._answer.weight else float("inf")
         to_come = [min(each.tokens_left, usual) for each in requests]
         longest = max(to_come) - _TIED
         lasting = (1.0 - share) * num_requests / sum(each >= longest for each in to_come)
         for request, steps in zip(requests, to_come, strict=True):
-            request.ledger.weight = share + (lasting if steps >= longest else 0.0)
+            self.ledger(request).weight = share + (lasting if steps >= longest else 0.0)
 
     def _note(self, request: Candidate) -> None:
         """Note that the request drafts: the drafter will have read all of it."""
-        ledger = request.ledger
+        ledger = self.ledger(request)
         self._total_asked += 1
         unread = len(request.tokens) - ledger.num_read if ledger.asked_at != self._step - 1 else 0
         self._before.append((ledger.num_read, ledger.asked_at, unread))
         self._backlog += unread
         ledger.num_read = len(request.tokens)
         ledger.asked_at = self._step
+
+    def _own_savings(self, request: Candidate) -> float:
+        """Tokens that trials of a request may cost it: a share of those that it has emitted, or is expected to."""
+        ledger = self.ledger(request)
+        emitted = len(request.tokens) - ledger.begun
+        return min(_MOST_SAVED, ledger.balance + _OWN_SHARE * max(ledger.foreseen, emitted))
 
 
 def _number(value: Any, least: float, most: float) -> float:
@@ -469,13 +481,6 @@ def _number(value: Any, least: float, most: float) -> float:
     if not least <= found <= most:
         raise ValueError(f"{found} is not from {least} to {most}")
     return found
-
-
-def _own_savings(request: Candidate) -> float:
-    """Tokens that trials of a request may cost it: a share of those that it has emitted, or is expected to."""
-    ledger = request.ledger
-    emitted = len(request.tokens) - ledger.begun
-    return min(_MOST_SAVED, ledger.balance + _OWN_SHARE * max(ledger.foreseen, emitted))
 
 
 class _Regime:

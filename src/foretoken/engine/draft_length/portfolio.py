@@ -11,7 +11,6 @@ The drafter compares the two (drafters/copies_first.py). Copies that follow a mo
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from foretoken.core.draft import Draft
@@ -21,39 +20,11 @@ from foretoken.engine.draft_length.controller import Controller
 from foretoken.engine.draft_length.draft_ledger import Candidate, DraftLedger
 
 
-@dataclass(frozen=True, slots=True)
-class _ForModel:
-    """A request, as the controller of the model sees it."""
+class _OfModel(Controller):
+    """The controller of the model."""
 
-    request: Candidate
-
-    @property
-    def request_id(self) -> int:
-        return self.request.request_id
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.request.tokens
-
-    @property
-    def tokens_left(self) -> int:
-        return self.request.tokens_left
-
-    @property
-    def ledger(self) -> DraftLedger:
-        return self.request.model_ledger
-
-    @property
-    def model_ledger(self) -> DraftLedger:
-        return self.request.model_ledger
-
-    @property
-    def shown(self) -> bool:
-        return self.request.shown
-
-    @property
-    def source(self) -> str | None:
-        return self.request.source
+    def ledger(self, request: Candidate) -> DraftLedger:
+        return request.model_ledger
 
 
 class Portfolio(Controller):
@@ -67,9 +38,9 @@ class Portfolio(Controller):
 
     def __init__(self, reading: float, copies: str, foretell: Callable[[Any], float]) -> None:
         super().__init__(foretell=foretell)
-        self.model = Controller(reading, steps=self._steps)
+        self.model = _OfModel(reading, steps=self._steps)
         self._copies = copies
-        self._seconds: dict[int, tuple[_ForModel, StopRule, float]] = {}  # by request: the model's rule and rate
+        self._seconds: dict[int, tuple[Candidate, StopRule, float]] = {}  # by request: the model's rule and rate
 
     def learned(self) -> dict[str, Any]:
         return {**super().learned(), "model": self.model.learned()}
@@ -87,7 +58,7 @@ class Portfolio(Controller):
         return False  # copies are looked up in every step
 
     def hopeless(self, request: Candidate, num_requests: int) -> bool:
-        return self.model.hopeless(_ForModel(request), num_requests)
+        return self.model.hopeless(request, num_requests)
 
     def choose(
         self, requests: Sequence[Candidate], num_requests: int, *, queued: bool = False
@@ -95,7 +66,7 @@ class Portfolio(Controller):
         """The rules of copies; :meth:`second` has those of the model."""
         self._seconds = {}
         if not self.model.resting:
-            seen = [_ForModel(each) for each in requests if each.shown and each.source != self._copies]
+            seen = [each for each in requests if each.shown and each.source != self._copies]
             rates = [self.model.rate(each, num_requests) for each in seen]
             for each, rule, rate in zip(seen, self.model.choose(seen, num_requests, queued=queued), rates, strict=True):
                 if rule is not None:
