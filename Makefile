@@ -29,7 +29,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 
 help:
 	@echo "make demo    let SmolLM2 answer (93 MB; offline: the bundled pair), then compare with plain decoding"
-	@echo "make test    every check and every test (a quarter of an hour on two cores)"
+	@echo "make test    every check and every test (ten minutes on two cores)"
 	@echo "make test-all the same, with every method under every rule in every variant (an hour)"
 	@echo "make check   lint, format, types, imports, spelling"
 	@echo "make fix     let ruff repair what it can, and write the tables of the documentation"
