@@ -230,6 +230,7 @@ def test_the_file_has_the_options_of_the_command(tmp_path: Path) -> None:
         ('[a]\nmodel = "zoo:base"\nmethod = "suffixx"', "did you mean 'suffix'?"),
         ('[a]\nmodel = "zoo:base"\nreasoning = "yes"', "reasoning"),
         ('[a]\nmodel = "zoo:base"\n[b]\nmodel = "zoo:base"\nserved_model_name = "a"', "'a' names two models"),
+        ('["gpt-*"]\nmodel = "zoo:base"', "without *"),
         ("[a", "Expected ']' at the end of a table"),
     ],
 )

@@ -67,6 +67,8 @@ def read_models(path: Path, given: ModelSettings) -> list[ModelSettings]:
 def _settings(name: str, table: Any, given: ModelSettings) -> ModelSettings:
     if not isinstance(table, dict) or "model" not in table:
         raise ConfigError("a model is a table with model = PATH and options")
+    if "*" in name:
+        raise ConfigError("the name of a table is that of /v1/models: write it without *, which aliases may have")
     for key, value in table.items():
         if key not in _OWN and key not in _OPTIONS:
             raise ConfigError(f"{key}: {nearest(key, [*_OWN, *_OPTIONS])}")
