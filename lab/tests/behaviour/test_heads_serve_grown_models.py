@@ -21,8 +21,8 @@ from helpers.feature_heads import (
     read_text,
     runner_of,
     save_tiny,
-    served_laws,
-    unrolled_laws,
+    served_logits,
+    unrolled_logits,
 )
 from helpers.golden import tokens_of
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
@@ -92,5 +92,5 @@ def test_a_narrow_network_computes_the_plain_forward(kind: Any, tmp_path: Path) 
     text = read_text(network, folder)
     for states_TF in (text.states_TF / 2, text.states_TF.roll(1, -1)):
         other = replace(text, states_TF=states_TF)
-        assert difference(unrolled_laws(network, other), text.laws) > 1e-3
-        assert difference(served_laws(runner_of(network, folder, "native"), other), text.laws) > 1e-3
+        assert difference(unrolled_logits(network, other), text.logits) > 1e-3
+        assert difference(served_logits(runner_of(network, folder, "native"), other), text.logits) > 1e-3
