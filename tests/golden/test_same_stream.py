@@ -87,7 +87,7 @@ def test_the_tokens_that_are_selected_from_a_large_vocabulary_are_those_of_the_p
 
     def compared(self: laws.Laws, row: int):
         found = support(self, row)
-        whole_V = self._process(self._raw_MV[row : row + 1], range(row, row + 1))[0]
+        whole_V = self._process(self.raw_MV[row : row + 1], range(row, row + 1))[0]
         ids_K = (whole_V > -torch.inf).nonzero()[:, 0]
         assert torch.equal(found[0], ids_K)
         assert torch.equal(found[1], whole_V[ids_K])

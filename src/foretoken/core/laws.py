@@ -49,6 +49,10 @@ class Laws:
         stop_ids: tokens that end this request.
         probe_logits_PV: raw logits of the rows that the verifier probes after the draft, in the order of its tree
             (``Verifier.probe``); None: it probes nothing, or the step had no rows left for them.
+
+    Attributes:
+        raw_MV: the model's own logits, before bias, penalties, temperature and filters; not to be written to. Where no
+            ``process`` is given they are what the distributions were made of.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Laws:
         self.stop_ids = stop_ids
         self.probe_logits_PV = probe_logits_PV
         self._hidden = hidden
-        self._raw_MV = logits_MV
+        self.raw_MV = logits_MV
         self._process = process
         self._support = support
         self._rows: dict[int, Tensor] = {}
@@ -108,27 +112,19 @@ class Laws:
         )
 
     @property
-    def raw_MV(self) -> Tensor:
-        """The model's own logits, [M, V], before bias, penalties, temperature and filters; not to be written to.
-
-        Where no ``process`` is given they are what the distributions were made of.
-        """
-        return self._raw_MV
-
-    @property
     def vocab_size(self) -> int:
-        return self._raw_MV.shape[-1]
+        return self.raw_MV.shape[-1]
 
     @property
     def on_gpu(self) -> bool:
         """Whether one launch for all rows costs less than one for each."""
-        return self._raw_MV.is_cuda
+        return self.raw_MV.is_cuda
 
     @cached_property
     def logits_MV(self) -> Tensor:
         """Processed logits of every row, [M, V]."""
         assert self._process is not None
-        return self._process(self._raw_MV, range(len(self)))
+        return self._process(self.raw_MV, range(len(self)))
 
     @cached_property
     def hidden_MD(self) -> Tensor:
@@ -167,13 +163,13 @@ class Laws:
         if self._process is None or self.on_gpu or "logits_MV" in self.__dict__:
             return self.logits_MV[row]
         if row not in self._rows:
-            self._rows[row] = self._process(self._raw_MV[row : row + 1], range(row, row + 1))[0]
+            self._rows[row] = self._process(self.raw_MV[row : row + 1], range(row, row + 1))[0]
         return self._rows[row]
 
     def support_at(self, row: int) -> tuple[Tensor, Tensor] | None:
         """The tokens that the filters leave in one row, int64 [K], and their processed logits; None: there are none."""
         if self._support is not None and row not in self._rows and "logits_MV" not in self.__dict__:
-            found = self._support(self._raw_MV[row : row + 1], row)
+            found = self._support(self.raw_MV[row : row + 1], row)
             if found is not None:
                 return found
         logits_V = self.logits_at(row)

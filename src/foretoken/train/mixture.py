@@ -67,6 +67,10 @@ class TokenStream:
         encode: texts to ids, without adding special tokens.
         folder: where ``NAME.tokens`` and ``NAME.json`` live.
         held_out: take the documents that are kept from training instead of the others.
+
+    Attributes:
+        length: tokens on disk.
+        whole: whether the source was read to its end: further reading repeats it.
     """
 
     def __init__(self, source: Source, encode: Encode, folder: Path, dtype: type, held_out: bool = False) -> None:
@@ -75,15 +79,15 @@ class TokenStream:
         stem = f"{source.name}.heldout" if held_out else source.name
         self._tokens_path, self._index_path = folder / f"{stem}.tokens", folder / f"{stem}.json"
         self._dtype = np.dtype(dtype)
-        self._documents, self._length, self._whole = 0, 0, False
+        self._documents, self.length, self.whole = 0, 0, False
         if self._index_path.exists():
             index = json.loads(self._index_path.read_text())
-            self._documents, self._length, self._whole = index["documents"], index["tokens"], index["whole"]
+            self._documents, self.length, self.whole = index["documents"], index["tokens"], index["whole"]
         with self._tokens_path.open("ab") as file:
-            if file.tell() < self._length * self._dtype.itemsize:  # lost with the machine's power: begin again
-                self._documents, self._length, self._whole = 0, 0, False
+            if file.tell() < self.length * self._dtype.itemsize:  # lost with the machine's power: begin again
+                self._documents, self.length, self.whole = 0, 0, False
             # tokens after the last index are written again
-            file.truncate(self._length * self._dtype.itemsize)
+            file.truncate(self.length * self._dtype.itemsize)
         self._reader: Iterator[str] | None = None
         self._view: np.ndarray | None = None
 
@@ -95,30 +99,20 @@ class TokenStream:
         """
         if self.is_empty():
             raise InputError(f"corpus '{self._source.name}' is empty: it holds no document to train on")
-        while not self._whole and self._length < start + count:
+        while not self.whole and self.length < start + count:
             self._grow()
-        if self._view is None or len(self._view) < self._length:
+        if self._view is None or len(self._view) < self.length:
             self._view = np.memmap(self._tokens_path, dtype=self._dtype, mode="r")
-        start %= max(self._length // count, 1) * count
-        if start + count <= self._length:
+        start %= max(self.length // count, 1) * count
+        if start + count <= self.length:
             return np.asarray(self._view[start : start + count])
         return np.take(self._view, np.arange(start, start + count), mode="wrap")
 
     def is_empty(self) -> bool:
         """Whether there is no token at all; reads as far as the first."""
-        while not self._whole and not self._length:
+        while not self.whole and not self.length:
             self._grow()
-        return not self._length
-
-    @property
-    def whole(self) -> bool:
-        """Whether the source was read to its end: further reading repeats it."""
-        return self._whole
-
-    @property
-    def length(self) -> int:
-        """Tokens on disk."""
-        return self._length
+        return not self.length
 
     def _grow(self) -> None:
         if self._reader is None:
@@ -136,14 +130,14 @@ class TokenStream:
             if characters >= wanted:
                 break
         else:
-            self._whole = True
+            self.whole = True
         ids = [token for document in self._encode(batch) for token in document]
         with self._tokens_path.open("ab") as file:
             file.write(np.asarray(ids, dtype=self._dtype).tobytes())
-        self._length += len(ids)
-        self._whole = self._whole or self._length >= TOKEN_FILE_LIMIT
+        self.length += len(ids)
+        self.whole = self.whole or self.length >= TOKEN_FILE_LIMIT
         write_whole(
-            self._index_path, json.dumps({"documents": self._documents, "tokens": self._length, "whole": self._whole})
+            self._index_path, json.dumps({"documents": self._documents, "tokens": self.length, "whole": self.whole})
         )
 
 

@@ -55,6 +55,7 @@ class TextStream:
         keep_stop: the string that ends the text stays at its end.
         skip_special: special tokens are left out of the text.
     Attributes:
+        text: all of it so far.
         stopped_by: the string that has ended the text; None: none has.
     """
 
@@ -75,7 +76,7 @@ class TextStream:
         self._ids = _context(tokenizer, prompt)
         self._read_from = 0  # start of the window that is decoded again
         self._read_to = len(self._ids)  # tokens before this one are already in the text
-        self._text = ""
+        self.text = ""
         self._released = 0
 
     @classmethod
@@ -88,11 +89,6 @@ class TextStream:
         keep, skip = params.include_stop_str_in_output, params.skip_special_tokens
         return cls(tokenizer, params.stop_strings, prompt, keep_stop=keep, skip_special=skip)
 
-    @property
-    def text(self) -> str:
-        """All text so far."""
-        return self._text
-
     def push(self, token: int, *, may_stop: bool = True) -> bool:
         """Add one token; True if a stop string is now complete (the text is cut there)."""
         self._ids.append(token)
@@ -100,7 +96,7 @@ class TextStream:
         now = self._decode(self._read_from, len(self._ids))
         if now.endswith(_BROKEN) or len(now) <= len(before):
             return False
-        self._text += now[len(before) :]
+        self.text += now[len(before) :]
         self._read_from, self._read_to = self._read_to, len(self._ids)
         return may_stop and self._cut(len(now) - len(before))
 
@@ -108,17 +104,17 @@ class TextStream:
         """End the text: release the bytes of an incomplete character, too."""
         before = self._decode(self._read_from, self._read_to)
         fresh = self._decode(self._read_from, len(self._ids))[len(before) :]
-        self._text += fresh
+        self.text += fresh
         self._read_from = self._read_to = len(self._ids)
         if fresh:
             self._cut(len(fresh))
 
     def release(self, *, final: bool = False) -> str:
         """Text that was not released before and cannot be taken back any more."""
-        end = len(self._text)
+        end = len(self.text)
         if not final and self._stop:
-            end -= possible_begin(self._text, self._stop)
-        fresh = self._text[self._released : end]
+            end -= possible_begin(self.text, self._stop)
+        fresh = self.text[self._released : end]
         self._released = max(self._released, end)
         return fresh
 
@@ -129,14 +125,14 @@ class TextStream:
         """Look for the earliest stop string that ends within the last ``fresh`` characters."""
         found = -1
         for stop in self._stop:
-            at = self._text.find(stop, max(0, len(self._text) - fresh - len(stop) + 1))
+            at = self.text.find(stop, max(0, len(self.text) - fresh - len(stop) + 1))
             if at >= 0 and (found < 0 or at < found):
                 found, self.stopped_by = at, stop
         if found < 0:
             return False
         if self._keep_stop and self.stopped_by is not None:
             found += len(self.stopped_by)
-        self._text = self._text[:found]
+        self.text = self.text[:found]
         self._ids.clear()
         self._read_from = self._read_to = 0
         return True

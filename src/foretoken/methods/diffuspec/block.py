@@ -41,6 +41,9 @@ class BlockLattices(LatticeNetwork):
         network: is copied.
         target: provides the states; if it has a native decoder, the network runs natively, too.
         top: number of tokens to rank at each slot.
+
+    Attributes:
+        cache: keys and values of the context rows.
     """
 
     def __init__(self, network: BlockNetwork, target: LanguageModel, *, top: int) -> None:
@@ -49,8 +52,8 @@ class BlockLattices(LatticeNetwork):
         self.needs = Needs(hidden_layers=HiddenLayers(config.depths))
         self._target = target
         self._net = deepcopy(network).to(device=target.device, dtype=target.dtype)
-        self._cache = KVCache(network.num_layers, _SLOTS, target.max_length + self.slots)
-        self._pending = PendingStates(target, self._cache, config.taps)
+        self.cache = KVCache(network.num_layers, _SLOTS, target.max_length + self.slots)
+        self._pending = PendingStates(target, self.cache, config.taps)
         self._top = min(top, config.draft_vocab_size)
         with torch.inference_mode():
             self._embedding_VW = self._net.embedding_of(target.model).to(target.device, target.dtype)
@@ -68,11 +71,6 @@ class BlockLattices(LatticeNetwork):
     def native(self) -> bool:
         """Whether the network runs in native code."""
         return self._decoder is not None
-
-    @property
-    def cache(self) -> KVCache:
-        """Keys and values of the context rows."""
-        return self._cache
 
     def on_forward(self, features: Sequence[Features]) -> None:
         self._pending.receive(features)
@@ -111,7 +109,7 @@ class BlockLattices(LatticeNetwork):
         waiting = [state.take(state.num_rows) for state in states if state.num_rows]
         with threads_for(sum(map(Tensor.numel, waiting))):
             states_TF = torch.cat(waiting).float() if waiting else torch.empty(0, self._net.context.in_features)
-        ranked, lasts = self._decoder.fill(self._cache, states_TF, blocks, top=self._top)
+        ranked, lasts = self._decoder.fill(self.cache, states_TF, blocks, top=self._top)
         for state, last_1F in zip(states, lasts, strict=True):
             state.last = last_1F
         return Output.ranked(ranked, self._columns)
@@ -121,8 +119,8 @@ class BlockLattices(LatticeNetwork):
         self._read(states)
         batch, lasts = PackedBatch(), []
         for state, root in zip(states, roots, strict=True):
-            self._cache.reserve(state.slot, self.slots)
-            batch.add_block(state.slot, self._cache.lengths[state.slot], [root] * self.slots, first=1)
+            self.cache.reserve(state.slot, self.slots)
+            batch.add_block(state.slot, self.cache.lengths[state.slot], [root] * self.slots, first=1)
             assert state.last is not None
             lasts.append(state.last)
         batch.wanted = [
@@ -137,7 +135,7 @@ class BlockLattices(LatticeNetwork):
         if not fresh:
             return
         s_TF = self._net.fused(torch.cat([state.take(count) for state, count in fresh]))
-        cache, lengths = self._cache, self._cache.lengths
+        cache, lengths = self.cache, self.cache.lengths
         at = [
             position for state, count in fresh for position in range(lengths[state.slot], lengths[state.slot] + count)
         ]
@@ -165,7 +163,7 @@ class BlockLattices(LatticeNetwork):
     def _pass(self, batch: PackedBatch, h_TW: Tensor) -> Output:
         """Run the layers over all slots, and the LM head over the requested ones."""
         net, depth = self._net, self._net.num_layers
-        plan = DensePlan(self._cache, batch)
+        plan = DensePlan(self.cache, batch)
         cos_Td, sin_Td = (table[batch.positions] for table in self._rotary)
         for number in range(depth):
             layer = net.layer(number)
