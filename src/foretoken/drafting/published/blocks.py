@@ -143,7 +143,7 @@ def block_settings(config: LayersConfig) -> dict[str, Any]:
     }
     if config.windows:
         block["layer_types"] = ["sliding_attention" if each else "full_attention" for each in config.windows]
-        block["sliding_window"] = max(config.windows)
+        block |= {"sliding_window": max(config.windows), "use_sliding_window": True}  # Qwen3 wants both
     return block
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import Qwen3Config
 
 from foretoken import LLM, SamplingParams
 from foretoken.drafting.feature_heads.description import spread_depths
@@ -22,6 +23,7 @@ from foretoken.models.load import load_as_is
 from foretoken.train.feature_heads.batches import FromTokens
 from foretoken.train.feature_heads.blocks import slot_by_slot
 from foretoken.train.feature_heads.run import run
+from foretoken.train.feature_heads.training import BLOCK
 from foretoken.train.frozen_target import FrozenTarget
 from foretoken.train.sources import parse
 from foretoken.train.trainer import Bounds
@@ -108,7 +110,10 @@ def test_a_folder_has_the_layout_of_speculators_and_drafts(
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == SLOTS
     assert config["block_size"] == (SLOTS if dspark else SLOTS + 1)
     assert config["aux_hidden_state_layer_ids"] == list(head.config.depths) == [1, 2]
-    assert config["transformer_layer_config"]["model_type"] == "qwen3"
+    block = Qwen3Config(**config["transformer_layer_config"])  # as speculators reads it
+    assert (block.layer_types, block.sliding_window) == (["sliding_attention"] * 2, BLOCK + config["block_size"])
+    assert not config["sliding_window_non_causal"]
+    assert head.config.causal == (True, True)
     assert {"d2t", "t2d", "fc.weight", "hidden_norm.weight", "layers.1.self_attn.q_norm.weight"} <= names
     assert ("lm_head.weight" in names) == (not dspark)
     llm = LLM(str(folder / "target"), device="cpu", speculative_config={"model": str(out), "num_speculative_tokens": 3})
