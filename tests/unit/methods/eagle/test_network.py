@@ -409,7 +409,7 @@ DAMAGE: dict[str, tuple[Change, type[ForetokenError], str]] = {
     "another target": (
         edit(speculators_config=owner(fingerprint="0" * 64)),
         MismatchError,
-        "(fingerprint 000000000000), not for 'zoo:base'",
+        "the head was trained for other weights, those of 'zoo:base': its first drafts agree",
     ),
     "a fingerprint of nothing": (edit(speculators_config=owner(fingerprint=None)), ModelError, "target_fingerprint"),
     "rounded weights": (
