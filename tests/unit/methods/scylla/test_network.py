@@ -175,7 +175,9 @@ def test_a_rope_theta_beyond_64_bit_integers_gives_finite_frequencies(model: Lan
 
 def test_a_missing_head_is_refused_with_its_command(model: LanguageModel) -> None:
     place = Path(model.source) / "scylla"
-    with pytest.raises(ModelError, match=f"train scylla --target {model.name} --out {place}', or name one with --set"):
+    with pytest.raises(
+        ModelError, match=f"train scylla --target {model.name} --out {place}', or name one with --draft-model"
+    ):
         compose.build({"method": "scylla"}, model)
 
 
