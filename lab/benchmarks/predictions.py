@@ -4,7 +4,8 @@
 
 Plain decoding writes --max-tokens tokens after each prompt, beyond the end of the answer if need be. The prediction is
 this text with ten places changed: tokens replaced, left out and put in by turns. So an edit of a file is measured, by a
-model that repeats the rest of it. The wrong prediction is the answer to another prompt. Each prompt goes through all of them in an order that rotates; a ratio is that of the seconds of plain decoding.
+model that repeats the rest of it. The wrong prediction is the answer to another prompt. Each prompt goes through all of
+them in an order that rotates; a ratio is that of the seconds of plain decoding.
 """
 
 from __future__ import annotations

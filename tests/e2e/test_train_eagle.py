@@ -53,7 +53,7 @@ def test_a_head_of_the_targets_own_words_drafts(capsys):
     generate = "generate Hi --model target --method eagle --set head=head --max-tokens 4 --threads 1 --dtype float32"
     assert main(generate.split()) == 0
     assert main(generate.replace("--model target", "--model other").split()) == 1
-    assert "not for 'other' as it is now: train one with 'foretoken train eagle" in capsys.readouterr().err
+    assert "target_hidden_size is 64, but that of 'other' is 96" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

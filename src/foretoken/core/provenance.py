@@ -96,7 +96,9 @@ def _gpu() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
     return done.stdout.strip()
 
 
