@@ -81,11 +81,6 @@ class Run:
     progress: Callable[[str], None] = lambda what: None
 
 
-def bundled_prompts(data: Path | None) -> list[Prompt]:
-    """Return the bundled suite of 30 prompts."""
-    return read_prompts(BUNDLED_SUITE)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """Recipes to compare on prompts.
@@ -109,7 +104,7 @@ class Suite:
     methods: Sequence[str]
     model: str = "zoo:base"
     draft_model: str | None = None
-    prompts: Callable[[Path | None], list[Prompt]] = bundled_prompts
+    prompts: Callable[[Path | None], list[Prompt]] = lambda data: read_prompts(BUNDLED_SUITE)
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     counters: Mapping[str, Callable[[Any], float]] = field(default_factory=lambda: MappingProxyType({}))
     columns: Sequence[Column] = ()

@@ -192,7 +192,8 @@ class DraftRunner(Drafter, ABC):
             if self.model.vocab_size < self.vocab_size and max(text, default=0) >= self.model.vocab_size:
                 room = 0
             nodes, depth = min(budget.max_nodes, room), min(budget.max_depth, room)
-            if nodes > 0 and depth > 0 and self._has_place(context):
+            known = context.request_id in self._states or self.cache.free_slots > 0
+            if nodes > 0 and depth > 0 and known:
                 bounded = replace(budget, max_nodes=nodes, max_depth=depth)
                 growing.append(
                     RunnerBuilder(
@@ -287,9 +288,6 @@ class DraftRunner(Drafter, ABC):
             self.cache.release(state.slot)
 
     # ------------------------------------------------------------------ forwards
-
-    def _has_place(self, context: Context) -> bool:
-        return context.request_id in self._states or self.cache.free_slots > 0
 
     def _spells(self, context: Context) -> bool:
         """Whether a request's draft is made of the draft's own tokens; see :class:`RunnerBuilder`."""

@@ -89,12 +89,8 @@ class Recipe:
         promise = self.promise
         if params.greedy and promise != "approximate":
             return "same text"
-        return "same stream" if params.repeatable and self._keeps_seeds else promise
-
-    @property
-    def _keeps_seeds(self) -> bool:
-        """Whether requests with a seed get the tokens of plain decoding, though others may not."""
-        return self.drafter.offers.keeps_seeds and self.verifier is None and self.plan.exact
+        keeps_seeds = self.drafter.offers.keeps_seeds and self.verifier is None and self.plan.exact
+        return "same stream" if params.repeatable and keeps_seeds else promise
 
     @property
     def takes_turns(self) -> bool:

@@ -252,7 +252,8 @@ class Engine:
         needed = drafter.needs.hidden_layers if any(job.request.shown for job in jobs) else None
         depths = () if needed is None else needed.depths
         if not any(len(job.draft) or (job.prompt and depths) for job in jobs):
-            current.output = self.target.forward(batch, plan, span=self._tapping(depths))
+            span = Span(0, self.target.num_layers, taps=depths) if depths else None
+            current.output = self.target.forward(batch, plan, span=span)
             if depths:
                 rows = batch.positions, current.output.best, current.output.hidden
                 self._backlog.keep([job.request for job in jobs], *rows)
@@ -398,9 +399,6 @@ class Engine:
 
     def _reserved_rows(self, request: Request) -> int:
         return self._proposer.kept(request)
-
-    def _tapping(self, depths: tuple[int, ...]) -> Span | None:
-        return Span(0, self.target.num_layers, taps=depths) if depths else None
 
     def _with_probes(self, request: Request, draft: Draft, spare: int) -> TokenTree:
         """The draft's tree followed by its verifier's probes, if all of them fit; else the draft's tree alone.

@@ -214,7 +214,7 @@ def rounded(
         values_OGk = part_OGk.to(torch.float32)
         if bits == 4:
             values_OGk = values_OGk - minimum[..., None]
-        found_OGk = (values_OGk / _divisor(scale)).round_()
+        found_OGk = (values_OGk / torch.where(scale == 0, 1.0, scale)[..., None]).round_()
         codes.copy_((found_OGk.clamp_(-127, 127) if bits == 8 else found_OGk.clamp_(0, 15)).flatten(1))
     return QuantisedWeight(codes_OK, scale_OG, minimum_OG, bits, name=name)
 
@@ -247,10 +247,6 @@ def _short(values_OG: Tensor, sizes_OG: Tensor) -> Tensor:
     """What float16 makes of them, unless that moves one of them by more than a 1024th of its group's size."""
     short_OG = values_OG.half().float()
     return short_OG if bool(((short_OG - values_OG).abs() <= sizes_OG.abs() * 2.0**-10).all()) else values_OG
-
-
-def _divisor(scale_OG: Tensor) -> Tensor:
-    return torch.where(scale_OG == 0, 1.0, scale_OG)[..., None]
 
 
 class Rows(NamedTuple):

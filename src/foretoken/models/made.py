@@ -37,10 +37,6 @@ class Origin(Protocol):
         ...
 
 
-def _no_origin(name: str, config: Any) -> Origin | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class MadeModels:
     """A kind of models that are made on demand.
@@ -51,7 +47,7 @@ class MadeModels:
     """
 
     folder: Callable[[str], Path]
-    origin_of: Callable[[str, Any], Origin | None] = _no_origin
+    origin_of: Callable[[str, Any], Origin | None] = lambda name, config: None
 
 
 def folder_of_made(name: str) -> Path | None:

@@ -54,7 +54,8 @@ class Optimiser:
     def __init__(self, model: nn.Module, rates: Rates) -> None:
         self._rates = rates
         matrices, decayed, plain = {}, {}, {}
-        embeddings, convolutions = _parameters(_embeddings(model)), _parameters(_convolutions(model))
+        embeddings = _parameters(_embeddings(model))
+        convolutions = _parameters(each for each in model.modules() if isinstance(each, nn.Conv1d))
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
@@ -129,10 +130,6 @@ def _embeddings(model: nn.Module) -> Iterator[nn.Module]:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if isinstance(head, nn.Module):
         yield head
-
-
-def _convolutions(model: nn.Module) -> Iterator[nn.Module]:
-    return (module for module in model.modules() if isinstance(module, nn.Conv1d))
 
 
 def _parameters(modules: Iterator[nn.Module]) -> set[int]:

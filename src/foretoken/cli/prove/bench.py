@@ -214,7 +214,8 @@ def bench(
             chat=chat,
             counters=counters,
         )
-        with progress_bar(f"{place} of {len(grid)}: " if len(grid) > 1 else "", _num_calls(engines, plan)) as advance:
+        calls = len(engines) * len(plan.groups()) * plan.repeats
+        with progress_bar(f"{place} of {len(grid)}: " if len(grid) > 1 else "", calls) as advance:
             records = measure(engines, plan, progress=advance)
         if records.samples:
             results += _results(records, rows, engines, params, cell)
@@ -304,10 +305,6 @@ def _in_full_groups(prompts: Sequence[Prompt], batch_size: int) -> Sequence[Prom
     if len(filled) > len(prompts):
         note(f"batch {batch_size}: {len(filled) - len(prompts)} prompts run twice, so that every batch is full")
     return filled
-
-
-def _num_calls(engines: Mapping[str, Any], plan: Plan) -> int:
-    return len(engines) * len(plan.groups()) * plan.repeats
 
 
 def _results(

@@ -130,7 +130,7 @@ def _extended(
         if older.tokens > _LIKE_SIZE * newer.tokens or older.tokens + newer.tokens > segment_tokens:
             break
         pieces = [_read_tokens(folder, manifest, each) for each in (newer, older)]  # backwards
-        joined = _joined(pieces, pieces[0].dtype)
+        joined = np.concatenate(pieces, dtype=pieces[0].dtype)  # else in the byte order of the machine
         number += 1
         name = f"segment-{number:06d}"
         segments[-2:] = [_written(folder, manifest, name, joined, older.documents + newer.documents)]
@@ -200,11 +200,6 @@ def suffixes_of(tokens: np.ndarray) -> np.ndarray:
         suffixes[kept : kept + len(some)] = some
         kept += len(some)
     return suffixes
-
-
-def _joined(pieces: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    """One array of them all; joining alone would give the machine's own byte order."""
-    return np.concatenate(pieces, dtype=dtype)
 
 
 def _read_tokens(folder: Path, manifest: Manifest, segment: Segment) -> np.ndarray:

@@ -10,7 +10,6 @@ executes an order.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from foretoken.core.draft import Draft
@@ -119,7 +118,7 @@ class OnThread:
         return drafts
 
     def forget(self, request_id: int) -> None:
-        self._reading.append(self._begin(partial(self._release, request_id)))
+        self._reading.append(self._begin(lambda stopped: self.remote_head.release(request_id)))
 
     def close(self) -> None:
         lane, self._lane = self._lane, None  # the next order starts a new lane
@@ -138,9 +137,6 @@ class OnThread:
         self.bytes_moved += sum(each.num_bytes for each in parcels)
         staged = self._staging.put([each.states_TW for each in parcels])
         return lambda stopped: self.remote_head.take(taken(parcels, staged.take()))
-
-    def _release(self, request_id: int, stopped: Callable[[], bool]) -> None:
-        self.remote_head.release(request_id)
 
 
 class InProcess:

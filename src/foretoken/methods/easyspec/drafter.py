@@ -26,7 +26,7 @@ def _sizes(name: str, value: Any) -> tuple[int, ...] | None:
     """Check the sizes of groups of layers."""
     if value is None:
         return None
-    if not isinstance(value, list | tuple) or not value or not all(map(_is_count, value)):
+    if not isinstance(value, list | tuple) or not value or not all(type(each) is int and each >= 1 for each in value):
         raise ConfigError(f"{name}={value!r:.60} must be sizes of groups of layers, for example [1, 3, 3, 1]")
     return tuple(value)
 
@@ -115,10 +115,6 @@ class EasySpecDrafter(ModelDrafter):
         plan.native = None  # the native decoder runs layers only in order
         with fuzzy(anatomy.find(self.model.model), self.groups):
             return self._forward(batch, plan)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _groups(config: EasySpecDrafter.Config, model: LanguageModel) -> Groups:

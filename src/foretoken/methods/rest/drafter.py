@@ -130,7 +130,7 @@ class RestDrafter(Drafter):
             kind = _VARIED if len(following) > 1 else _ONE if len(places) == 1 else _ALIKE
             lookup.places[node] = kind, length, frozenset(following)
             rate = lookup.rates[kind].rates[length] / len(places)
-            ranked = sorted(following.items(), key=_by_number, reverse=True)[: self._branching]
+            ranked = sorted(following.items(), key=lambda each: len(each[1]), reverse=True)[: self._branching]
             return [(rate * len(theirs), token, theirs) for token, theirs in ranked]
 
         draft = grow(budget, found, continuations, self.config.min_score)
@@ -158,7 +158,3 @@ def _grouped(places: list[list[int]], depth: int) -> dict[int, list[list[int]]]:
         if len(place) > depth:
             found.setdefault(place[depth], []).append(place)
     return found
-
-
-def _by_number(item: tuple[int, list[list[int]]]) -> int:
-    return len(item[1])
