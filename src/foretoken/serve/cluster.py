@@ -220,6 +220,8 @@ def begin(*, verbose: bool) -> None:
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", proxy.IMPORT_PATH)
+    # a busy machine takes longer to start a proxy than Ray's 5 s, after which it is killed
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     address = _given_cluster()
     version = tuple(map(int, ray.__version__.split(".")[:2]))
     if address is None and version < _ASKS_TOKEN:
