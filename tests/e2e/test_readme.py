@@ -19,8 +19,9 @@ PAGES = ("README.md", "docs/quickstart.md", "docs/coming_from.md", "docs/serve.m
 
 def blocks(page: str, language: str) -> list[str]:
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    return [each for each in found if "OpenAI(base_url" not in each]  # needs a server: tests/e2e/test_serve.py
+    found = re.findall(rf"(<!-- not run: .*? -->\n)?^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    # a client needs a server: tests/e2e/test_serve.py
+    return [each for left_out, each in found if not left_out and "OpenAI(base_url" not in each]
 
 
 def commands() -> list[str]:
