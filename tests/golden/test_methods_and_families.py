@@ -109,7 +109,7 @@ def test_a_drafter_works_or_is_refused(case: Case, shelf: Path) -> None:
         if not refusal:
             served.append(kind)
     needs = case.entry.load().declared
-    if needs.learned_part is None and needs.brought is None and not needs.datastore and case.entry.name != "diffuspec":
+    if needs.learned_part is None and not needs.brought and not needs.datastore and case.entry.name != "diffuspec":
         assert "dense" in served
 
 

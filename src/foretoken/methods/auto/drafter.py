@@ -115,9 +115,9 @@ def _at_hand(config: AutoDrafter.Config, target: Any) -> Iterator[tuple[AutoDraf
         if entry.own_rule is not None or entry.name == AutoDrafter.name:
             continue
         declared = entry.load().declared
-        if declared.brought is not None and layers:
+        if declared.brought and layers:
             last.append(entry.name)
-        part = None if declared.brought is not None or declared.draft_model else declared.learned_part
+        part = None if declared.brought or declared.draft_model else declared.learned_part
         if part is not None and learned_part.lies_beside(catalog.imported(part), target.source):
             yield replace(config, drafter=entry.name), False
     for name in last:
