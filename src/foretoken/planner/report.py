@@ -117,11 +117,11 @@ def _why(each: Candidate, winner: Candidate | None) -> str:
         return f"{each.tokens_per_step:.1f} tokens a step, in a real run"
     if each.tokens_per_step < each.needed:
         return f"{each.tokens_per_step:.1f} tokens a step, and needs {each.needed:.1f} to gain"
-    cost = f"drafting takes {each.draft_share:.0%} of a step"
+    cost = f"drafting: {each.draft_share:.0%} of a step"
     if winner is None or winner is each:
         return cost
     less = winner.tokens_per_step - each.tokens_per_step
-    return f"{cost} for {abs(less):.1f} tokens {'less' if less > 0 else 'more'}"
+    return f"{cost}, {abs(less):.1f} tokens {'less' if less > 0 else 'more'}"
 
 
 def _changes(plan: Plan, ranked: Sequence[Candidate]) -> list[str]:

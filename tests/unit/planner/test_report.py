@@ -136,3 +136,11 @@ def test_the_page_is_self_contained() -> None:
     assert "suffix_first + zoo:draft<td>2.6<td>1.7<tr>" in text
     assert "http" not in text
     assert "suffix_first + zoo:draft<" in text
+
+
+def test_a_reason_is_not_cut_off() -> None:
+    made = plan()
+    slow = Candidate({"method": "suffix_first", "model": "zoo:draft"}, predicted=1.1, tokens_per_step=13.2, needed=1.0)
+    slow.draft_share = 1.0
+    made.candidates.insert(5, slow)
+    assert "drafting: 100% of a step, 9.3 tokens more" in "\n".join(screen(made))
