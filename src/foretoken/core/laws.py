@@ -146,8 +146,7 @@ class Laws:
     @cached_property
     def best(self) -> Sequence[int]:
         """The most probable token of each row."""
-        found: list[int] = self.logits_MV.argmax(dim=-1).tolist()
-        return found
+        return self.logits_MV.argmax(dim=-1).tolist()
 
     @cached_property
     def p_MV(self) -> Tensor:

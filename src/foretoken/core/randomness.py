@@ -116,8 +116,7 @@ class Streams:
 
         There must be so many of positive weight.
         """
-        found: list[int] = torch.multinomial(q_V, count, generator=self.generator(purpose)).tolist()
-        return found
+        return torch.multinomial(q_V, count, generator=self.generator(purpose)).tolist()
 
 
 def categorical_rows(rngs: Sequence[Streams], purpose: str, weights_BV: Tensor) -> list[int]:
@@ -141,8 +140,7 @@ def categorical_rows(rngs: Sequence[Streams], purpose: str, weights_BV: Tensor) 
         first_B = _invert_rows(blocks_BKC.sum(-1), draws_BU[:, :1])
         inside_BC = blocks_BKC[torch.arange(len(rngs), device=first_B.device), first_B]
         found = first_B * _BLOCK + _invert_rows(inside_BC, draws_BU[:, 1:])
-    tokens: list[int] = found.tolist()
-    return tokens
+    return found.tolist()
 
 
 def _invert_rows(weights_BK: Tensor, draw_B1: Tensor) -> Tensor:

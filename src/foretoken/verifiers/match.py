@@ -63,5 +63,4 @@ class Samples:
 
 def _sample_rows(target: Laws, seed: int) -> list[int]:
     noise_MV = gumbel(seed, target.positions, target.vocab_size, target.logits_MV.device)
-    found: list[int] = noise_MV.add_(target.logits_MV).argmax(dim=-1).tolist()
-    return found
+    return noise_MV.add_(target.logits_MV).argmax(dim=-1).tolist()

@@ -163,5 +163,4 @@ def at_tokens(weights_BV: Tensor, tokens: Sequence[int]) -> list[float]:
     if len(tokens) == 1:
         return [float(weights_BV[0, tokens[0]])]
     ids = torch.tensor(tokens, device=weights_BV.device)
-    found: list[float] = weights_BV.gather(1, ids[:, None])[:, 0].tolist()
-    return found
+    return weights_BV.gather(1, ids[:, None])[:, 0].tolist()
