@@ -292,9 +292,9 @@ class _Seen:
                         self._alike[sets, i, j].add(float(alike.sum()), alike.numel())
         self._picks.clear()
 
-    def _table(self, sets: str) -> list[list[float]]:
+    def _table(self, sets: str) -> tuple[tuple[float, ...], ...]:
         layers = range(self.num_layers)
-        return [[round(self._alike[sets, i, j].value, 4) for j in layers] for i in layers]
+        return tuple(tuple(round(self._alike[sets, i, j].value, 4) for j in layers) for i in layers)
 
     def anchors(self, theta: float) -> Anchors | None:
         """Return the layers' similarities, and the anchors at this threshold; None without measured choices."""

@@ -11,7 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
 
 from foretoken.core.errors import ConfigError, MismatchError, ModelError
 from foretoken.core.files import check_format, home_expanded, write_whole
@@ -20,6 +22,8 @@ from foretoken.models.language_model import LanguageModel
 
 FILE = "sparse.json"
 FORMAT = 1
+_Share = Annotated[float, Ge(0), Le(1)]
+_Table = tuple[tuple[_Share, ...], ...]
 _FORCED_ANCHORS = 2  # first layers that always pick for themselves
 
 
@@ -36,9 +40,9 @@ class Sparsity:
     """
 
     tau: float
-    row: float
-    union: Mapping[int, float]
-    tiles: Mapping[int, float]
+    row: _Share
+    union: Mapping[int, _Share]
+    tiles: Mapping[int, _Share]
 
     def speedup(self, rows: int) -> float:
         """Of an MLP at best, by the weights it reads: gate whole, up by tiles, down by channels."""
@@ -55,7 +59,7 @@ class Thresholds:
     """
 
     num_chosen: int
-    beta: Mapping[int, Sequence[float]]
+    beta: Mapping[int, tuple[Annotated[float, Ge(0)], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +76,20 @@ class Anchors:
             the root that chose ("root"), and for the seven rows after it ("draft"); empty in older files.
     """
 
-    layers: Sequence[int]
-    theta: float
-    jaccard: Sequence[Sequence[float]]
-    jaccard_of_layers: Sequence[Sequence[float]] = ()
+    layers: tuple[int, ...]
+    theta: _Share
+    jaccard: _Table
+    jaccard_of_layers: _Table = ()
     settings: Mapping[str, Any]
-    caught: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    caught: Mapping[str, Mapping[str, _Share]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        layers = self.layers
+        if not layers or layers[0] < 0 or list(layers) != sorted(set(layers)):
+            raise ValueError(f"anchors {list(layers)}")
+        square = all(len(row) == len(table) for table in (self.jaccard, self.jaccard_of_layers) for row in table)
+        if not square or len(self.jaccard) <= layers[-1]:
+            raise ValueError("a table of similarities that is not square")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,23 +124,17 @@ class Calibration:
         Raises:
             ModelError: there is none, or it is damaged.
         """
+        from pydantic import TypeAdapter
+
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             check_format(found["format"], FORMAT)
-            return cls(
-                model=str(found["model"]),
-                fingerprint=str(found["fingerprint"]),
-                num_tokens=int(found["num_tokens"]),
-                ffn=tuple(_sparsity(each) for each in found["ffn"]),
-                moe=None if found["moe"] is None else _thresholds(found["moe"]),
-                attention=None if found["attention"] is None else _anchors(found["attention"]),
-                provenance=dict(found["provenance"]),
-            )
+            return TypeAdapter(cls).validate_python(found)
         except FileNotFoundError:
             raise ModelError(f"{path}: there is no such calibration file") from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(
-                f"{path}: the calibration cannot be read ({type(error).__name__}: {error}); "
+                f"{path}: the calibration cannot be read ({type(error).__name__}: {' '.join(str(error).split())}); "
                 "measure it with 'foretoken calibrate sparse'"
             ) from None
 
@@ -231,42 +237,3 @@ def needed(target: LanguageModel, path: str | Path | None, what: str) -> Calibra
 
 def _remedy(model: str) -> str:
     return f"make one with 'foretoken calibrate sparse --model {model} --corpus FILE'"
-
-
-def _sparsity(found: Mapping[str, Any]) -> Sparsity:
-    union, tiles = ({int(rows): _share(each) for rows, each in found[name].items()} for name in ("union", "tiles"))
-    return Sparsity(tau=float(found["tau"]), row=_share(found["row"]), union=union, tiles=tiles)
-
-
-def _thresholds(found: Mapping[str, Any]) -> Thresholds:
-    beta = {int(layer): tuple(float(each) for each in values) for layer, values in found["beta"].items()}
-    if any(not each >= 0 for values in beta.values() for each in values):
-        raise ValueError("a threshold that is no ratio")
-    return Thresholds(num_chosen=int(found["num_chosen"]), beta=beta)
-
-
-def _anchors(found: Mapping[str, Any]) -> Anchors:
-    layers = tuple(int(each) for each in found["layers"])
-    if not layers or layers[0] < 0 or list(layers) != sorted(set(layers)):
-        raise ValueError(f"anchors {list(layers)}")
-    tables = {
-        name: tuple(tuple(_share(each) for each in row) for row in found.get(name, ()))
-        for name in ("jaccard", "jaccard_of_layers")
-    }
-    if (
-        any(len(row) != len(table) for table in tables.values() for row in table)
-        or len(tables["jaccard"]) <= layers[-1]
-    ):
-        raise ValueError("a table of similarities that is not square")
-    caught = {
-        str(score): {str(whose): _share(share) for whose, share in shares.items()}
-        for score, shares in found.get("caught", {}).items()
-    }
-    settings = dict(found["settings"])
-    return Anchors(layers=layers, theta=_share(found["theta"]), settings=settings, caught=caught, **tables)
-
-
-def _share(value: Any) -> float:
-    if not 0.0 <= float(value) <= 1.0:
-        raise ValueError(f"share {value!r}")
-    return float(value)
