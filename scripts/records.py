@@ -236,6 +236,21 @@ def accuracy(name: str, rows: list[str]) -> list[str]:
     return markdown(("", *tasks), shown)
 
 
+def soaked(name: str, rows: list[str]) -> list[str]:
+    """What became of the requests of ``lab/benchmarks/soak.py``, and the server's memory."""
+    found = parts(RESULTS / f"{name}.json")[0]["results"]
+    lives = [f"{life[len(life) // 2]:,} to {life[-1]:,}" for life in found["memory_mb"]]
+    shown = [
+        ("answered, and compared with the library", f"{found['answered']:,}"),
+        ("given up by the client", f"{found['given_up']:,}"),
+        ("kills of the server; requests that were sent again for them", f"{found['kills']}; {found['sent_again']}"),
+        ("texts in the answers; tokens", f"{found['completions']:,}; {found['tokens']:,}"),
+        ("faults: other texts, lost or broken answers, wrong states, slots or counters", f"{len(found['faults'])}"),
+        ("memory of each server, MB, from the half of its time to its end", "; ".join(lives)),
+    ]
+    return markdown(("", "requests"), shown)
+
+
 CHEAPEST = "ngram"
 DRAFT_MODEL = ("draft_model", "block")  # the plain forms: greedy, and sampled
 
@@ -299,6 +314,7 @@ TABLES = {
     "zoo_tasks": accuracy,
     "zoo_other_models": accuracy,
     "quantised": accuracy,
+    "soak": soaked,
 }
 
 
