@@ -95,6 +95,8 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         InputError: there is no datastore, it is of another format, or a file of it is missing or cut off.
     """
+    from pydantic import TypeAdapter
+
     path = folder / MANIFEST
     if not path.is_file():
         raise InputError(f"{folder}: not a datastore (it has no {MANIFEST}); make one with: foretoken datastore build")
@@ -103,19 +105,13 @@ def read_manifest(folder: Path) -> Manifest:
         if content["format"] != FORMAT:
             raise ValueError(f"of another format than '{FORMAT}'")
         check_format(content["version"], VERSION)
-        segments = tuple(
-            Segment(str(each["name"]), int(each["tokens"]), int(each["documents"]), tuple(each["sha256"]))
-            for each in content["segments"]
-        )
-        manifest = Manifest(
-            int(content["vocab_size"]), str(content["vocabulary"]), str(content["model"]), segments,
-            tuple(content["history"]),
-        )  # fmt: skip
+        manifest = TypeAdapter(Manifest).validate_python(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path}: cannot be read ({type(error).__name__}: {error}); if it is damaged, build the datastore again"
+            f"{path}: cannot be read ({type(error).__name__}: {' '.join(str(error).split())}); if it is damaged, "
+            "build the datastore again"
         ) from None
-    for segment in segments:
+    for segment in manifest.segments:
         sizes = segment.tokens * manifest.token_bytes, segment.tokens * SUFFIX_BYTES
         for file, size in zip(segment.paths(folder), sizes, strict=True):
             found = file.stat().st_size if file.is_file() else None
