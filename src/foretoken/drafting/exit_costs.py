@@ -1,7 +1,5 @@
 """What a step with drafts from an exit costs on this machine, in plain steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter

@@ -1,7 +1,5 @@
 """GPT-2's layers as linear layers: its ``Conv1D`` is one with a transposed weight."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

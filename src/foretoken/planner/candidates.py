@@ -1,7 +1,5 @@
 """Everything that could draft for a target: the catalogue's drafters with the models at hand, and why others cannot."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -41,7 +39,7 @@ class Candidate:
 
     config: dict[str, Any]
     reason: str = ""
-    plain_form: Candidate | None = None
+    plain_form: "Candidate | None" = None
     length: int = 0
     predicted: float = 0.0
     error: float = 0.0

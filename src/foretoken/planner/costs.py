@@ -14,8 +14,6 @@ length are averaged, since their number of draft tokens does not determine their
 its model only where it finds no copy.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 import statistics
@@ -93,7 +91,7 @@ class DraftCosts:
     nodes: tuple[float, ...] = (0,)
     seconds: tuple[float, ...] = (0.0,)
     prompt_token: float = 0.0
-    together: dict[int, DraftCosts] = field(default_factory=dict)
+    together: "dict[int, DraftCosts]" = field(default_factory=dict)
 
     def __call__(self, nodes: float, requests: int = 1) -> float:
         known = self.together.get(requests)

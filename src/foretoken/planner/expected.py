@@ -11,8 +11,6 @@ No probability depends on tokens of x after i, so that a step that starts at tok
 S_j - S_(j+1), whatever follows. The only noise left is that of the text.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The page of ``foretoken plan --report``: the ranking as bars, and the gain over context and number of requests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 

@@ -1,7 +1,5 @@
 """``foretoken plan``: record once, replay every candidate, run the best ones for real, and choose."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Evaluate one candidate along a trace: replay it at every length, and predict its speed by the cost model."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

@@ -14,8 +14,6 @@ ways:
 A drafter that reads hidden states gets those of one reading pass over the text.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

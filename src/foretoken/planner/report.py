@@ -1,7 +1,5 @@
 """The screen of ``foretoken plan``: at most 25 lines of 80 columns, for readers without knowledge of the methods."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A trace: the target's own answers, recorded once by plain decoding, along which every drafter can be replayed."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The ASGI application: paths, keys, limits, and errors in one form. uvicorn and Ray run the same application."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 from collections.abc import Callable, Mapping, Sequence

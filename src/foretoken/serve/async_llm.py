@@ -1,7 +1,5 @@
 """``AsyncLLM``: the engine's loop for asyncio."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -121,7 +119,7 @@ class AsyncLLM:
         def __getattr__(self, name: str) -> Any:
             raise absent(name, _METHODS, owner="AsyncLLM")
 
-    async def __aenter__(self) -> AsyncLLM:
+    async def __aenter__(self) -> "AsyncLLM":
         return self
 
     async def __aexit__(

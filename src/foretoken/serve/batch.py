@@ -7,8 +7,6 @@ Answers are appended in the order of completion; the same command resumes with t
 error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

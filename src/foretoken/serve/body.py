@@ -4,8 +4,6 @@ Python's parser accepts NaN, infinite numbers and lone surrogates, which are not
 duplicate name. Such values would cause an error while the answer is written, or change it silently.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """``POST /v1/chat/completions``: conversations, as one object or as a stream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

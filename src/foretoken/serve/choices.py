@@ -1,7 +1,5 @@
 """The form that ``/v1/chat/completions`` and ``/v1/completions`` share: an object with choices, or chunks of them."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence

@@ -7,8 +7,6 @@ Ray adds routing, health checks, restarts and autoscaling; a replica equals one 
 with the same ``x-session-id`` header go to the same replica, which has their prompts in its cache.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

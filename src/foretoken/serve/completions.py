@@ -1,7 +1,5 @@
 """``POST /v1/completions``: continuations of texts, as one object or as a stream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast

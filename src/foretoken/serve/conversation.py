@@ -4,8 +4,6 @@ Tools go through the chat template. If a template does not support tools, messag
 the form of Hermes, which is also the form of the parsed calls.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@
 431 too many header fields      500 the request failed   503 shutting down, or dead
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pydantic fields of a request, from the declarations of options (options/option.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 

@@ -6,8 +6,6 @@
 ``analysis`` is reasoning. A message to a recipient is a call, wherever its header names it. All else is text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Infill: the prompt from which a model writes the text between a prefix and a suffix (fill in the middle)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

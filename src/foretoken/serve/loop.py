@@ -11,8 +11,6 @@ updates of all streams together: the interval is 20 ms for one stream, plus 5 ms
 First tokens and ends are delivered at once; a reader of the whole answer gets only these two.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -137,7 +135,7 @@ class EngineLoop:
 
     # ------------------------------------------------------------------ for any thread
 
-    def start(self) -> EngineLoop:
+    def start(self) -> "EngineLoop":
         """Start the engine's thread."""
         self._thread.start()
         return self

@@ -1,7 +1,5 @@
 """Anthropic's ``POST /v1/messages``: an answer as content blocks, as one object or as events."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
@@ -114,7 +112,7 @@ class Messages:
 
     # ------------------------------------------------------------------ inside
 
-    def _changes(self, blocks: _Blocks, delta: Update) -> Iterator[bytes]:
+    def _changes(self, blocks: "_Blocks", delta: Update) -> Iterator[bytes]:
         for piece in self.reader.pieces(delta):
             yield from blocks.add(piece)
 

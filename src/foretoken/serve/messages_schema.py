@@ -1,7 +1,5 @@
 """The request body of Anthropic's ``POST /v1/messages``, and its conversation as chat messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal

@@ -3,8 +3,6 @@
 Counters are read from the loop at each scrape; histograms get one value per request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 

@@ -8,8 +8,6 @@
 The pool belongs to the server's event loop, and needs no lock; loading and unloading run in threads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

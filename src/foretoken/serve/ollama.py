@@ -3,8 +3,6 @@
 A body is translated to that of a chat or a completion, which checks its values and computes the answer.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -7,8 +7,6 @@ A request is retried if no part of its answer was sent, even if a replica had be
 cannot be retried: a stream then ends with an error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping

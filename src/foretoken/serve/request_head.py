@@ -7,8 +7,6 @@ uvicorn's own protocols bound neither the size of a request head nor the time to
   drop a connection that does not read its answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """``POST /v1/responses``, stateless: text and function tools, as one object or as events."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
@@ -122,7 +120,7 @@ class Response:
 
     # ------------------------------------------------------------------ inside
 
-    def _changes(self, output: _Output, delta: Update) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _changes(self, output: "_Output", delta: Update) -> Iterator[tuple[str, dict[str, Any]]]:
         logprobs = [self.service.logprob(each) for each in delta.logprobs]
         for piece in self.reader.pieces(delta):
             yield from output.add(piece, logprobs)

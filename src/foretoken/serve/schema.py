@@ -4,8 +4,6 @@ Parsing is strict about types: a number is not a string. An unknown field is acc
 ``x-foretoken-ignored``, like the fields of :class:`Ignored`, unless it would change the answer (unknown_fields.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal

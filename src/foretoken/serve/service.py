@@ -1,7 +1,5 @@
 """Shared parts of the endpoints: parameters, prompts, tickets and usage."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Streamed answers, and the detection of disconnected clients."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence

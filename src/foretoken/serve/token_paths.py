@@ -1,7 +1,5 @@
 """``/tokenize``, ``/detokenize``, ``/apply-template`` and ``/tokenizer_info``, in the forms of vLLM and llama.cpp."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field

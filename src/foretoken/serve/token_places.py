@@ -1,7 +1,5 @@
 """The offsets of tokens in a text, for log-probabilities."""
 
-from __future__ import annotations
-
 from codecs import getincrementaldecoder
 from collections.abc import Container, Sequence
 

@@ -6,8 +6,6 @@
 Like every structured output, it masks the distribution, and drafts are verified under the mask.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

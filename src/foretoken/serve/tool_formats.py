@@ -8,8 +8,6 @@ A call is written as text around its name and its arguments, which are JSON or n
 Marks may be special tokens: the reader gets the text with them, and the grammar names them by their ids.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

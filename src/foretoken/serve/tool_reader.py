@@ -3,8 +3,6 @@
 Everything outside of a call stays text. The pieces of a call's arguments join to valid JSON once the call is whole.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -25,7 +23,7 @@ _ENDS = ("}" + CLOSE, CLOSE)  # what may follow the arguments of Hermes' calls, 
 _Pieces = dict[int, dict[str, Any]]
 
 
-def reader_of(form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool) -> Reader:
+def reader_of(form: ToolFormat, tools: Mapping[str, Mapping[str, Any]], *, only: bool) -> "Reader":
     """Return the reader of a form.
 
     Args:

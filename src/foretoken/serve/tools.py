@@ -1,7 +1,5 @@
 """Parts of the readers of tool calls: the ends of objects and marks, and calls in OpenAI's form."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Iterable

@@ -6,8 +6,6 @@ changes the answer, and has no equal              400, with the nearest remedy; 
 everything else                                   accepted, and named in the header x-foretoken-ignored
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from functools import lru_cache

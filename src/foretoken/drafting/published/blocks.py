@@ -1,7 +1,5 @@
 """Decoder layers of published draft networks: their fields, and how ``config.json`` states them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +33,7 @@ class RopeScaling:
     values: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(cls, rope: Mapping[str, Any]) -> RopeScaling | None:
+    def of(cls, rope: Mapping[str, Any]) -> "RopeScaling | None":
         """Return the scaling of ``rope_parameters`` or ``rope_scaling``; None: positions are not scaled.
 
         Raises:

@@ -7,8 +7,6 @@ Numbers of layers count inputs in both. llama.cpp writes the tokens of a draft v
 offsets, and the rows of an eagle3's queries and keys in the order of its own rotation.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -57,8 +55,7 @@ def _name(path: Path, kind: str, name: str) -> str:
         return f"layers.{found[1]}.{inner[found[2]]}{found[3] or ''}"
     if name not in outer:
         raise ModelError(f"model '{path}': its tensor {name!r:.80} has no place in a head of {kind}")
-    place: str = outer[name]
-    return place
+    return outer[name]
 
 
 def _value(file: GGUFFile, name: str) -> Tensor:

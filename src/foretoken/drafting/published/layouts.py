@@ -4,8 +4,6 @@ Names of tensors decide, keys of ``config.json`` distinguish what names leave op
 A row with ``refused`` is known and not run: its folder is refused by name, with the reason.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

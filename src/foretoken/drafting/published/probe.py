@@ -8,8 +8,6 @@ chance: two standard errors of the comparison, place by place.
 Letters: T tokens, F width of the fused states, R places, W width, V vocabulary, K draft vocabulary.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from abc import abstractmethod
@@ -108,7 +106,7 @@ class _Tried(NamedTuple):
     def share(self) -> float:
         return float(self.agrees_R.float().mean())
 
-    def better_than(self, other: _Tried) -> bool:
+    def better_than(self, other: "_Tried") -> bool:
         gained = int((self.agrees_R & ~other.agrees_R).sum())
         lost = int((other.agrees_R & ~self.agrees_R).sum())
         return gained - lost > 2 * (gained + lost) ** 0.5

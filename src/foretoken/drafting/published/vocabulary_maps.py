@@ -3,8 +3,6 @@
 Letters: V vocabulary, K draft vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 

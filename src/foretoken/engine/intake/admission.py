@@ -1,7 +1,5 @@
 """From what a call takes to requests: params held against the recipe and the target, and one request a completion."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import secrets

@@ -5,8 +5,6 @@ changes greedy text, too. Lengths and end tokens are not read here: a request ha
 count (models/language_model.py).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +36,7 @@ class CheckpointDefaults:
     not_honoured: dict[str, Any]
 
     @classmethod
-    def of(cls, config: Any, name: str) -> CheckpointDefaults:
+    def of(cls, config: Any, name: str) -> "CheckpointDefaults":
         """Read a generation config of transformers.
 
         Args:

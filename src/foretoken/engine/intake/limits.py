@@ -1,7 +1,5 @@
 """Arguments of calls that are checked by hand: a queue's length, switches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from foretoken.core.errors import ConfigError

@@ -4,8 +4,6 @@ Nothing is taken in silence: an option that changes nothing is named in one line
 change something is refused. vllm_options.json has the names, by vLLM's spelling.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence, Sized

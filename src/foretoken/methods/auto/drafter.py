@@ -1,7 +1,5 @@
 """What every request drafts with where no method is named: copies, the one model at hand, both, or nothing."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Folders of DFlash and DSpark: their makers' keys and names, and the target that they belong to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """``foretoken train dflash``: options and help text; imports torch only when it runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """DFlash: a block of draft tokens from one pass over the target's states; DSpark and DFlash2 draw them in order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass

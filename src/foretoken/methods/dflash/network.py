@@ -16,8 +16,6 @@ Letters: N context rows, B rows of a block, F width of the fused states, W width
 rank of the Markov head or of the selector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -195,8 +193,7 @@ class Layer(Block):
         """
 
         def attention(y_TW: Tensor) -> Tensor:
-            out: Tensor = self.self_attn.o_proj(attend(*self.project(y_TW, *places)))
-            return out
+            return self.self_attn.o_proj(attend(*self.project(y_TW, *places)))
 
         y_TW = self.input_layernorm(x_TW)
         x_TW = x_TW + (attention(y_TW) if self.attention_conv is None else self.attention_conv(y_TW, rows, attention))
@@ -272,8 +269,7 @@ class DFlashNetwork(PublishedHead):
                 return found[0].transpose(0, 1).flatten(1)
 
             x_TW = layer.over_blocks(x_TW, tokens_RB.shape[1], (cos[count:], sin[count:]), attend)
-        out: Tensor = self.norm(x_TW).unflatten(0, tokens_RB.shape)
-        return out
+        return self.norm(x_TW).unflatten(0, tokens_RB.shape)
 
     @torch.no_grad()
     def begin_near(self, model: Any) -> None:
@@ -328,8 +324,7 @@ class DFlashNetwork(PublishedHead):
 
     def context(self, states_TF: Tensor) -> Tensor:
         """c, [T, W]."""
-        found: Tensor = self.hidden_norm(self.fc(states_TF))
-        return found
+        return self.hidden_norm(self.fc(states_TF))
 
     def context_heads(self, number: int, c_TW: Tensor, cos_Td: Tensor, sin_Td: Tensor) -> tuple[Tensor, Tensor]:
         """Keys, rotated, and values of context rows in a layer, [G, T, d]; the layer's norm is not applied."""

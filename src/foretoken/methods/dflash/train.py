@@ -7,8 +7,6 @@ Letters: B sequences, T positions, A anchors of a sequence, k slots, F width of 
 the Markov head, K draft vocabulary, V vocabulary.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -77,7 +75,7 @@ def training(options: Config) -> HeadTraining:
 
     def config(theirs: Any, name: str, fingerprint: str) -> DFlashConfig:
         text = theirs.get_text_config(decoder=True)
-        found: DFlashConfig = DFlash.config_for(
+        return DFlash.config_for(
             theirs,
             name,
             fingerprint,
@@ -92,7 +90,6 @@ def training(options: Config) -> HeadTraining:
             target_layers=text.num_hidden_layers,
             mask_token=_mask_token(text) if options.mask_token is None else options.mask_token,
         )
-        return found
 
     return HeadTraining(
         target=target,

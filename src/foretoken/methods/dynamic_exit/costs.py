@@ -1,7 +1,5 @@
 """The cost of a step with drafts from an exit: in layers loaded, as published, corrected by steps as they run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from foretoken.models.language_model import LanguageModel

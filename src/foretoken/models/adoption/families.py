@@ -11,8 +11,6 @@ tried (trial.py).
     parallel     cohere   x + attention(norm(x)) + mlp(norm(x))
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -118,7 +116,7 @@ class Family:
     attention_end_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_end_norm: str | None = None
-    mixed_like: Family | None = None
+    mixed_like: "Family | None" = None
     centred: bool = False
     gain_offset: float = 0.0
     parallel: bool = False
@@ -403,8 +401,7 @@ class Parts(NamedTuple):
         """The key of a layer's rotary."""
         if None in self.rotary_kinds:
             return None
-        found: str = getattr(attention, "layer_type", None) or attention.attention_type
-        return found
+        return getattr(attention, "layer_type", None) or attention.attention_type
 
     def rotary(self, kind: str | None, max_length: int) -> Rotary:
         """A rotary as the library computes it."""

@@ -4,8 +4,6 @@ A module is not its weight: an adapter, a quantiser or a hook may compute someth
 modules are taken, and after packing the whole model is compared with the library's results before (trial.py).
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator, Sequence

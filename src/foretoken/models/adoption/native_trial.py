@@ -16,8 +16,6 @@ logits are others altogether. So a model of experts in bfloat16 or in fewer bits
 Letters: M wanted rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext

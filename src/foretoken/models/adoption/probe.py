@@ -13,8 +13,6 @@ results later is refused here, with the reason:
         equal logits, since attention answers with zeros
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

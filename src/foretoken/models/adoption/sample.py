@@ -14,8 +14,6 @@ some outputs: the plain one expands a whole matrix at every call.
 Letters: T rows, K inner dimension, C rows of the head that are scored, O outputs.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -249,7 +247,7 @@ class _Index(int):
 
     _count: Callable[[], None]
 
-    def __new__(cls, value: int, count: Callable[[], None]) -> _Index:
+    def __new__(cls, value: int, count: Callable[[], None]) -> "_Index":
         made = super().__new__(cls, value)
         made._count = count
         return made

@@ -8,8 +8,6 @@ Letters: T packed rows, R rows of a segment, L columns that they may see, H quer
 M wanted rows, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
