@@ -93,7 +93,7 @@ def test_what_does_not_grow_is_refused(folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     save_model("llama", other, seed=5, hidden_size=64, num_attention_heads=2, intermediate_size=128)
     untrained(Eagle, load(str(other), device="cpu"), tmp_path / "others", draft_vocab_size=60)
-    with pytest.raises(MismatchError, match="not for"):
+    with pytest.raises(MismatchError, match="target_hidden_size is 64"):
         compose.build({"method": "eagle", "head": str(tmp_path / "others")}, wide)
 
 
