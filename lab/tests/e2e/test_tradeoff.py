@@ -7,8 +7,17 @@ import json
 import pytest
 
 from foretoken.cli.main import main
+from foretoken.planner import costs
+from foretoken_lab.studies.tradeoff import modelled
 
 SMALL = ("--dtype", "float32", "--threads", "1", "--max-tokens", "16", "--set", "num_speculative_tokens=4")
+
+
+@pytest.fixture(autouse=True)
+def costs_are_measured_quickly(monkeypatch):
+    """Only their place among the figures is looked at."""
+    monkeypatch.setattr(modelled, "_LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(costs, "STEPS", 1)
 
 
 def test_figures_picture_and_advice(tmp_path, capsys):

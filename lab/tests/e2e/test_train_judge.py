@@ -40,6 +40,7 @@ def train(arguments):
     return main(["train", "judge", *arguments.split()])
 
 
+@pytest.mark.full_product  # a run on own questions differs in its tasks alone: test_train_judge_on_own_questions.py
 def test_a_head_from_tasks_and_annotations(capsys):
     command = (
         "--target zoo:base --draft-model zoo:draft --task json,code --examples 4 --triples mine.jsonl --seed 1 "
