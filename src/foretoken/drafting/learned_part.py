@@ -238,7 +238,9 @@ class LearnedPart(ABC):
                 raise ValueError(
                     f"speculators_config.{role}={owner!r:.60}: an object with name_or_path and fingerprint"
                 )
-        found = {each.name: settings[each.name] for each in fields(cls.Config) if each.name not in _OWNERS}
+        stated = [each for each in fields(cls.Config) if each.name not in _OWNERS]
+        # a field that may be None is newer than some folders
+        found = {each.name: settings.get(each.name) if each.default is None else settings[each.name] for each in stated}
         for name, role in (("target", "verifier"), ("draft", "draft")):
             if role == "verifier" or role in owners:
                 found |= {name: owners[role]["name_or_path"], f"{name}_fingerprint": owners[role]["fingerprint"]}

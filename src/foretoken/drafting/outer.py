@@ -141,7 +141,7 @@ def _settings(options: OuterOptions, inner: type[Drafter], kinds: Sequence[type[
     if inner.declared.draft_model and options.model is None:
         raise ConfigError(f"drafter '{name}' needs a draft checkpoint: give model=zoo:NAME, a folder or a hub id")
     given = {key: value for key in _GIVEN if (value := getattr(options, key)) is not None}
-    if "model" not in known and "head" in known and options.model is not None:
+    if "model" not in known and "head" in known and options.model is not None and method_for(options.model) == name:
         given = {"head": given.pop("model"), **given}
     for key, value in given.items():
         if key not in known and key != "model":  # a default of the command line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError
 from foretoken.drafting.feature_heads import pair_network
-from foretoken.drafting.learned_part import WEIGHTS
+from foretoken.drafting.learned_part import CONFIG, WEIGHTS
 from foretoken.engine import compose
 from foretoken.methods.dovetail.network import Dovetail, DovetailConfig, GatedFusion
 from foretoken.models.language_model import LanguageModel
@@ -119,6 +120,14 @@ def test_a_head_sees_as_far_as_it_was_trained_to(tiny: Path) -> None:
     assert_all_equal_the_plain_forward(network, tiny, trained=False)
     far = random_part(Dovetail, load(str(tiny), device="cpu"), layers=2)
     assert difference(read_text(far, tiny).logits, read_text(network, tiny).logits) > 1e-3
+
+
+def test_a_folder_from_before_windows_sees_everything(tiny: Path, tmp_path: Path) -> None:
+    random_part(Dovetail, load(str(tiny), device="cpu"), layers=1).save(tmp_path)
+    settings = json.loads((tmp_path / CONFIG).read_text())
+    del settings["window"]
+    (tmp_path / CONFIG).write_text(json.dumps(settings))
+    assert Dovetail.load(tmp_path).config.window is None
 
 
 def test_the_first_block_alone_has_no_norm_before_attention(model: LanguageModel) -> None:

@@ -12,6 +12,7 @@ from foretoken.certify.recipe_law import text_law
 from foretoken.core.draft import NO_DRAFT, Coupled, PointMass, Sampled
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget
+from foretoken.engine.llm import LLM
 from foretoken.methods.eagle.checkpoint import Eagle
 from foretoken.methods.suffix_first.drafter import SuffixFirstDrafter
 from foretoken.models.load import load
@@ -245,3 +246,9 @@ def test_bad_options_are_refused(options, says):
 def test_drafters_that_do_not_fit_are_refused(options, says):
     with pytest.raises(ConfigError, match=says):
         with_config({"method": "suffix_first", "model": "zoo:draft", **options})
+
+
+def test_a_head_of_the_target_drafts_where_a_draft_model_lies_at_hand() -> None:
+    """The draft model that the zoo has for the target is no head for it."""
+    llm = LLM("zoo:base", dtype="float32", speculative_config={"method": "suffix_first", "drafter": "eagle"})
+    assert llm.generate(["Once upon a time"], SamplingParams(max_tokens=12))[0].metrics.num_draft_tokens > 0
