@@ -243,7 +243,7 @@ def test_the_list_says_size_licence_and_origin(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == listed
     rows = {row[0]: row[1:] for row in (line.split("\t") for line in listed.splitlines())}
     assert list(rows) == [f"zoo:{name}" for name in (*zoo.MODELS, *PRETRAINED)]
-    assert rows["zoo:base"][:3] == ["bundled", "45 MB", "Apache-2.0"]
+    assert rows["zoo:base"][:3] == ["bundled", "48 MB", "Apache-2.0"]
     assert rows["zoo:smollm2-135m"][:3] == ["not here", "98 MB", "Apache-2.0"]
     assert "Hugging Face" in rows["zoo:smollm2-135m"][3]
     assert "foretoken zoo get smollm2-135m" in rows["zoo:smollm2-135m"][3]
