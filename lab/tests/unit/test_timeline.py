@@ -27,8 +27,8 @@ def test_a_timeline_holds_every_part_of_every_step(
     assert timeline is not None
     (out,) = llm.generate([{"prompt_token_ids": prompt}], params)
     llm.close()
-    told = {who: [each for each in timeline.intervals if each.actor == who] for who in ("target", "engine")}
-    assert len(told["target"]) == len(told["engine"]) == out.metrics.num_steps
+    recorded = {who: [each for each in timeline.intervals if each.actor == who] for who in ("target", "engine")}
+    assert len(recorded["target"]) == len(recorded["engine"]) == out.metrics.num_steps
     assert sum(each.tokens for each in timeline.intervals) == len(out.token_ids) - 1  # the first comes with the prompt
     asked = [each for each in timeline.intervals if each.actor in ("propose", "drafter")]
     assert {each.actor for each in asked} == {"propose" if make is SerialExecutor else "drafter"}
