@@ -20,7 +20,8 @@ from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer, is_short
 from foretoken.forward.stored_embedding import StoredEmbedding, dtype_of, is_plain_embedding
 from foretoken.forward.stored_weight import RoundedWeight
-from foretoken.models.adoption.families import FAMILIES, ROUTERS, Layer, Parts, parts_of
+from foretoken.models.adoption.families import FAMILIES
+from foretoken.models.adoption.parts import ROUTERS, Layer, Parts, parts_of
 from foretoken.native import build, mapped, states
 from foretoken.native.decoder import NativeDecoder
 from foretoken.native.dense_weights import can_round, find_parameters
