@@ -164,8 +164,8 @@ def test_a_slip_is_found_despite_activations_of_8_bits(
     change: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """0.27 and 0.53 of the spread, where rounding explains 0.15."""
-    layout = fit._layout
-    monkeypatch.setattr(fit, "_layout", lambda *arguments: replace(layout(*arguments), **change))
+    layout = fit.layout_of
+    monkeypatch.setattr(fit, "layout_of", lambda *arguments: replace(layout(*arguments), **change))
     model = wide(6, 0.1, 0).to(torch.bfloat16)
     round_weights(model, "int8", "wide")
     assert LanguageModel(model, None, name="wide").native_decoder is None

@@ -189,7 +189,7 @@ def test_a_mistaken_layer_is_detected(
     fault: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     family, change = FAULTS[fault]
-    right = fit._layout
+    right = fit.layout_of
 
     def wrong(*given: Any) -> Layout:
         layout = right(*given)
@@ -197,7 +197,7 @@ def test_a_mistaken_layer_is_detected(
         mistaken = [each if each.experts is None else replace(each, experts=change(each.experts)) for each in blocks]
         return replace(layout, blocks=mistaken)
 
-    monkeypatch.setattr(fit, "_layout", wrong)
+    monkeypatch.setattr(fit, "layout_of", wrong)
     twin, reference = twins(family, dtype)
     with caplog.at_level(logging.WARNING):
         model = LanguageModel(twin, None, name=family)

@@ -80,8 +80,8 @@ FAULTS: list[tuple[str, str, Change]] = [
 def test_a_forgotten_part_is_detected(
     family: str, fault: str, change: Change, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right = fit._layout
-    monkeypatch.setattr(fit, "_layout", lambda *given: change(right(*given)))
+    right = fit.layout_of
+    monkeypatch.setattr(fit, "layout_of", lambda *given: change(right(*given)))
     twin, reference = twins(family, torch.float32)
     with caplog.at_level(logging.WARNING):
         model = LanguageModel(twin, None, name=family)

@@ -105,8 +105,8 @@ def test_states_of_layers_that_do_not_run_stay_empty(family: str, layers: int, t
 def test_a_forgotten_part_is_detected(
     family: str, fault: str, change: Change, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right = fit._layout
-    monkeypatch.setattr(fit, "_layout", lambda *given: change(right(*given)))
+    right = fit.layout_of
+    monkeypatch.setattr(fit, "layout_of", lambda *given: change(right(*given)))
     twin, _ = twins(family, torch.float32)
     with caplog.at_level(logging.WARNING):
         assert LanguageModel(twin, None, name=family).native_decoder is None
@@ -134,8 +134,8 @@ def test_a_model_of_like_layers_runs_two_of_them(monkeypatch: pytest.MonkeyPatch
 def test_a_slip_is_found_despite_activations_of_8_bits(
     change: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    layout = fit._layout
-    monkeypatch.setattr(fit, "_layout", lambda *arguments: replace(layout(*arguments), **change))
+    layout = fit.layout_of
+    monkeypatch.setattr(fit, "layout_of", lambda *arguments: replace(layout(*arguments), **change))
     model = deep()
     for parameter in model.parameters():
         if parameter.ndim == 2:
@@ -177,7 +177,7 @@ def test_a_fault_of_a_deep_layer_is_detected(
 def test_a_slip_in_the_description_of_a_deep_layer_is_detected(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right = fit._layout
+    right = fit.layout_of
 
     def slipped(*given: Any) -> Any:
         layout = right(*given)
@@ -185,7 +185,7 @@ def test_a_slip_in_the_description_of_a_deep_layer_is_detected(
         blocks[9] = replace(blocks[9], window=7)
         return replace(layout, blocks=blocks)
 
-    monkeypatch.setattr(fit, "_layout", slipped)
+    monkeypatch.setattr(fit, "layout_of", slipped)
     with caplog.at_level(logging.WARNING):
         assert LanguageModel(deep(), None, name="slipped").native_decoder is None
     assert "layer 9 has window=7 there, and layer 0, of the same kind, 0" in caplog.text

@@ -18,7 +18,7 @@ from torch import Tensor
 from foretoken.core.errors import ModelError
 from foretoken.core.files import home_expanded
 from foretoken.forward.adapter import Adapter, LowRank
-from foretoken.models.adoption.fit import order_of
+from foretoken.models.adoption.description import order_of
 from foretoken.models.adoption.parts import Layer, parts_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.lora import CONFIG

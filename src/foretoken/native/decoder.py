@@ -2,7 +2,7 @@
 
 For models of a few hundred million parameters most of a small step is the cost of calling hundreds of small kernels.
 This path does the same arithmetic (decoder.c) for every decoder that a layout (layout.py) can describe: models of
-transformers (families.py, fit.py), and the draft layers of methods.
+transformers (models/adoption/description.py), and the draft layers of methods.
 
 Letters: T packed rows, V vocabulary, D width, Q queries, keys and values of a row together.
 """

@@ -177,6 +177,11 @@ class Parts(NamedTuple):
         """The first layer's that has some; None if none has."""
         return next((layer.attention for layer in self.layers if layer.attention is not None), None)
 
+    @property
+    def mlp_widths(self) -> set[int]:
+        """Inner widths of the MLPs."""
+        return {int(getattr(layer.mlp, layer.way.out).in_features) for layer in self.layers if layer.mlp is not None}
+
     def factors(self, index: int) -> Factors:
         """A layer's."""
         whole, layer = getattr(self.body, self.family.layers)[index], self.layers[index]
@@ -263,6 +268,11 @@ class Parts(NamedTuple):
         if getattr(self.body.config, "mup_enabled", False):  # AFMoE's
             return float(self.body.config.hidden_size**0.5)
         return float(getattr(self.body, "embedding_multiplier", 1.0))
+
+
+def head_dim_of(attention: Any) -> int:
+    """The width of a head of an attention module."""
+    return int(attention.head_size if hasattr(attention, "head_size") else attention.head_dim)
 
 
 def parts_of(model: Any) -> Parts:
