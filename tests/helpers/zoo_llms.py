@@ -32,7 +32,7 @@ PROMPTS = (
 RANDOM = "random:"  # before a number of layers or a feature: an untrained adapter or head
 _load_once = cache(load)
 _tokenizer = cache(load_tokenizer)
-_compared_once = lru_cache(maxsize=8)(draft_runner.check_same_vocabulary)  # ten milliseconds for every recipe
+_compared_once = lru_cache(maxsize=8)(draft_runner.different_vocabulary)  # ten milliseconds for every recipe
 
 
 class Recipes:
@@ -62,7 +62,7 @@ class Recipes:
             config = {**config, "head": shelved_head(config["head"].removeprefix(RANDOM))}
         with (
             mock.patch.object(draft_runner, "load", _load_once),
-            mock.patch.object(draft_runner, "check_same_vocabulary", _compared_once),
+            mock.patch.object(draft_runner, "different_vocabulary", _compared_once),
         ):
             return LLM.from_target(over, speculative_config=config, **settings)
 

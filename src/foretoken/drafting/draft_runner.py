@@ -35,10 +35,11 @@ from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
-from foretoken.models.language_model import LanguageModel, Output, check_same_vocabulary
+from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import DTYPES, load
 from foretoken.models.prefill import CHUNK_ROWS, prefill
 from foretoken.models.quantised.rounding import SCHEMES
+from foretoken.models.vocabulary import different_vocabulary
 from foretoken.options.option import Option
 
 DRAFT_DTYPE = Option(
@@ -153,7 +154,7 @@ class DraftRunner(Drafter, ABC):
             if isinstance(model, str)
             else model
         )
-        reason = check_same_vocabulary(target, self.model)
+        reason = different_vocabulary(target.tokenizer, self.model.tokenizer)
         self.other = OtherVocabulary(target, self.model) if reason is not None and any_vocabulary else None
         if reason is not None and not any_vocabulary:
             raise MismatchError(

@@ -15,8 +15,8 @@ from foretoken.core.errors import MismatchError
 from foretoken.drafting import learned_part
 from foretoken.drafting.published.folder import method_for
 from foretoken.engine.intake.vllm_options import METHODS
-from foretoken.models.language_model import different_vocabulary
 from foretoken.models.load import load_config, load_tokenizer, source_of
+from foretoken.models.vocabulary import different_vocabulary
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ def vocabulary(
     from foretoken.engine import before_weights
     from foretoken.engine.llm import LLM
     from foretoken.models.fingerprint import vocabulary_fingerprint
-    from foretoken.models.language_model import check_same_vocabulary
     from foretoken.models.load import load
+    from foretoken.models.vocabulary import different_vocabulary
     from foretoken_lab.calibrations import vocabulary as counting
 
     check_folder(out, "--out")
@@ -109,7 +109,7 @@ def vocabulary(
     writing = target
     if draft is not None:
         writing = load(draft, dtype=loading.dtype, device=loading.device, trust_remote_code=loading.trust_remote_code)
-        reason = check_same_vocabulary(target, writing)
+        reason = different_vocabulary(target.tokenizer, writing.tokenizer)
         if reason is not None:
             raise ConfigError(f"--draft-model {draft}: has another vocabulary than '{model}' ({reason})")
     read = counting.in_turn([documents(path) for path in corpus])

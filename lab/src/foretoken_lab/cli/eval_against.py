@@ -136,8 +136,8 @@ def _texts(model: str, reference: str, paths: Sequence[Path], num_tokens: int, l
         InputError: a text is too short.
         MismatchError: the reference has other tokens.
     """
-    from foretoken.models.language_model import different_vocabulary
     from foretoken.models.load import load_config, load_tokenizer
+    from foretoken.models.vocabulary import different_vocabulary
     from foretoken_lab.tasks.rounding_error import WINDOW, windows
 
     tokenizer = load_tokenizer(model, **loading.origin)

@@ -30,8 +30,9 @@ from foretoken.core.provenance import provenance
 from foretoken.engine.llm import LLM
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.language_model import LanguageModel, check_same_vocabulary
+from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
+from foretoken.models.vocabulary import different_vocabulary
 from foretoken.train.grouped_split import grouped_split
 from foretoken.train.roc import auc
 from foretoken.train.run_folder import disk_trouble, write_record
@@ -273,7 +274,7 @@ def _check(draft: str | None, out: Path, mining: Mining | None, triples: Path | 
 
 def _draft(llm: LLM, name: str, device: str) -> LanguageModel:
     draft = load(name, device=device)
-    reason = check_same_vocabulary(llm.target, draft)
+    reason = different_vocabulary(llm.tokenizer, draft.tokenizer)
     if reason is not None:
         raise MismatchError(
             f"draft model '{name}' has another vocabulary than '{llm.target.name}' ({reason}): use a draft with the "

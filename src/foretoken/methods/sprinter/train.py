@@ -26,7 +26,7 @@ from torch import Tensor
 
 from foretoken.core.distortion import Spent, total_variation
 from foretoken.core.draft import Approvals, Draft
-from foretoken.core.errors import ConfigError, InputError, MismatchError
+from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
 from foretoken.core.protocols import Verifier
@@ -34,11 +34,11 @@ from foretoken.core.provenance import provenance
 from foretoken.core.randomness import Streams
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.logistic import Logistic
+from foretoken.engine.before_weights import check_vocabulary
 from foretoken.engine.llm import LLM
 from foretoken.methods.sprinter.labels import LONGEST_PROMPT, Collecting, Examples, collect, prompts_of
 from foretoken.methods.sprinter.network import FACTS, FEATURES, HeadConfig, SprinterHead
 from foretoken.models.fingerprint import fingerprint_of
-from foretoken.models.language_model import check_same_vocabulary
 from foretoken.models.last_states import LastStates
 from foretoken.models.load import load
 from foretoken.train.acceptance import answers
@@ -223,13 +223,8 @@ def run(
     SprinterHead.check_place(out)
     if feature not in FEATURES:
         raise ConfigError(f"--feature {feature}: must be pre, drawn or post")
+    check_vocabulary(target_name, draft_name)
     target, draft = load(target_name, device=device), load(draft_name, device=device)
-    reason = check_same_vocabulary(target, draft)
-    if reason is not None:
-        raise MismatchError(
-            f"draft model '{draft_name}' has another vocabulary than '{target_name}' ({reason}): "
-            "use a draft with the target's tokenizer"
-        )
     LastStates(draft)  # refuse a draft that cannot carry a head before anything is collected
     config = HeadConfig(
         feature=feature,

@@ -24,9 +24,10 @@ from foretoken.core.randomness import mix64
 from foretoken.core.tree import EMPTY_TREE, ROOT
 from foretoken.engine.llm import LLM
 from foretoken.forward.dense import DensePlan
-from foretoken.models.language_model import LanguageModel, check_same_vocabulary
+from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from foretoken.models.prefill import chunks
+from foretoken.models.vocabulary import different_vocabulary
 from foretoken.options.sampling import SamplingParams
 
 _ROWS = 128  # rows of a forward: its logits are rows * vocabulary numbers
@@ -57,7 +58,7 @@ def load_draft(name: str, target: LanguageModel) -> LanguageModel:
     """
     dtype = str(target.dtype).removeprefix("torch.")
     draft = load(name, dtype=dtype, device=str(target.device), trust_remote_code=target.trusted)
-    reason = check_same_vocabulary(target, draft)
+    reason = different_vocabulary(target.tokenizer, draft.tokenizer)
     if reason is not None:
         raise MismatchError(
             f"draft '{name}' has another vocabulary than '{target.name}' ({reason}): "
