@@ -41,7 +41,7 @@ import torch
 from safetensors.torch import save_file
 
 from foretoken import LLM, SamplingParams
-from foretoken.cli.shared.settings import chosen_recipe
+from foretoken.cli.shared.settings import RecipeFlags
 from foretoken.data.prompts import BUNDLED_SUITE, read_prompts
 from foretoken.engine.output import Completion
 from foretoken.lora.request import LoRARequest
@@ -475,7 +475,7 @@ def measure(options: argparse.Namespace, rng: random.Random, place: Path) -> dic
     for seed, folder in enumerate(adapters.values()):
         write_adapter(folder, llm, seed=seed)
     prompts = rng.sample([each.text for each in read_prompts(BUNDLED_SUITE)], options.prompts)
-    drawn = load(speculative_config=chosen_recipe(options.method, None, target=options.model, draft_model=None))
+    drawn = load(speculative_config=RecipeFlags(method=options.method).config(options.model))
     promise = drawn.recipe.promise_for(SamplingParams(temperature=0.9, seed=1))
     drawn.close()
     pool = questions(llm, options.model, prompts, adapters, rng, same_stream=promise == "same stream")

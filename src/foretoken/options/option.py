@@ -44,7 +44,7 @@ class Option:
         choices: the allowed texts.
         remedy: end of the message about a wrong value; empty: none.
         convert: replaces the check of the type; returns the value to store.
-        says_default: whether the command line shows the default; else ``help`` contains it.
+        says_default: whether the command line shows the default, or in which words; else ``help`` contains it.
         on_command_line, over_http: whether that interface includes it, if it includes the option's set.
     """
 
@@ -59,7 +59,7 @@ class Option:
     choices: tuple[str, ...] = ()
     remedy: str = ""
     convert: Callable[[str, Any], Any] | None = None
-    says_default: bool = True
+    says_default: bool | str = True
     on_command_line: bool = True
     over_http: bool = True
     more: str = ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.cli.shared.settings import chosen_recipe
+from foretoken.cli.shared.settings import RecipeFlags
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError
 from foretoken.core.provenance import cpu_name
 from foretoken.engine.plan_file import VERSION
@@ -29,7 +29,7 @@ def write(folder: Path, **changes: Any) -> Path:
 
 def test_a_plan_is_the_recipe_of_a_library_call_and_of_a_command(tmp_path: Path) -> None:
     path = write(tmp_path)
-    config = chosen_recipe(None, None, target="zoo:base", draft_model=None, plan=path)
+    config = RecipeFlags(plan=path).config("zoo:base")
     for settings in ({"plan": str(path)}, {"plan": path}, config):
         recipe = zoo_llms.with_config(settings).recipe
         assert (recipe.method, recipe.num_nodes, recipe.adaptive) == ("ngram", 5, False)
@@ -87,9 +87,9 @@ def test_a_plan_with_options_that_it_decides_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave method out"):
         zoo_llms.with_config({"plan": str(path), "method": "suffix"})
     with pytest.raises(ConfigError, match="leave --set out"):
-        chosen_recipe(None, ["tree=topk"], target="zoo:base", draft_model=None, plan=path)
+        RecipeFlags(sets=["tree=topk"], plan=path).config("zoo:base")
     with pytest.raises(ForetokenError, match="no such file"):
-        chosen_recipe(None, None, target="zoo:base", draft_model=None, plan=tmp_path / "none.json")
+        RecipeFlags(plan=tmp_path / "none.json").config("zoo:base")
 
 
 def test_plans_of_the_catalogue_keep_their_names() -> None:

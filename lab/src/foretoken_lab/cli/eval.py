@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretoken.cli.shared.console import emit, emit_json, emit_laid_out, finite, note, progress_bar
-from foretoken.cli.shared.flags import with_flags
+from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.given import check_alone
 from foretoken.cli.shared.options import (
-    DraftModel,
     Engine,
     Loading,
     Model,
-    Settings,
     Verbose,
     check_model_name,
     data_option,
@@ -28,7 +26,7 @@ from foretoken.cli.shared.options import (
     limit_option,
     load_model,
 )
-from foretoken.cli.shared.settings import DEFAULT_MODEL, parse_settings, speculative_config
+from foretoken.cli.shared.settings import DEFAULT_MODEL, RecipeFlags, parse_settings, speculative_config
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_readable, check_writable, write_whole
 from foretoken.options.sampling import SamplingParams
@@ -108,8 +106,7 @@ def eval_command(
             rich_help_panel=_METHOD,
         ),
     ] = None,
-    sets: Settings = None,
-    draft_model: DraftModel = None,
+    recipe: Annotated[RecipeFlags, Flags(_METHOD, ("sets", "draft_model"))],
     max_tokens: Annotated[int | None, answer_length_option(_SAMPLING)] = None,
     temperature: Annotated[float, temperature_option(_SAMPLING)] = 0.0,
     seed: Annotated[int, seed_option(_SAMPLING)] = 0,
@@ -182,8 +179,8 @@ def eval_command(
             "--prompt-tokens": prompt_length,
             "--max-tokens": max_tokens,
             "--method": method,
-            "--set": sets,
-            "--draft-model": draft_model,
+            "--set": recipe.sets,
+            "--draft-model": recipe.draft_model,
             "--temperature": temperature or None,
             "--seed": seed or None,
             "--save-outputs": save_outputs,
@@ -201,10 +198,10 @@ def eval_command(
     for path in text or ():
         check_readable(path, "--text")
     config = speculative_config(
-        method or ("draft_model" if draft_model else "none"),
-        parse_settings(sets or []),
+        method or ("draft_model" if recipe.draft_model else "none"),
+        parse_settings(recipe.sets or []),
         target=model,
-        draft_model=draft_model,
+        draft_model=recipe.draft_model,
     )
     check_model_name(model)
     if save_outputs is not None:

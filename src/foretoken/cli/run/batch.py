@@ -13,7 +13,7 @@ from foretoken.cli.run.serve import check_installed
 from foretoken.cli.shared import options
 from foretoken.cli.shared.console import note, progress_bar
 from foretoken.cli.shared.flags import with_flags
-from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
+from foretoken.cli.shared.settings import DEFAULT_MODEL
 from foretoken.core.errors import ConfigError, ForetokenError, InputError
 from foretoken.core.files import check_writable
 
@@ -29,10 +29,7 @@ def batch(
         Path | None, options.out_option("Output file.", show_default="FILE with the suffix .answers.jsonl")
     ] = None,
     model: options.Model = DEFAULT_MODEL,
-    method: options.Method = None,
-    sets: options.Settings = None,
-    draft_model: options.DraftModel = None,
-    plan: options.PlanFile = None,
+    recipe: options.Recipe,
     name: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +62,7 @@ def batch(
         raise ConfigError(f"--workers {workers} needs --ray")
     if on_ray and importlib.util.find_spec("ray") is None:  # check before creating the file of answers
         raise ConfigError("--ray needs Ray: pip install 'foretoken[ray]'")
-    config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
+    config = recipe.config(model)
 
     from foretoken.serve import batch as batches
 

@@ -10,7 +10,7 @@ from foretoken.cli.run.answers import statistics
 from foretoken.cli.shared import options
 from foretoken.cli.shared.console import emit, note
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
+from foretoken.cli.shared.settings import DEFAULT_MODEL
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.engine.text.reasoning import Thinking, knows_reasoning
 from foretoken.options.sampling import SamplingParams
@@ -22,10 +22,7 @@ _HELP = "/new starts a new conversation, /quit (or Ctrl-D) ends; Ctrl-C stops an
 def chat(
     *,
     model: options.Model = DEFAULT_MODEL,
-    method: options.Method = None,
-    sets: options.Settings = None,
-    draft_model: options.DraftModel = None,
-    plan: options.PlanFile = None,
+    recipe: options.Recipe,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
     no_thinking: Annotated[
         bool, typer.Option("--no-thinking", help="Answer without reasoning, if the model's chat template supports it.")
@@ -47,7 +44,7 @@ def chat(
 
       foretoken chat --model ./my-model --system "Be brief." --temperature 0.7
     """
-    config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
+    config = recipe.config(model)
     options.check_model_name(model)
     llm = options.load_model(
         model, config, verbose=verbose, loading=loading, max_num_seqs=1, enable_prefix_caching=True

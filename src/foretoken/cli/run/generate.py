@@ -12,7 +12,7 @@ import typer
 from foretoken.cli.run.answers import answer_all, answer_one
 from foretoken.cli.shared import options
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
+from foretoken.cli.shared.settings import DEFAULT_MODEL
 from foretoken.core.errors import ConfigError, InputError
 from foretoken.core.files import check_readable
 from foretoken.data.prompts import Prompt, check_text, read_prompts
@@ -33,10 +33,7 @@ def generate(
         typer.Argument(help="The prompt. Without it (or with '-') standard input is read.", show_default=False),
     ] = None,
     model: options.Model = DEFAULT_MODEL,
-    method: options.Method = None,
-    sets: options.Settings = None,
-    draft_model: options.DraftModel = None,
-    plan: options.PlanFile = None,
+    recipe: options.Recipe,
     params: Annotated[SamplingParams, Flags("Sampling")],
     prediction: Annotated[
         Path | None,
@@ -89,7 +86,7 @@ def generate(
 
       foretoken generate --prompts questions.jsonl --json > answers.jsonl
     """
-    config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
+    config = recipe.config(model)
     options.check_model_name(model)
     if params.logprobs is not None and not json:
         raise ConfigError("--logprobs appear only in the JSON objects: add --json")

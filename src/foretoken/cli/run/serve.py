@@ -14,7 +14,7 @@ from foretoken.cli.run.several_models import REASONING, read_models
 from foretoken.cli.shared import options
 from foretoken.cli.shared.console import note
 from foretoken.cli.shared.flags import Flags, with_flags
-from foretoken.cli.shared.settings import DEFAULT_MODEL, chosen_recipe
+from foretoken.cli.shared.settings import DEFAULT_MODEL
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.options.model import EngineOptions
 from foretoken.serve.tool_formats import NAMES, check_parser
@@ -36,10 +36,7 @@ def serve(
     model: Annotated[
         str, typer.Argument(help="A Hugging Face folder, a GGUF file, a hub id, or zoo:NAME.")
     ] = DEFAULT_MODEL,
-    method: options.Method = None,
-    sets: options.Settings = None,
-    draft_model: options.DraftModel = None,
-    plan: options.PlanFile = None,
+    recipe: options.Recipe,
     host: Annotated[str, _server("--host", help="Address to listen on; 0.0.0.0: all interfaces.")] = "127.0.0.1",
     port: Annotated[int, _server("--port", min=0, max=65535, help="Port; 0: a free one.")] = 8000,
     names: Annotated[
@@ -173,8 +170,8 @@ def serve(
     if models is not None:
         source = context.get_parameter_source("model")
         given: dict[str, Any] = {"MODEL": source is not None and source.name == "COMMANDLINE"}
-        given |= {"--served-model-name": names, "--set": sets, "--draft-model": draft_model, "--plan": plan}
-        given |= {"--lora": loras, "--ray": on_ray}
+        given |= {"--served-model-name": names, "--set": recipe.sets, "--draft-model": recipe.draft_model}
+        given |= {"--plan": recipe.plan, "--lora": loras, "--ray": on_ray}
         for name in (name for name, value in given.items() if value):
             raise ConfigError(f"{name} does not go with --models: write it into the table of a model, or leave it out")
     options.check_model_name(model)
@@ -194,7 +191,7 @@ def serve(
     if no_prefix_caching and engine.prefix_cache_dir is not None:
         raise ConfigError("--prefix-cache-dir keeps what --no-prefix-caching leaves out: keep one")
     adapters = options.named_folders(loras or ())
-    config = chosen_recipe(method, sets, target=model, draft_model=draft_model, plan=plan)
+    config = recipe.config(model)
 
     least, most = _parse_replicas(replicas)
     if most > 1 and not on_ray:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretoken.cli.shared.options import check_model_name, named_folders
-from foretoken.cli.shared.settings import chosen_recipe
+from foretoken.cli.shared.settings import RecipeFlags
 from foretoken.core.errors import ConfigError, ForetokenError, nearest
 from foretoken.options.model import EngineOptions, ModelOptions
 from foretoken.serve.tool_formats import check_parser
@@ -86,13 +86,13 @@ def _settings(name: str, table: Any, given: ModelSettings) -> ModelSettings:
     check_parser(table.get("tool_parser", "auto"))
     config, values = given.config, table.get("set", {}).items()
     if {"method", "set", "draft_model", "plan"} & set(table):
-        config = chosen_recipe(
-            table.get("method"),
-            [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values],
-            target=table["model"],
+        flags = RecipeFlags(
+            method=table.get("method"),
+            sets=[f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in values],
             draft_model=table.get("draft_model"),
             plan=None if plan is None else Path(plan),
         )
+        config = flags.config(table["model"])
     return replace(
         given,
         model=table["model"],

@@ -11,6 +11,7 @@ import typer
 from foretoken import zoo
 from foretoken.cli.shared.console import note, passing_note, quiet_transformers
 from foretoken.cli.shared.flags import Flags
+from foretoken.cli.shared.settings import DRAFT_MODEL_HELP, RecipeFlags
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_name, home_expanded
 from foretoken.core.importing import lean_imports
@@ -29,38 +30,10 @@ _MOST_REPEATS = 10_000
 Model = Annotated[
     str, _model("--model", "-m", metavar="MODEL", help="A Hugging Face folder, a GGUF file, a hub id, or zoo:NAME.")
 ]
-Method = Annotated[
-    str | None,
-    _method(
-        "--method",
-        help="Drafting method; 'foretoken methods' lists them.",
-        show_default="auto; with --draft-model that of its folder",
-    ),
-]
-DraftModel = Annotated[
-    str | None,
-    _method(
-        "--draft-model",
-        metavar="MODEL",
-        help="Draft checkpoint, or the folder of a published draft head; the default for zoo:base is zoo:draft.",
-    ),
-]
-PlanFile = Annotated[
-    Path | None,
-    _method(
-        "--plan", metavar="FILE", help="Method and options as 'foretoken plan --out FILE' chose them for this model."
-    ),
-]
+DraftModel = Annotated[str | None, _method("--draft-model", metavar="MODEL", help=DRAFT_MODEL_HELP)]
+Recipe = Annotated[RecipeFlags, Flags(_METHOD)]
 Loading = Annotated[ModelOptions, Flags(_MODEL)]
 Engine = Annotated[EngineOptions, Flags(_MODEL)]
-Settings = Annotated[
-    list[str] | None,
-    _method(
-        "--set",
-        metavar="KEY=VALUE",
-        help="An option of the method, num_speculative_tokens, verifier, or verification.*. Repeatable.",
-    ),
-]
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Show the output of the libraries, and tracebacks of internal errors.")
 ]

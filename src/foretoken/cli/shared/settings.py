@@ -3,18 +3,21 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from foretoken import catalog, zoo
 from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_name, check_readable
 from foretoken.drafting.published.folder import method_for, takes
 from foretoken.drafting.published.layouts import DRAFT_MODEL
+from foretoken.options.option import Option
 
 DEFAULT_MODEL = "zoo:base"
 DEFAULT_METHOD = "auto"
 DEFAULT_DRAFT = zoo.DRAFT
+DRAFT_MODEL_HELP = "Draft checkpoint, or the folder of a published draft head; the default for zoo:base is zoo:draft."
 _NEXT_SETTING = re.compile(r"\+(?=[A-Za-z_][\w.]*=)")  # a key may have parts: judge.threshold, verification.ffn
 
 
@@ -87,23 +90,44 @@ def speculative_config(
     return config
 
 
-def chosen_recipe(
-    method: str | None, sets: Sequence[str] | None, *, target: str, draft_model: str | None, plan: Path | None = None
-) -> dict[str, Any]:
-    """Return the ``speculative_config`` of a command with ``--method``, ``--set`` and ``--draft-model``, or ``--plan``.
+@dataclass(frozen=True, kw_only=True)
+class RecipeFlags:
+    """The flags from which a command makes its ``speculative_config``."""
 
-    The default method is that of the draft model's folder, see drafting/published/, and auto without one.
-    """
-    if plan is not None:
-        for option, value in (("--method", method), ("--set", sets), ("--draft-model", draft_model)):
-            if value:
-                raise ConfigError(f"--plan {plan} decides method and options: leave {option} out, or --plan")
-        check_readable(plan, "--plan")
-        return {"plan": str(plan.resolve())}
-    if method is not None and not method.strip():
-        raise ConfigError("--method is empty: use a name from 'foretoken methods', or leave it out")
-    name = method or (DEFAULT_METHOD if draft_model is None else method_for(draft_model))
-    return speculative_config(name, parse_settings(sets or []), target=target, draft_model=draft_model)
+    method: Annotated[
+        str | None,
+        Option(
+            "Drafting method; 'foretoken methods' lists them.",
+            says_default="auto; with --draft-model that of its folder",
+        ),
+    ] = None
+    sets: Annotated[
+        Sequence[str] | None,
+        Option(
+            "An option of the method, num_speculative_tokens, verifier, or verification.*.",
+            name="set",
+            metavar="KEY=VALUE",
+        ),
+    ] = None
+    draft_model: Annotated[str | None, Option(DRAFT_MODEL_HELP, metavar="MODEL")] = None
+    plan: Annotated[
+        Path | None,
+        Option("Method and options as 'foretoken plan --out FILE' chose them for this model.", metavar="FILE"),
+    ] = None
+
+    def config(self, target: str) -> dict[str, Any]:
+        """Return the ``speculative_config`` for a target.
+
+        The default method is that of the draft model's folder, see drafting/published/, and auto without one.
+        """
+        if self.plan is not None:
+            for option, value in (("--method", self.method), ("--set", self.sets), ("--draft-model", self.draft_model)):
+                if value:
+                    raise ConfigError(f"--plan {self.plan} decides method and options: leave {option} out, or --plan")
+            check_readable(self.plan, "--plan")
+            return {"plan": str(self.plan.resolve())}
+        name = self.method or (DEFAULT_METHOD if self.draft_model is None else method_for(self.draft_model))
+        return speculative_config(name, parse_settings(self.sets or []), target=target, draft_model=self.draft_model)
 
 
 def parse_numbers(text: str, option: str, kind: Callable[[str], Any], *, least: int | None = None) -> list[Any]:

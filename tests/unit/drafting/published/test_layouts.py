@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from foretoken import catalog
-from foretoken.cli.shared.settings import chosen_recipe
+from foretoken.cli.shared.settings import RecipeFlags
 from foretoken.core.errors import ModelError
 from foretoken.drafting.published.folder import BIN, method_for, tensor_names, tensors_of
 from foretoken.drafting.published.layouts import LAYOUTS, recognise
@@ -62,7 +62,7 @@ def test_a_folder_says_its_method(config: dict[str, Any], names: list[str], meth
     assert sorted(tensor_names(tmp_path)) == sorted(names)
     assert method_for(tmp_path) == method
     if method == "eagle":
-        chosen = chosen_recipe(None, None, target="zoo:base", draft_model=str(tmp_path))
+        chosen = RecipeFlags(draft_model=str(tmp_path)).config("zoo:base")
         assert chosen == {"method": "eagle", "model": str(tmp_path)}
 
 
