@@ -25,12 +25,12 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help product setup demo bench fix check test test-all wheel release-check mutants clean
+.PHONY: help product setup demo bench fix check types style test test-all wheel release-check mutants clean
 
 help:
 	@echo "make demo    let SmolLM2 answer (93 MB; offline: the bundled pair), then compare with plain decoding"
 	@echo "make test    every check and every test (ten minutes on two cores)"
-	@echo "make test-all the same, with every method under every rule in every variant (an hour)"
+	@echo "make test-all the same, with every method under every rule in every variant, and the long tests (an hour)"
 	@echo "make check   lint, format, types, imports, spelling"
 	@echo "make fix     let ruff repair what it can, and write the tables of the documentation"
 	@echo "make bench   all methods over the bundled suite, report in bench-report/"
@@ -72,9 +72,14 @@ fix: setup
 	$(BIN)/python scripts/records.py
 
 check: setup
+	@$(MAKE) --no-print-directory --output-sync=line -j 2 types style
+
+types:
+	$(BIN)/mypy
+
+style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python scripts/check_words.py
@@ -88,7 +93,7 @@ test: check
 	$(PYTEST)
 
 test-all: check
-	$(PYTEST) --all-variants
+	$(PYTEST) --all-variants -m "not network"
 
 wheel: setup
 	$(BIN)/python -m pip wheel --no-deps -w dist .

@@ -32,6 +32,7 @@ SANITIZERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")
 @pytest.mark.parametrize("name", SANITIZERS)
 def test_the_decoder_is_clean(name: str, tmp_path: Path) -> None:
