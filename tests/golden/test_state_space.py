@@ -95,7 +95,7 @@ def worst_of_any_history(model: LanguageModel, reference: Any, seed: int) -> flo
             expected_V = reference(torch.tensor([text]), use_cache=False).logits[0, -1]
         worst, compared = max(worst, float((row_V - expected_V).abs().max() / expected_V.std())), compared + 1
 
-    while compared < 8:
+    while compared < 6:
         action = rng.choice(["open", "read", "draft", "draft", "fork", "back", "close"])
         if not texts or (action == "open" and cache.free_slots):
             slot = cache.acquire()
@@ -143,7 +143,7 @@ def test_rows_and_texts_are_the_library_s(layout: tuple[str, LanguageModel, Path
             assert golden.worst(Session(model), reference, scenario, VOCAB_SIZE) < close, scenario
         for scenario in ("prefill_of_many_rows", "after_commit"):
             assert golden.worst(Session(model, plan=TreeScan), reference, scenario, VOCAB_SIZE) < close, scenario
-        assert max(worst_of_any_history(model, reference, seed) for seed in range(1)) < close
+        assert worst_of_any_history(model, reference, seed=0) < close
     prompts = [golden.tokens_of(70 + count, count, VOCAB_SIZE) for count in (1, 3, 21)]
     expected = [generated(reference, prompt, 5) for prompt in prompts]
     params = SamplingParams(max_tokens=5)

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.statistical
 PROMPT = [5, 40, 17, 8]
 LENGTH = 6
 BIAS = {20: 60.0, 57: 60.0}
-DRAWS = 500  # every planted mistake but one is far below PLAUSIBLE with these
+DRAWS = 350  # every planted mistake but one is far below PLAUSIBLE with these
 MORE_DRAWS = 2000  # for that one: Kangaroo drops its last token where it is unsure of it
 PLAUSIBLE = 1e-4
 

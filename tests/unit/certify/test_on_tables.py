@@ -86,10 +86,11 @@ def test_a_bias_of_the_sampler_in_match_fails_the_certificate() -> None:
     assert "of 2000 seeds yield another token than their noise" in section.summary
 
 
-def test_the_teeth_are_those_of_the_recipe_s_own_rules() -> None:
+def test_the_teeth_are_those_of_the_recipe_s_own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_tables, "TEETH", TEETH[:2])  # each of them is tried where the enumeration is tested
     section = teeth([GreedyVerifier(), BlockVerifier(), MatchVerifier()])
     assert section.passed, section
-    assert set(section.details["bias"]) - {tooth.name for tooth in TEETH} == {
+    assert set(section.details["bias"]) - {tooth.name for tooth in TEETH[:2]} == {
         "block with half the temperature",
         "block with a draft a tenth likelier",
         "match with half the temperature",

@@ -33,7 +33,7 @@ from helpers.tiny_models import save_model
 from helpers.zoo_llms import PROMPTS, assert_idle, greedy, ids, prompt_ids, target, truth, with_config
 
 NEVER, ALWAYS = -1e4, 1e4  # biases
-LENGTH = 32
+LENGTH = 20
 
 
 def sprinter(feature: str = "pre", bias: float = 0.0, spread: float = 0.0, **settings: Any) -> LLM:
@@ -87,7 +87,7 @@ def test_always_reject_is_plain_decoding_and_window_1(feature: str) -> None:
 def test_always_accept_drafts_up_to_the_cap_and_tests_the_last(feature: str, temperature: float) -> None:
     llm = sprinter(feature, ALWAYS, max_draft=5)
     found = noted(llm)
-    (output,) = llm.generate(PROMPTS[0], plan(temperature))
+    (output,) = llm.generate(PROMPTS[0], plan(temperature, length=32))
     assert output.error is None
     for draft, path in found[:-1]:
         if len(draft) == 0:  # the prompt's own step
@@ -97,7 +97,7 @@ def test_always_accept_drafts_up_to_the_cap_and_tests_the_last(feature: str, tem
         assert draft.evidence is not None
         assert draft.evidence.approved == ((True,) * 4 + ((True,) if feature == "pre" else (None,)))
     assert output.metrics.distortion > 0
-    assert output.metrics.num_steps <= 1 + LENGTH // 5 + 1
+    assert output.metrics.num_steps <= 1 + 32 // 5 + 1
 
 
 def test_the_head_s_word_on_every_token_is_that_on_each() -> None:
