@@ -182,14 +182,6 @@ class Drafter(Protocol):
         """
         return config
 
-    def with_options(self, **options: Any) -> Drafter | None:
-        """Another drafter with some options changed, over what this one has loaded; None: it has to be made anew.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        return None
-
     def attach(self, cache: Any) -> None:
         """Take the engine's cache of the target (forward/cache.py); called once. For drafters that run a part of it."""
         return

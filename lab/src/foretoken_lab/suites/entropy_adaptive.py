@@ -21,7 +21,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from foretoken.bench.suite import Column, Run, Section, Suite
 from foretoken.core.protocols import Context, Outcome
 from foretoken.methods.entropy_adaptive.drafter import EntropyAdaptiveDrafter
 from foretoken.methods.entropy_adaptive.turns import Turn, Turns
+from foretoken.models.language_model import LanguageModel
 from foretoken_lab.suites import accuracy
 from foretoken_lab.tasks.difference import paired_difference
 from foretoken_lab.tasks.evaluate import Report
@@ -158,8 +159,9 @@ def _threshold(
     def ask(
         task: str, schedule: Callable[[int], list[bool]] | None = None, **options: Any
     ) -> tuple[dict[str, Report], Noted]:
-        own = _watched(drafter, schedule, threshold=threshold, **options)
-        return questions.ask(run.engines["none"].with_method({"method": own}), only=task), own.noted
+        plain = run.engines["none"]
+        own = _watched(drafter, plain.target, schedule, threshold=threshold, **options)
+        return questions.ask(plain.with_method({"method": own}), only=task), own.noted
 
     rows: dict[str, list[dict[str, Any]]] = {}
     for task in reference:
@@ -182,9 +184,9 @@ def _threshold(
     return [{**row, "method": name} for name, each in rows.items() for row in each]
 
 
-def _watched(drafter: Watched, schedule: Any, **options: Any) -> Watched:
-    made = drafter.with_options(**options)
-    assert isinstance(made, Watched)
+def _watched(drafter: Watched, target: LanguageModel, schedule: Any, **options: Any) -> Watched:
+    """Another drafter with some options changed, over the same small model."""
+    made = Watched(replace(drafter.config, **options), target, drafter.model)
     made.noted, made.schedule = Noted(), schedule
     return made
 

@@ -108,21 +108,11 @@ class EntropyAdaptiveDrafter(DraftRunner):
     def __init__(self, config: Config, target: LanguageModel, small: LanguageModel | None = None) -> None:
         super().__init__(config.model if small is None else small, target)
         self.config = config
-        self._target = target
         self.offers = Offers(evidence=(Turns, GreedyLaws), length=config.max_draft)
         self._rule = Rule(threshold=config.threshold, window=config.window, dwell=config.dwell, redo=config.redo)
         # the embedding may be padded beyond the tokenizer; padding rows are not tokens
         self._num_tokens = min(self.vocab_size, len(target.tokenizer))
         self._requests: dict[int, _Request] = {}
-
-    def with_options(self, **options: Any) -> "EntropyAdaptiveDrafter":
-        """Return another drafter with some options changed, over the same loaded model if that stays.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        config = replace(self.config, **options)
-        return type(self)(config, self._target, self.model if config.model == self.config.model else None)
 
     def first_turn(self, context: Context) -> Turn:
         """Return the turn at the end of a prompt."""

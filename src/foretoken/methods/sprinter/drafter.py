@@ -16,7 +16,7 @@ Letters: M rows, D width, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -91,7 +91,6 @@ class SprinterDrafter(DraftRunner):
     def __init__(self, config: Config, target: LanguageModel, draft: LanguageModel | None = None) -> None:
         super().__init__(config.model if draft is None else draft, target)
         self.config = config
-        self._target = target
         self.offers = Offers(evidence=(Approvals, GreedyLaws), length=config.max_draft)
         self.head = None if config.stop == "confidence" else find(SprinterHead, config.head, target, self.model)
         self._last = None if self.head is None else LastStates(self.model)
@@ -102,15 +101,6 @@ class SprinterDrafter(DraftRunner):
         self._others: dict[
             int, list[Tensor]
         ] = {}  # request -> tokens that the head would approve at each node, bool [V]
-
-    def with_options(self, **options: Any) -> "SprinterDrafter":
-        """Return another drafter with some options changed, over the same loaded draft model if that stays.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        config = replace(self.config, **options)
-        return SprinterDrafter(config, self._target, self.model if config.model == self.config.model else None)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Draft one chain per request: the rounds of steps 1 to 4 above, of at most ``max_draft`` tokens.

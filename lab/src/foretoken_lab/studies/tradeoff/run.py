@@ -14,6 +14,8 @@ from typing import Any
 from foretoken.core.errors import ForetokenError, InputError
 from foretoken.core.metrics import Metrics
 from foretoken.engine.llm import LLM
+from foretoken.methods.entropy_adaptive.drafter import EntropyAdaptiveDrafter
+from foretoken.methods.sprinter.drafter import SprinterDrafter
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.sampling import SamplingParams
 from foretoken_lab.studies.tradeoff.points import EXACT, Point
@@ -25,6 +27,7 @@ from foretoken_lab.tasks.prompt_ids import question_ids
 _BLOCK = 5  # questions of one point before the next point's turn, for each request that runs at a time
 _WARM_UP = 2  # questions
 _WARM_UP_TOKENS = 16
+_OVER_A_MODEL = (SprinterDrafter, EntropyAdaptiveDrafter)  # made from options, a target and a loaded draft model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,17 +180,17 @@ def build_engines(
         ModelError: a draft model, or (without ``skip``) a rule's learned part, cannot be had.
     """
     engines = {EXACT: llm.with_method(exact)}
-    drafters: dict[str, Any] = {}
+    drawn: dict[str, str] = {}  # rule -> the label of its last engine
     for point in points:
         config = point.config(exact)
         if point.rule == EXACT and point.options:
-            same = _with_drafter(config, {}, engines[EXACT].recipe.drafter)
+            same = _with_drafter(config, {}, engines[EXACT])
             engines[point.label] = llm.with_method({**same, "verifier": config.get("verifier", "auto")})
             continue
         if not point.lossy:
             continue
-        if point.rule in drafters:
-            config = _with_drafter(config, point.options, drafters[point.rule])
+        if point.rule in drawn:
+            config = _with_drafter(config, point.options, engines[drawn[point.rule]])
         try:
             engine = llm.with_method(config)
         except ForetokenError as error:
@@ -195,17 +198,19 @@ def build_engines(
                 raise
             skip(point, error)
             continue
-        drafters[point.rule] = engine.recipe.drafter
+        drawn[point.rule] = point.label
         engines[point.label] = engine
     return engines
 
 
-def _with_drafter(config: Mapping[str, Any], options: Mapping[str, Any], drafter: Any) -> dict[str, Any]:
-    """The same recipe with a drafter that is there already, or another one like it over the same model."""
+def _with_drafter(config: Mapping[str, Any], options: Mapping[str, Any], engine: LLM) -> dict[str, Any]:
+    """The same recipe with the drafter of an engine, or another one like it over the same draft model."""
+    drafter: Any = engine.recipe.drafter
     names = {each.name for each in dataclasses.fields(drafter.Config)}
     changed = {key: options[key] for key in names & options.keys() if options[key] != getattr(drafter.config, key)}
-    other = drafter.with_options(**changed) if changed else drafter
-    if other is None:
+    if changed and (not isinstance(drafter, _OVER_A_MODEL) or "model" in changed):
         return dict(config)
+    if changed:
+        drafter = type(drafter)(replace(drafter.config, **changed), engine.target, drafter.model)
     rest = {key: value for key, value in config.items() if key not in names}  # an instance has its options already
-    return {**rest, "method": other}
+    return {**rest, "method": drafter}
