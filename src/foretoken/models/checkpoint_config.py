@@ -27,34 +27,34 @@ def check_layers(text: Any, name: str, kind: str, mixing: set[int]) -> set[int]:
     return {layer for layer, what in enumerate(types) if what in _SILENT_LAYERS}
 
 
-def max_length_of(text: Any, name: str, asked: int | None) -> int:
+def max_length_of(text: Any, name: str, wanted: int | None) -> int:
     """Return the longest sequence to serve.
 
     Args:
         text: the config of the text model.
-        asked: the user's limit; None: the model's.
+        wanted: the user's limit; None: the model's.
     Raises:
         ConfigError: the model cannot serve as many positions.
         ModelError: its config allows too few.
     """
     limit = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
-    if asked is not None and asked < 2:
-        raise ConfigError(f"max_model_len={asked} is too short: a prompt and one token need at least 2")
+    if wanted is not None and wanted < 2:
+        raise ConfigError(f"max_model_len={wanted} is too short: a prompt and one token need at least 2")
     switch = _rotary_switch(text)
     if switch is not None and (limit is None or switch < limit):
-        if asked is not None and asked > switch:
+        if wanted is not None and wanted > switch:
             raise ConfigError(
-                f"max_model_len={asked} is not possible with model '{name}': beyond {switch} positions its rotary "
+                f"max_model_len={wanted} is not possible with model '{name}': beyond {switch} positions its rotary "
                 "embedding (longrope) turns to other frequencies, for every request and for keys already cached"
             )
         limit = switch
     if limit is not None and limit < 2:
         raise ModelError(f"model '{name}': its config allows {limit} positions: a prompt and one token need at least 2")
-    if asked is None:
+    if wanted is None:
         return int(limit or 4096)
-    if limit and asked > limit:
-        raise ConfigError(f"max_model_len={asked} exceeds the {limit} positions of model '{name}'")
-    return asked
+    if limit and wanted > limit:
+        raise ConfigError(f"max_model_len={wanted} exceeds the {limit} positions of model '{name}'")
+    return wanted
 
 
 def _rotary_switch(text: Any) -> int | None:

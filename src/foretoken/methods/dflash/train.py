@@ -34,33 +34,24 @@ class LearningDFlash(DFlash):
         rows_KW = super().lm_head_of(model)
         return rows_KW if self.markov_head is None else torch.cat([rows_KW, self.markov_head.markov_w2.weight], 1)
 
-
-def many_blocks(
-    network: DFlash, states_BTF: Tensor, tokens_BT: Tensor, anchors_BA: Tensor, embedding_VW: Tensor
-) -> Tensor:
-    """Return the inputs of the LM head, [B, A, k, W], or [B, A, k, W + r] with a Markov head."""
-    sizes, rows = network.config, []
-    for states_TF, tokens_T, anchors_A in zip(states_BTF, tokens_BT, anchors_BA, strict=True):
-        for some_A in anchors_A.split(_BLOCKS_AT_ONCE):
-            tokens_RB = tokens_T.new_full((len(some_A), sizes.rows), sizes.mask_token)
-            tokens_RB[:, 0] = tokens_T[some_A]
-            rows.append(network.blocks(states_TF, tokens_RB, some_A, embedding_VW))
-    n_BAkW = torch.cat(rows).unflatten(0, anchors_BA.shape)[:, :, sizes.rows - sizes.slots :]
-    if network.markov_head is None:
-        return n_BAkW
-    at_BAk = anchors_BA[..., None] + torch.arange(sizes.slots, device=anchors_BA.device)
-    before_BN = tokens_BT.gather(1, at_BAk.clamp_max(tokens_BT.shape[1] - 1).flatten(1))
-    read, state = [], None
-    for before_BA, n_BAW in zip(before_BN.unflatten(1, at_BAk.shape[1:]).unbind(-1), n_BAkW.unbind(2), strict=True):
-        f_BAr, _, state = network.markov_head(before_BA, n_BAW, state)
-        read.append(f_BAr)
-    return torch.cat([n_BAkW, torch.stack(read, 2)], -1)
-
-
-class Loss(BlockLoss):
-    """Of the block network."""
-
-    many_blocks = staticmethod(many_blocks)
+    def many_blocks(self, states_BTF: Tensor, tokens_BT: Tensor, anchors_BA: Tensor, embedding_VW: Tensor) -> Tensor:
+        """Return the inputs of the LM head, [B, A, k, W], or [B, A, k, W + r] with a Markov head."""
+        sizes, rows = self.config, []
+        for states_TF, tokens_T, anchors_A in zip(states_BTF, tokens_BT, anchors_BA, strict=True):
+            for some_A in anchors_A.split(_BLOCKS_AT_ONCE):
+                tokens_RB = tokens_T.new_full((len(some_A), sizes.rows), sizes.mask_token)
+                tokens_RB[:, 0] = tokens_T[some_A]
+                rows.append(self.blocks(states_TF, tokens_RB, some_A, embedding_VW))
+        n_BAkW = torch.cat(rows).unflatten(0, anchors_BA.shape)[:, :, sizes.rows - sizes.slots :]
+        if self.markov_head is None:
+            return n_BAkW
+        at_BAk = anchors_BA[..., None] + torch.arange(sizes.slots, device=anchors_BA.device)
+        before_BN = tokens_BT.gather(1, at_BAk.clamp_max(tokens_BT.shape[1] - 1).flatten(1))
+        read, state = [], None
+        for before_BA, n_BAW in zip(before_BN.unflatten(1, at_BAk.shape[1:]).unbind(-1), n_BAkW.unbind(2), strict=True):
+            f_BAr, _, state = self.markov_head(before_BA, n_BAW, state)
+            read.append(f_BAr)
+        return torch.cat([n_BAkW, torch.stack(read, 2)], -1)
 
 
 def training(options: Config) -> HeadTraining:
@@ -102,8 +93,8 @@ def training(options: Config) -> HeadTraining:
         build=partial(untrained, LearningDFlash, own_head=options.own_head),
         num_scored=num_scored(options),
         own_rows=options.own_head or dspark,
-        objective=Loss,
-        unroll=slot_by_slot(many_blocks),
+        objective=BlockLoss,
+        unroll=slot_by_slot,
     )
 
 

@@ -25,18 +25,56 @@ from foretoken.core.tree import EMPTY_TREE, ROOT
 from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
 from foretoken.drafting.learned_part import find, folder_of
 from foretoken.methods.diffuspec.block import BlockLattices
-from foretoken.methods.diffuspec.finder import Finder
 from foretoken.methods.diffuspec.lattice import Lattice, LatticeNetwork
-from foretoken.methods.diffuspec.length import AdaptiveLength
 from foretoken.methods.diffuspec.masked import MaskedLattices
 from foretoken.methods.diffuspec.network import MOST_SLOTS, BlockNetwork
+from foretoken.methods.diffuspec.search import Finder
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.methods.diffuspec.verifier import SlotLaws
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.options.option import Checked, Option
 
 _MASKED_SLOTS = 8  # default number of slots of a masked checkpoint
+RHO = 0.5  # of the adaptive length
 _MASKED = "zoo:diffusion"  # default for zoo models without a block network
+
+
+@dataclass(slots=True)
+class AdaptiveLength:
+    """The paper's adaptive length: as long as usual before an end token, longer while drafts are accepted.
+
+        gen  <-  (1 - rho) gen + rho L_gen    L_gen  tokens before the first end token of the best tokens of all slots
+        acc  <-  (1 - rho) acc + rho L_acc    L_acc  accepted draft tokens
+        k    <-  clip(floor(gen) + delta [acc >= gen], k_min, k_max)            gen_0 = acc_0 = 0, k_1 = k_max
+
+    Paper: DiffuSpec, arXiv:2510.02358, section 4.3.
+
+    Attributes:
+        least, most: k_min and k_max.
+        step: delta.
+    """
+
+    least: int
+    most: int
+    step: int
+    generated: float = 0.0
+    accepted: float = 0.0
+    current: int = 0
+
+    def __post_init__(self) -> None:
+        self.current = self.current or self.most
+
+    def learn(self, generated: int, accepted: int) -> None:
+        """Update the averages with one round.
+
+        Args:
+            generated: L_gen, of the lattice before the search.
+            accepted: L_acc.
+        """
+        self.generated += RHO * (generated - self.generated)
+        self.accepted += RHO * (accepted - self.accepted)
+        wanted = math.floor(self.generated) + self.step * (self.accepted >= self.generated)
+        self.current = min(self.most, max(self.least, wanted))
 
 
 class DiffuSpecDrafter(Drafter):

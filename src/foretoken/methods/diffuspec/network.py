@@ -7,7 +7,7 @@
     slot j ── norm ── rows of the target's head: q of x_{n+j}, given x_0 .. x_n but not the other slots' tokens
 
 :meth:`BlockNetwork.forward` computes this for one block. Serving (``block.py``, with torch or in native code) and
-training (``many_blocks.py``) are tested to be equal to it.
+training (:meth:`BlockNetwork.many_blocks`) are tested to be equal to it.
 
 Paper: DFlash, arXiv:2602.06036: features of several depths are the keys and values of every layer of a block diffusion
 drafter. It replaces the diffusion language model of DiffuSpec, arXiv:2510.02358. Differs: states are normed before
@@ -16,7 +16,8 @@ and last state enter every slot, while DFlash makes the root a row of the block;
 layers and three depths.
 
 Letters: N rows before the root, B sequences, T positions, F width of the target's states, W width, L layers, H query
-heads, G key/value heads, d head width, A anchors of a sequence, k slots, V vocabulary, K draft vocabulary.
+heads, G key/value heads, n query heads of a group, d head width, A anchors of a sequence, k slots, V vocabulary,
+K draft vocabulary.
 """
 
 from dataclasses import dataclass
@@ -155,6 +156,44 @@ class BlockNetwork(StateNetwork):
             s_AF: fused states of the rows before them.
         """
         return self.enter(torch.cat([e_AW, s_AF], dim=-1))[..., None, :] + self.masks
+
+    def many_blocks(self, states_BTF: Tensor, tokens_BT: Tensor, anchors_BA: Tensor, embedding_VW: Tensor) -> Tensor:
+        """Return the inputs of the target's LM head, [B, A, k, W], for many blocks of many texts, for training.
+
+        Keys and values of the context are computed once for a text; a mask hides the rows from a block's root on.
+
+        Args:
+            states_BTF: the target's states of rows 0 .. T - 1, the depths concatenated.
+            tokens_BT: x.
+            anchors_BA: positions of roots, from 1 on; a block attends only to the rows before its root.
+            embedding_VW: see ``embedding_of``.
+        """
+        config, length = self.config, states_BTF.shape[1]
+        slots, group = config.slots, config.heads // config.kv_heads
+        s_BTF = self.fused(states_BTF)
+        keys, values = self.split_context(self.context(s_BTF))
+        positions = torch.arange(length + slots, device=tokens_BT.device)
+        cos_Td, sin_Td = self.rotary_at(positions)
+        before_BAF = s_BTF.gather(1, (anchors_BA - 1)[..., None].expand(-1, -1, s_BTF.shape[-1]))
+        h = self.entering(F.embedding(tokens_BT.gather(1, anchors_BA), embedding_VW), before_BAF)
+        at_BAk = anchors_BA[..., None] + torch.arange(1, slots + 1, device=tokens_BT.device)
+        cos, sin = (each[at_BAk][:, :, None] for each in (cos_Td, sin_Td))  # [B, A, 1, k, d / 2]
+        hidden = positions[:length] >= anchors_BA[..., None]  # [B, A, T]
+        for number in range(self.num_layers):
+            layer = self.layer(number)
+            q, k, v = layer.project(layer.input_layernorm(h), cos, sin)  # [B, A, H or G, k, d]
+            k_context = rotate(keys[:, :, number].transpose(1, 2), cos_Td[:length], sin_Td[:length])  # [B, G, T, d]
+            v_context = values[:, :, number].transpose(1, 2)
+            q = q.unflatten(2, (config.kv_heads, group)) * config.head_dim**-0.5  # [B, A, G, n, k, d]
+            context = torch.einsum("bagnkd,bgtd->bagnkt", q, k_context)
+            context = context.masked_fill(hidden[:, :, None, None, None], -torch.inf)
+            block = torch.einsum("bagnkd,bagjd->bagnkj", q, k)
+            weights = torch.cat([context, block], dim=-1).softmax(-1)
+            out = torch.einsum("bagnkt,bgtd->bagnkd", weights[..., :length], v_context)
+            out = out + torch.einsum("bagnkj,bagjd->bagnkd", weights[..., length:], v)
+            attended = out.permute(0, 1, 4, 2, 3, 5).reshape(*anchors_BA.shape, slots, -1)
+            h = layer.close(h, attended)
+        return self.norm(h)
 
     # ------------------------------------------------------------------ files, and the target of a network
 

@@ -6,12 +6,19 @@ Paper: DiffuSpec, arXiv:2510.02358, section 4.2. Pruning keeps the fewest tokens
 ``mass``; a left-to-right beam keeps the best ``width`` paths; a path with an end token is not extended. Ties go to
 the smaller token ids. Trees contain the best nodes by S of their path, best first (ours; DDTree, arXiv:2604.12989, uses
 the product of the l_i); a beam search without a width limit would find the same nodes.
+
+With a compiled decoder :class:`Finder` does the same in one native call (native/paths.h).
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
+
+from foretoken.methods.diffuspec.lattice import Lattice
+from foretoken.methods.diffuspec.native import paths
+from foretoken.methods.diffuspec.trigram import Trigram
+from foretoken.native import build
 
 Grams = Callable[[int, int, Sequence[int]], Sequence[float]]
 """(u, v, tokens) -> log p(token | u, v) of each token."""
@@ -154,3 +161,54 @@ def best_nodes(
         yield Node(path[-1], parent, log)
         wait(path, count, -negative)
         count += 1
+
+
+class Finder:
+    """Prunes lattices and searches them.
+
+    Args:
+        mass, candidates: limits of pruning.
+        beam: width of the beam search.
+        balance: weight of the lattice relative to the trigram model.
+        trigram: None: scores come from the lattice alone.
+    """
+
+    def __init__(self, *, mass: float, candidates: int, beam: int, balance: float, trigram: Trigram | None) -> None:
+        self._mass, self._candidates, self._beam = mass, candidates, beam
+        self._scoring = Scoring(balance, None if trigram is None else trigram.logs)
+        self._library = build.library()
+        grams = None if trigram is None or self._library is None else trigram.native()
+        self._rules = paths.Rules(mass, candidates, beam, balance, grams)
+
+    def nodes(
+        self, lattice: Lattice, slots: int, past: tuple[int, int], ends: Collection[int], *, most: int, tree: bool
+    ) -> Iterable[Node]:
+        """Return the nodes of the best path, or the best nodes of all paths, parents first.
+
+        Args:
+            slots: number of slots to search, from the first one on; each has a token with nonzero probability.
+            past: the last two tokens of the text.
+            ends: end tokens; a path stops at the first one.
+            most: maximum number of nodes.
+        """
+        if not slots or not most:
+            return ()
+        if self._library is None:
+            return self._written_out(lattice, slots, past, ends, tree=tree)
+        ids, shares = lattice.ranked_all(slots)
+        found = paths.found(
+            self._library, self._rules, ids, shares, slots=slots, past=past, ends=ends, nodes=most, tree=tree
+        )
+        return map(Node, *found)
+
+    def _written_out(
+        self, lattice: Lattice, slots: int, past: tuple[int, int], ends: Collection[int], *, tree: bool
+    ) -> Iterable[Node]:
+        left = [
+            prune(*lattice.ranked(slot), mass=self._mass, most=self._candidates, ends=ends) for slot in range(slots)
+        ]
+        if tree:
+            return best_nodes(left, past, self._scoring, ends=ends)
+        path = best_path(left, past, self._scoring, width=self._beam, ends=ends)
+        parents: Sequence[int] = range(-1, len(path.tokens) - 1)
+        return map(Node, path.tokens, parents, path.logs)

@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor
 
 from foretoken.methods.diffuspec.command import Config
-from foretoken.methods.diffuspec.many_blocks import many_blocks
 from foretoken.methods.diffuspec.network import BlockNetwork, BlockNetworkConfig
 from foretoken.methods.diffuspec.trigram import FILE, Trigram
 from foretoken.train.feature_heads.blocks import BlockLoss, slot_by_slot
@@ -22,12 +21,6 @@ from foretoken.train.feature_heads.training import HeadTraining, Stage, num_scor
 from foretoken.train.frozen_target import FrozenTarget
 
 TRIGRAM_LEAST = 2  # minimum number of occurrences of a triple
-
-
-class Loss(BlockLoss):
-    """Of the block network."""
-
-    many_blocks = staticmethod(many_blocks)
 
 
 def training(options: Config) -> HeadTraining:
@@ -64,7 +57,7 @@ def training(options: Config) -> HeadTraining:
         ),
         build=build,
         num_scored=num_scored(options),
-        objective=Loss,
-        unroll=slot_by_slot(many_blocks),
+        objective=BlockLoss,
+        unroll=slot_by_slot,
         keep=keep,
     )

@@ -18,25 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretoken.drafting.feature_heads.unroll import Unroll
 from foretoken.train.feature_heads.batches import Batches
 from foretoken.train.feature_heads.objective import HeadObjective
 
 _ANCHORS = 32  # blocks of one sequence
 
-ManyBlocks = Callable[[Any, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(network, states [B, T, F], tokens [B, T], roots [B, A], embedding) -> inputs of the LM head, [B, A, k, W]."""
-
 
 class BlockLoss(HeadObjective):
     """Sum the loss over all slots; 0 where a micro-batch has no counted position. ``steps`` is k.
 
-    Attributes:
-        many_blocks: of the network; a subclass sets it.
+    The network has a method ``many_blocks``: (states [B, T, F], tokens [B, T], roots [B, A], embedding) -> inputs of
+    the LM head, [B, A, k, W].
     """
 
     name = "block_cross_entropy"
-    many_blocks: ManyBlocks
 
     def __init__(self, batches: Batches, embedding_VW: Tensor, lm_head: Callable[[], Tensor], steps: int) -> None:
         self._batches, self._embedding_VW, self._lm_head, self._slots = batches, embedding_VW, lm_head, steps
@@ -50,7 +45,8 @@ class BlockLoss(HeadObjective):
         row_BT = torch.full(used_BT.shape, -1, dtype=torch.int64, device=device)
         row_BT[used_BT] = torch.arange(int(used_BT.sum()), device=device)
         anchors_BA = _anchors(used_BT, generator)
-        rows = self.many_blocks(model, batch.states_BTF, batch.tokens_BT, anchors_BA, self._embedding_VW)
+        blocks: Any = model
+        rows = blocks.many_blocks(batch.states_BTF, batch.tokens_BT, anchors_BA, self._embedding_VW)
         at_BAk = anchors_BA[..., None] + torch.arange(self._slots, device=device)  # row a + j - 1 is p_j
         inside = at_BAk < used_BT.shape[1]
         sequence = torch.arange(len(used_BT), device=device)[:, None, None]
@@ -76,17 +72,15 @@ def _anchors(used_BT: Tensor, generator: torch.Generator) -> Tensor:
     return noise_BT.topk(min(_ANCHORS, used_BT.shape[1] - 1), dim=-1).indices
 
 
-def slot_by_slot(many_blocks: ManyBlocks) -> Unroll:
-    """Return what yields slot after slot of the blocks of all columns, as unroll.py does for chains of pairs."""
+def slot_by_slot(
+    network: Any, states_BTF: Tensor, tokens_BT: Tensor, embedding_VW: Tensor, steps: int, wanted_BC: Tensor
+) -> Iterator[Tensor]:
+    """Yield slot after slot of the blocks of all columns, as unroll.py does for chains of pairs.
 
-    def unrolled(
-        network: Any, states_BTF: Tensor, tokens_BT: Tensor, embedding_VW: Tensor, steps: int, wanted_BC: Tensor
-    ) -> Iterator[Tensor]:
-        """For s = 0, 1, ..: the requested columns, [N, W]: slot s + 1 of the block with the root x_{c+1}."""
-        length = tokens_BT.shape[1]
-        anchors_BA = torch.arange(1, length, device=tokens_BT.device).expand(len(tokens_BT), -1)
-        rows = many_blocks(network, states_BTF, tokens_BT, anchors_BA, embedding_VW)
-        for step in range(min(steps, rows.shape[2], length - 1)):
-            yield rows[:, :, step][wanted_BC]
-
-    return unrolled
+    For s = 0, 1, ..: the requested columns, [N, W]: slot s + 1 of the block with the root x_{c+1}.
+    """
+    length = tokens_BT.shape[1]
+    anchors_BA = torch.arange(1, length, device=tokens_BT.device).expand(len(tokens_BT), -1)
+    rows = network.many_blocks(states_BTF, tokens_BT, anchors_BA, embedding_VW)
+    for step in range(min(steps, rows.shape[2], length - 1)):
+        yield rows[:, :, step][wanted_BC]

@@ -18,10 +18,10 @@ from foretoken.drafting.feature_heads.unroll import every_column
 from foretoken.drafting.published.layouts import recognise
 from foretoken.methods.dflash.checkpoint import DFlash
 from foretoken.methods.dflash.command import Config
-from foretoken.methods.dflash.train import Loss, many_blocks, training
+from foretoken.methods.dflash.train import training
 from foretoken.models.load import load_as_is
 from foretoken.train.feature_heads.batches import FromTokens
-from foretoken.train.feature_heads.blocks import slot_by_slot
+from foretoken.train.feature_heads.blocks import BlockLoss, slot_by_slot
 from foretoken.train.feature_heads.run import run
 from foretoken.train.feature_heads.training import BLOCK
 from foretoken.train.frozen_target import FrozenTarget
@@ -65,7 +65,7 @@ def test_the_loss_by_hand(options: dict[str, Any], folder: Path) -> None:
     head = job.build(replace(config, draft_vocab_size=len(IDS)), target, torch.tensor(IDS))
     tokens_BT = torch.randint(4, 101, (2, 9), generator=torch.Generator().manual_seed(1))
     table, batches = head.embedding_of(target.model), FromTokens(target, Replies(), config.depths)
-    loss = Loss(batches, table, lambda: head.lm_head_of(target.model), SLOTS)(head, tokens_BT, torch.Generator())
+    loss = BlockLoss(batches, table, lambda: head.lm_head_of(target.model), SLOTS)(head, tokens_BT, torch.Generator())
     with torch.no_grad():
         p_BTK = loaded.model(input_ids=tokens_BT).logits.softmax(-1)[..., IDS]
         found = target.states(tokens_BT)
@@ -90,7 +90,7 @@ def test_the_loss_by_hand(options: dict[str, Any], folder: Path) -> None:
     torch.testing.assert_close(loss, total / weights, rtol=1e-4, atol=1e-5)
     loss.backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in head.parameters())
-    steps = slot_by_slot(many_blocks)(head, states, tokens_BT, table, SLOTS, every_column(tokens_BT))
+    steps = slot_by_slot(head, states, tokens_BT, table, SLOTS, every_column(tokens_BT))
     assert [len(each) for each in steps] == [16] * SLOTS
 
 

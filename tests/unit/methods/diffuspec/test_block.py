@@ -17,14 +17,12 @@ from foretoken.core.protocols import Features, Outcome
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafting.feature_heads.unroll import every_column
-from foretoken.methods.diffuspec import train as training
 from foretoken.methods.diffuspec.block import BlockLattices
-from foretoken.methods.diffuspec.many_blocks import many_blocks
 from foretoken.methods.diffuspec.network import BlockNetwork
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load, load_as_is
 from foretoken.train.feature_heads.batches import TrainingBatch
-from foretoken.train.feature_heads.blocks import slot_by_slot
+from foretoken.train.feature_heads.blocks import BlockLoss, slot_by_slot
 from foretoken.train.frozen_target import FrozenTarget
 from helpers.golden import tokens_of
 from helpers.requests import make_request
@@ -108,7 +106,7 @@ def trained_difference(network: BlockNetwork, trained: BlockNetwork, model: Lang
     states_1TF, text_1T = torch.cat(list(states_of(TEXT).values()), dim=-1)[None], torch.tensor([TEXT])
     with torch.no_grad():
         embedding_VW, head_KW = (each(model.model).float() for each in (network.embedding_of, network.lm_head_of))
-        steps = slot_by_slot(many_blocks)(trained, states_1TF, text_1T, embedding_VW, SLOTS, every_column(text_1T))
+        steps = slot_by_slot(trained, states_1TF, text_1T, embedding_VW, SLOTS, every_column(text_1T))
         found_TkK = torch.stack([rows_TW @ head_KW.T for rows_TW in steps], dim=1)
     expected_TkK = torch.stack([paper(network, model, root) for root in range(1, len(TEXT))])
     return float((found_TkK - expected_TkK).abs().max() / expected_TkK.std())
@@ -309,13 +307,13 @@ def test_the_loss_is_the_target_s_distribution_at_every_slot_by_hand(tmp_path: P
     def batches(numbers: Tensor) -> TrainingBatch:
         return TrainingBatch(tokens_BT, states_BTF, used_BT, whole_BTV[used_BT])
 
-    objective = training.Loss(batches, embedding_VW, lambda: head_KW, 3)
+    objective = BlockLoss(batches, embedding_VW, lambda: head_KW, 3)
     with torch.no_grad():
         found = objective(network, tokens_BT, torch.Generator().manual_seed(0))
         total = weights = 0.0
         for row in range(2):
-            rows = many_blocks(
-                network, states_BTF[row : row + 1], tokens_BT[row : row + 1], torch.arange(1, 7)[None], embedding_VW
+            rows = network.many_blocks(
+                states_BTF[row : row + 1], tokens_BT[row : row + 1], torch.arange(1, 7)[None], embedding_VW
             )
             for root in range(1, 7):  # there are fewer places than blocks: all of them are roots
                 for slot in range(3):

@@ -9,10 +9,9 @@ from unittest import mock
 
 import pytest
 
-from foretoken.methods.diffuspec.finder import Finder
 from foretoken.methods.diffuspec.lattice import Lattice
 from foretoken.methods.diffuspec.native import paths
-from foretoken.methods.diffuspec.search import Node
+from foretoken.methods.diffuspec.search import Finder, Node
 from foretoken.methods.diffuspec.trigram import Trigram
 from foretoken.native import build
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from foretoken.methods.diffuspec.length import AdaptiveLength
+from foretoken.methods.diffuspec.drafter import AdaptiveLength
 
 
 def test_the_trace_of_a_scripted_sequence() -> None:
