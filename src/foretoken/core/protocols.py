@@ -144,6 +144,7 @@ class Drafter(Protocol):
 
     Attributes:
         name: the catalogue's name.
+        config: its options; None for one of your own that has none.
         laws: kinds of q this drafter proposes with at temperatures above 0, as configured (at 0 every lossless rule
             is the walk along the argmax, and the kind does not matter).
         branches: whether its trees may branch.
@@ -156,6 +157,7 @@ class Drafter(Protocol):
     """
 
     name: str
+    config: Any = None
     sources: tuple[str, ...] = ()
     laws: tuple[type[Law], ...] = (PointMass,)
     branches: bool = False

@@ -266,11 +266,14 @@ def _check_members(thing: Any, key: str, kind: str, protocol: type) -> None:
         raise ConfigError(
             f"{kind} '{thing.name}' has laws={laws!r:.60}: a tuple of kinds of q, as in (PointMass,), see core/draft.py"
         )
-    for name, wanted in (("needs", Needs), ("offers", Offers), ("declared", Declared)):
-        if not isinstance(getattr(thing, name), wanted):
+    for name, found, wanted in (
+        ("needs", thing.needs, Needs),
+        ("offers", thing.offers, Offers),
+        ("declared", thing.declared, Declared),
+    ):
+        if not isinstance(found, wanted):
             raise ConfigError(
-                f"{kind} '{thing.name}' has {name}={getattr(thing, name)!r:.60}: an instance of "
-                f"core.needs.{wanted.__name__} is wanted"
+                f"{kind} '{thing.name}' has {name}={found!r:.60}: an instance of core.needs.{wanted.__name__} is wanted"
             )
 
 

@@ -46,7 +46,7 @@ class StructuredOutputs:
         if len(given) != 1:
             names = ", ".join(kinds)
             raise ConfigError(f"structured_outputs has {given or 'nothing'}: give exactly one of {names}")
-        kind, value = given[0], getattr(self, given[0])
+        kind, value = self.kind, self.value
         fits = {
             "json": isinstance(value, (Mapping, str)) or value is True,
             "json_object": value is True,
@@ -60,6 +60,11 @@ class StructuredOutputs:
     def kind(self) -> str:
         """The name of the one that is given."""
         return next(each.name for each in fields(self) if getattr(self, each.name) not in (None, False))
+
+    @property
+    def value(self) -> Any:
+        """The schema, expression, texts or grammar that is given."""
+        return getattr(self, self.kind)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> "StructuredOutputs":

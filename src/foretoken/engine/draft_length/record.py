@@ -55,7 +55,7 @@ class Record:
         if not (drafter.declared.finds_model and recipe.may_skip_drafting and most_kept() > 0):
             return
         with suppress(ForetokenError):  # a model without a folder
-            own = [repr(getattr(drafter, "config", None)), drafter.sources, recipe.verifier and recipe.verifier.name]
+            own = [repr(drafter.config), drafter.sources, recipe.verifier and recipe.verifier.name]
             model = [fingerprint_of(target.source), target.precision, target.kv_cache_dtype]
             key = {"format": FORMAT, "version": version("foretoken"), "model": model, "recipe": own}
             self._key = json.dumps({**key, **machine_of(target)}, sort_keys=True)

@@ -240,8 +240,7 @@ def _grammar(wanted: StructuredOutputs) -> tuple[str, str]:
     """The kind that is wanted, and llguidance's own form of it."""
     from llguidance import LLMatcher
 
-    kind = wanted.kind
-    value: Any = getattr(wanted, kind)
+    kind, value = wanted.kind, wanted.value
     try:
         if kind == "json":
             schema = json.loads(value) if isinstance(value, str) else value

@@ -32,9 +32,13 @@ class HeadObjective(Protocol):
         embedding_VW: where tokens are looked up.
         lm_head: returns the rows that score, [K, W]; called every time, because they may be trained.
         steps: S, tokens that are drafted.
+    Attributes:
+        name: for the record.
+        later: one column in so many is unrolled beyond its first step.
     """
 
     name: str
+    later: int = 1
 
     def __init__(self, batches: Batches, embedding_VW: Tensor, lm_head: Callable[[], Tensor], steps: int) -> None: ...
 
@@ -46,12 +50,10 @@ class Unrolled(HeadObjective):
 
     Attributes:
         unroll: the network's output at every column.
-        later: one column in so many is unrolled beyond its first step.
     """
 
     name = "unrolled_cross_entropy"
     unroll: Unroll = staticmethod(unrolled)
-    later = 1
 
     def __init__(self, batches: Batches, embedding_VW: Tensor, lm_head: Callable[[], Tensor], steps: int) -> None:
         self._batches, self._embedding_VW, self._lm_head, self._steps = batches, embedding_VW, lm_head, steps

@@ -197,7 +197,7 @@ def _effort(
     bounds: Bounds,
 ) -> Effort:
     """The products of a token that is read for the first time: the target's, and those of every unrolled step."""
-    steps = 1 + (training.steps - 1) / getattr(training.objective, "later", 1)
+    steps = 1 + (training.steps - 1) / training.objective.later
     read, trained = (sum(each.numel() for each in part.parameters()) for part in (target.parts.layers, network))
     again = steps * (6 * trained + 4 * network.config.draft_vocab_size * target.width)
     flops = 2 * (read + target.vocabulary * target.width) + again
