@@ -108,6 +108,5 @@ def _normalised(weights_BV: Tensor, otherwise_BV: Tensor) -> tuple[Tensor, list[
     """Rows divided by their sums, and whether each had any mass; a row without takes its other value."""
     mass_B1 = weights_BV.sum(-1, keepdim=True)
     good = [mass > 0.0 for mass in mass_B1[:, 0].tolist()]
-    if all(good):
-        return weights_BV.div_(mass_B1), good
-    return torch.where(mass_B1 > 0.0, weights_BV / mass_B1.clamp_min(1e-45), otherwise_BV), good
+    weights_BV.div_(mass_B1)  # NaN without mass
+    return weights_BV if all(good) else torch.where(mass_B1 > 0.0, weights_BV, otherwise_BV), good
