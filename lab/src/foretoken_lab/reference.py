@@ -15,15 +15,8 @@ from foretoken.options.sampling import SamplingParams
 from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.metrics import LoopCollector, Timings
 from foretoken.serve.ollama import OllamaChat, OllamaGenerate
-from foretoken.serve.schema import (
-    ChatRequest,
-    CompletionRequest,
-    ConversationRequest,
-    Ignored,
-    ResponsesRequest,
-    Sampling,
-    Speculation,
-)
+from foretoken.serve.responses_schema import ResponsesRequest
+from foretoken.serve.schema import ChatRequest, CompletionRequest, ConversationRequest, Ignored, Sampling, Speculation
 from foretoken.serve.token_paths import DetokenizeRequest, TemplateRequest, TokenizeRequest
 
 BODIES: dict[str, tuple[str, type[Any]]] = {  # of the paths that take one, by their names in a page

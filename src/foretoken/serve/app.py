@@ -1,8 +1,7 @@
 """The ASGI application: paths, keys, limits, and errors in one form. uvicorn and Ray run the same application."""
 
 import asyncio
-import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -12,43 +11,27 @@ from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.serve import token_paths
 from foretoken.serve.body import StrictRoute
 from foretoken.serve.chat import Chat
 from foretoken.serve.completions import Completion
-from foretoken.serve.errors import ApiError, api_error, invalid
-from foretoken.serve.messages import Messages, count_tokens, error_body
+from foretoken.serve.errors import ApiError, api_error
+from foretoken.serve.guard import Guard, needs_key
+from foretoken.serve.messages import Messages, count_tokens
 from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.metrics import LoopCollector, exposition
 from foretoken.serve.model_pool import ModelPool, PooledModel
-from foretoken.serve.ollama import (
-    MANAGEMENT,
-    OllamaAnswer,
-    OllamaChat,
-    OllamaGenerate,
-    OllamaRequest,
-    ollama_card,
-    stamp,
-)
-from foretoken.serve.request_head import check_head
+from foretoken.serve.ollama import OllamaAnswer, OllamaChat, OllamaGenerate, OllamaRequest, ollama_card, stamp
+from foretoken.serve.refusals import Error, on_error
 from foretoken.serve.responses import Response as MadeResponse
-from foretoken.serve.schema import (
-    AdapterName,
-    ChatRequest,
-    CompletionRequest,
-    LoadAdapter,
-    ModelName,
-    ResponsesRequest,
-    Sampling,
-)
-from foretoken.serve.service import FINGERPRINT, Service, first_of, new_id
+from foretoken.serve.responses_schema import ResponsesRequest
+from foretoken.serve.schema import AdapterName, ChatRequest, CompletionRequest, LoadAdapter, ModelName, Sampling
+from foretoken.serve.service import FINGERPRINT, Service, first_of
 from foretoken.serve.stream import CLIENT_GONE, EventStream, answered, unless_gone
 
 _IGNORED, _STRICT = "x-foretoken-ignored", "x-foretoken-strict"
@@ -69,13 +52,6 @@ _CODES = {
     500: "the request failed",
     503: "shutting down",
 }
-_OVERLOADED = 529  # Anthropic's status of a server that cannot answer now
-_LIKE_V1 = (  # paths that need the key, too
-    *("/tokenize", "/detokenize", "/apply-template", "/tokenizer_info"),
-    *("/models", "/models/load", "/models/unload", "/sleep", "/wake_up", "/is_sleeping"),
-)
-_KNOWN = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/models")
-_BODY_SECONDS, _BODY_RATE = 30.0, 1000.0  # the time limit of a body, and one more second per this many bytes
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or its events", "content": {"application/json": {}, "text/event-stream": {}}}
 }
@@ -99,7 +75,7 @@ def create_app(pool: ModelPool, *, api_key: str | None = None, origins: Sequence
         responses={code: {"description": what, "model": Error} for code, what in _CODES.items()},
     )
     pool.histograms.registry.register(LoopCollector(pool.models))
-    app.add_middleware(_Guard, limit=pool.limits.body, api_key=api_key)
+    app.add_middleware(Guard, limit=pool.limits.body, api_key=api_key)
     if origins:  # outermost, so that a page can read the reason of a refusal
         app.add_middleware(
             CORSMiddleware,
@@ -109,10 +85,8 @@ def create_app(pool: ModelPool, *, api_key: str | None = None, origins: Sequence
             expose_headers=["*"],
             allow_private_network=True,
         )
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_bug)
+    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, on_error)
     app.router.route_class = StrictRoute
     _add_paths(app, pool)
     _add_operation(app, pool)
@@ -135,7 +109,7 @@ class _App(FastAPI):
         for path, methods in described["paths"].items():
             for operation in methods.values():
                 operation["responses"].pop("422", None)
-                if self.asks_key and _needs_key(path):
+                if self.asks_key and needs_key(path):
                     operation["security"] = [{"key": []}]
         if self.asks_key:
             described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -371,10 +345,6 @@ def _add_operation(app: FastAPI, pool: ModelPool) -> None:
         return {"version": app.version}
 
 
-def _needs_key(path: str) -> bool:
-    return path.startswith(("/v1", "/api/")) or path in _LIKE_V1
-
-
 def _tag(pool: ModelPool, name: str) -> dict[str, Any]:
     """Return a model of Ollama's lists."""
     size = pool.find(name).num_bytes
@@ -384,119 +354,4 @@ def _tag(pool: ModelPool, name: str) -> dict[str, Any]:
 def _listed(paths: Sequence[str]) -> str:
     """Join names for a header: characters that a header cannot have are escaped, and the length is bounded."""
     whole = ",".join(quote(path, safe="[].*") for path in paths)
-    return whole if len(whole) <= _MOST_IGNORED else f"{whole[:_MOST_IGNORED].rpartition(',')[0]},..."
-
-
-class _Guard:
-    """Refuse requests without the key, and requests that are too large or too slow, before parsing them."""
-
-    def __init__(self, app: ASGIApp, *, limit: int, api_key: str | None) -> None:
-        self._app = app
-        self._limit = limit
-        self._key = None if api_key is None else api_key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if scope["method"] == "HEAD":  # the host discards the body
-            scope = {**scope, "method": "GET"}
-        headers = dict(scope["headers"])
-        try:
-            check_head(scope)
-            if self._key is not None and _needs_key(scope["path"]):
-                self._check_key(headers)
-            length = headers.get(b"content-length", b"0")
-            self._check_length(int(length) if length.isdigit() else 0)
-        except ApiError as error:
-            await _refusal(error, scope["path"])(scope, receive, send)
-            return
-        read, whole, began = 0, False, monotonic()
-
-        async def bounded() -> Message:
-            nonlocal read, whole
-            if whole:
-                return await receive()
-            left = began + _BODY_SECONDS + read / _BODY_RATE - monotonic()
-            try:
-                message = await asyncio.wait_for(receive(), max(left, 0.0))
-            except asyncio.TimeoutError:  # FastAPI lets only HTTPException through while it reads a body
-                raise HTTPException(408, "the body comes too slowly: send it at once") from None
-            read += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if read > self._limit:
-                raise HTTPException(413, self._too_long)
-            return message
-
-        await self._app(scope, bounded, send)
-
-    def _check_key(self, headers: Mapping[bytes, bytes]) -> None:
-        assert self._key is not None
-        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if kind.lower() != b"bearer":
-            key = headers.get(b"x-api-key", b"")  # Anthropic's header
-        if not hmac.compare_digest(key.strip(), self._key.strip()):
-            message = "the API key is missing or wrong: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    def _check_length(self, length: int) -> None:
-        if length > self._limit:
-            raise ApiError(413, self._too_long)
-
-    @property
-    def _too_long(self) -> str:
-        return f"the request has more than {self._limit} bytes: shorten it"
-
-
-# ---------------------------------------------------------------------- errors
-
-
-class Problem(BaseModel):
-    """The reason of a refusal, and the field."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class Error(BaseModel):
-    """The body of a refusal."""
-
-    error: Problem
-
-
-def _refusal(error: ApiError, path: str) -> Response:
-    """Return an error in the form of the API that the path belongs to."""
-    if path.startswith("/api/"):
-        return JSONResponse({"error": str(error)}, error.status, headers=error.headers)
-    if not path.startswith("/v1/messages"):
-        return error.response()
-    request_id = new_id("req_")
-    status = _OVERLOADED if error.status == 503 else error.status
-    return JSONResponse(error_body(error, request_id), status, headers={**error.headers, "request-id": request_id})
-
-
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    return _refusal(api_error(error), request.url.path)
-
-
-async def _on_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return _refusal(invalid(error.errors()), request.url.path)
-
-
-async def _on_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    path = request.url.path
-    nearest = next((known for known in _KNOWN if path.rstrip("/").endswith(known.removeprefix("/v1"))), None)
-    remedy = "" if nearest in (None, path) else f": use {nearest}; the base URL ends in /v1"
-    words = {404: f"there is no {path}{remedy}", 405: f"{request.method} is not allowed for {path}"}
-    refused = ApiError(error.status_code, words.get(error.status_code, str(error.detail)), headers=error.headers)
-    if path.startswith("/api/") and path.split("/")[2] in MANAGEMENT:
-        refused = ApiError(501, f"{path}: the models are those of the server's command line: see --models")
-    return _refusal(refused, path)
-
-
-async def _on_bug(request: Request, error: Exception) -> Response:
-    return _refusal(ApiError(500, f"internal: {type(error).__name__}: {error}"), request.url.path)
+    return whole if len(whole) <= _MOST_IGNORED else f"{whole[:_MOST_IGNORED].rpartition(',')[0]},...".lstrip(",")

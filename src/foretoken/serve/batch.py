@@ -25,7 +25,8 @@ from foretoken.serve.completions import Completion
 from foretoken.serve.errors import ApiError, api_error, invalid
 from foretoken.serve.loop import EngineLoop
 from foretoken.serve.responses import Response
-from foretoken.serve.schema import ChatRequest, CompletionRequest, Ignored, ResponsesRequest
+from foretoken.serve.responses_schema import ResponsesRequest
+from foretoken.serve.schema import ChatRequest, CompletionRequest, Ignored
 from foretoken.serve.service import Service, new_id
 
 _WAYS: dict[str, tuple[type[Ignored], type[Any]]] = {

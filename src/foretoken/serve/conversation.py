@@ -19,15 +19,8 @@ from foretoken.options.sampling import SamplingParams
 from foretoken.options.structured import StructuredOutputs
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.harmony import HarmonyReader
-from foretoken.serve.schema import (
-    ChatRequest,
-    ConversationRequest,
-    HostedTool,
-    Message,
-    ResponsesRequest,
-    ResponseTool,
-    Tool,
-)
+from foretoken.serve.responses_schema import ResponsesRequest, ResponseTool
+from foretoken.serve.schema import ChatRequest, ConversationRequest, HostedTool, Message, Tool
 from foretoken.serve.service import Service
 from foretoken.serve.tool_choice import ToolChoice
 from foretoken.serve.tool_formats import HARMONY

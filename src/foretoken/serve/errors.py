@@ -13,11 +13,12 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.serve import schema
+from foretoken.serve import responses_schema, schema
 from foretoken.serve.loop import Overloaded, Stopped
 
 _NAMED = re.compile(r"^(?:unknown sampling parameter ')?([a-z_]+)(?:=|\[| has | with |'|\.)")
-_ADDED = {"body", "str", "int", *(name for name, each in vars(schema).items() if isinstance(each, type))}
+_KINDS = (vars(schema) | vars(responses_schema)).items()
+_ADDED = {"body", "str", "int", *(name for name, each in _KINDS if isinstance(each, type))}
 _INPUTS = {  # the field that holds the prompt -> its path
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",

@@ -7,20 +7,17 @@ from typing import Any
 from foretoken.engine.updates import Update
 from foretoken.serve.conversation import Conversation, Piece, offered
 from foretoken.serve.errors import ApiError
-from foretoken.serve.schema import (
+from foretoken.serve.responses_schema import (
     LOGPROBS,
-    FunctionCall,
     InputCall,
     InputCallOutput,
     InputPart,
     InputReasoning,
-    Message,
     NamedResponseTool,
     ResponsesRequest,
     ResponseTool,
-    Tool,
-    ToolCall,
 )
+from foretoken.serve.schema import FunctionCall, Message, Tool, ToolCall
 from foretoken.serve.service import Service, new_id, refuse_failure, structure
 from foretoken.serve.stream import DONE, event
 from foretoken.serve.tool_choice import ToolChoice

@@ -42,9 +42,8 @@ _One = Annotated[float | None, Field(ge=1, le=1, description=_AsItIs)]
 _Zero = Annotated[Literal[0] | None, BeforeValidator(_an_integer), Field(description=_AsItIs)]
 _No = Annotated[Literal[False] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
 _Cached = Annotated[Any, Field(description="Accepted: prompt prefixes are always cached.")]
-_Limit = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_a_limit)]
+Limit = Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_a_limit)]
 _Yes = Annotated[Literal[True] | None, BeforeValidator(_a_boolean), Field(description=_AsItIs)]
-LOGPROBS = "message.output_text.logprobs"  # the fields that request them in /v1/responses
 _Index = Annotated[int, Field(ge=0)]
 _Name = Annotated[str, Field(min_length=1)]
 _TokenIds = list[_Index]
@@ -235,7 +234,7 @@ class TextPart(Fields):
     @classmethod
     def _by_other_names(cls, given: Any) -> Any:
         """Convert parts in the form of ``/v1/responses``; a refusal in an earlier answer becomes text."""
-        given = _refusal_as_text(given)
+        given = refusal_as_text(given)
         if isinstance(given, dict) and given.get("type") in ("input_text", "output_text"):
             return {**given, "type": "text"}
         return given
@@ -294,7 +293,8 @@ class Sampling(request_of(SamplingParams, Ignored)):  # type: ignore[misc]  # it
     priority: _Zero = None
 
 
-def _refusal_as_text(given: Any) -> Any:
+def refusal_as_text(given: Any) -> Any:
+    """Convert a refusal in an earlier answer to a part of text."""
     if isinstance(given, dict) and given.get("type") == "refusal" and "refusal" in given:
         return {"text" if name == "refusal" else name: each for name, each in given.items()} | {"type": "text"}
     return given
@@ -384,12 +384,13 @@ class HostedTool(BaseModel):
     type: _Name
 
 
-def _is_hosted(tool: Any) -> str:
+def is_hosted(tool: Any) -> str:
+    """Return "hosted" for a tool that the server would run, else "function"."""
     kind = tool.get("type", "function") if isinstance(tool, dict) else getattr(tool, "type", "function")
     return "function" if kind == "function" or not isinstance(kind, str) else "hosted"
 
 
-AnyTool = Annotated[Annotated[Tool, Tag("function")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_is_hosted)]
+AnyTool = Annotated[Annotated[Tool, Tag("function")] | Annotated[HostedTool, Tag("hosted")], Discriminator(is_hosted)]
 
 
 class FunctionName(Fields):
@@ -422,7 +423,7 @@ class Thinking(Fields):
     budget_tokens: Annotated[int | None, Field(ge=0, description="Anthropic's name of thinking_token_budget.")] = None
 
 
-_Verbosity = Annotated[str | None, Field(description="Accepted: the model decides.")]
+Verbosity = Annotated[str | None, Field(description="Accepted: the model decides.")]
 
 
 class ConversationRequest(Sampling):
@@ -444,15 +445,15 @@ class ChatRequest(ConversationRequest):
     """``POST /v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: _Limit = None
-    max_completion_tokens: _Limit = None
+    max_tokens: Limit = None
+    max_completion_tokens: Limit = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: ResponseFormat | None = None
     tools: list[AnyTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     modalities: list[Literal["text"]] | None = None
-    verbosity: _Verbosity = None
+    verbosity: Verbosity = None
     echo: _No = None
     add_generation_prompt: bool | None = None
     continue_final_message: Annotated[
@@ -476,145 +477,3 @@ class CompletionRequest(Sampling):
     best_of: Annotated[int | None, Field(ge=1)] = None
     suffix: Annotated[str | None, Field(description="Text after the answer, for models with tokens for infill.")] = None
     add_special_tokens: _Yes = None
-
-
-class InputPart(Fields):
-    """A content part of an input message of ``/v1/responses``."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: str
-    annotations: Any = None
-    logprobs: Any = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refusal(cls, given: Any) -> Any:
-        """Convert a refusal in an earlier answer to text."""
-        return _refusal_as_text(given)
-
-
-class InputMessage(Fields):
-    """A message of ``/v1/responses``."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputPart]
-    id: str | None = None
-    status: str | None = None
-    phase: Annotated[str | None, Field(description="Accepted: the phase of an earlier message.")] = None
-
-
-class InputCall(Fields):
-    """A tool call in an earlier answer."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-    id: str | None = None
-    status: str | None = None
-
-
-class InputCallOutput(Fields):
-    """The output of a tool call."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[InputPart]
-    id: str | None = None
-    status: str | None = None
-
-
-class InputReasoning(Fields):
-    """The reasoning of an earlier answer; accepted, and not part of the prompt."""
-
-    type: Literal["reasoning"]
-    summary: Any = None
-    content: Any = None
-    encrypted_content: Any = None
-    id: str | None = None
-    status: str | None = None
-
-
-def _kind(item: Any) -> str:
-    """Return the type of an input item; it is optional for a message."""
-    found = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
-    return "message" if found is None else str(found)
-
-
-_KINDS = "message, function_call, function_call_output or reasoning"
-InputItem = Annotated[
-    Annotated[InputMessage, Tag("message")]
-    | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputCallOutput, Tag("function_call_output")]
-    | Annotated[InputReasoning, Tag("reasoning")],
-    Discriminator(_kind, custom_error_type="item_type", custom_error_message=f"an item must be of type {_KINDS}"),
-]
-
-
-class ResponseTool(Function):
-    """A function in the form of ``/v1/responses``."""
-
-    type: Literal["function"]
-
-
-AnyResponseTool = Annotated[
-    Annotated[ResponseTool, Tag("function")] | Annotated[HostedTool, Tag("hosted")], Discriminator(_is_hosted)
-]
-
-
-class NamedResponseTool(FunctionName):
-    """The tool to call, in the form of ``/v1/responses``."""
-
-    type: Literal["function"]
-
-
-class NamedSchema(JsonSchema):
-    """Text that matches a JSON schema, in the form of ``/v1/responses``."""
-
-    type: Literal["json_schema"]
-
-
-class TextFormat(Fields):
-    """The form of the answer."""
-
-    format: Annotated[AnyText | JsonObject | NamedSchema, Field(discriminator="type")] | None = None
-    verbosity: _Verbosity = None
-
-
-class ResponsesRequest(ConversationRequest):
-    """``POST /v1/responses``: stateless, text and function tools."""
-
-    user: Annotated[str | None, Field(description="Ignored, and returned in the response.")] = None
-    safety_identifier: Annotated[str | None, Field(description="Ignored, and returned in the response.")] = None
-    prompt_cache_key: Annotated[str | None, Field(description="Ignored, and returned in the response.")] = None
-    metadata: Annotated[dict[str, str] | None, Field(description="Ignored, and returned in the response.")] = None
-    input: str | Annotated[list[InputItem], Field(min_length=1)]
-    instructions: str | None = None
-    max_output_tokens: _Limit = None
-    max_tokens: None = None
-    n: Annotated[int | None, Field(ge=1, le=1)] = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
-    text: TextFormat | None = None
-    tools: list[AnyResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedResponseTool | None = None
-    truncation: Annotated[
-        Literal["auto", "disabled"] | None, Field(description="Accepted: a prompt that is too long is refused.")
-    ] = None
-    max_tool_calls: Annotated[
-        int | None, Field(ge=1, description="Accepted: it limits tools that run on the server, and there are none.")
-    ] = None
-    previous_response_id: Any = None
-    conversation: Any = None
-    background: bool | None = None
-    include: Annotated[
-        list[str] | None,
-        Field(description="message.output_text.logprobs requests log-probabilities; other values have no effect."),
-    ] = None
-
-    @classmethod
-    @cache
-    def names(cls) -> frozenset[str]:
-        """See :meth:`Fields.names`; ``max_tokens`` is a spelling of ``max_output_tokens``."""
-        names: frozenset[str] = super().names()
-        return names - {"max_tokens"}

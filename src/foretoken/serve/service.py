@@ -22,7 +22,8 @@ from foretoken.options.sampling import SamplingParams
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.loop import EngineLoop, Ticket
 from foretoken.serve.metrics import Histograms, Timings
-from foretoken.serve.schema import AnyText, JsonObject, NamedSchema, Sampling, SchemaFormat, Speculation
+from foretoken.serve.responses_schema import NamedSchema
+from foretoken.serve.schema import AnyText, JsonObject, Sampling, SchemaFormat, Speculation
 from foretoken.serve.tool_formats import ToolGrammar, format_of
 
 _DECLARED = tuple(each.name for each in declared(SamplingParams) if each.option.over_http)

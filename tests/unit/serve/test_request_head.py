@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 
-from foretoken.serve import app, request_head
+from foretoken.serve import guard, request_head
 from helpers.serving import NAME, Served, served
 from helpers.zoo_llms import with_config
 
@@ -123,7 +123,7 @@ def test_a_slow_sender_of_a_head_is_cut_off(server: Served, monkeypatch: pytest.
 
 
 def test_a_slow_sender_of_a_body_is_cut_off(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "_BODY_SECONDS", 0.5)
+    monkeypatch.setattr(guard, "_BODY_SECONDS", 0.5)
     monkeypatch.setattr(request_head, "SECONDS", 0.5)
     begun = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n"
     slow = [b"{"] + [b" "] * 60
@@ -135,7 +135,7 @@ def test_a_slow_sender_of_a_body_is_cut_off(server: Served, monkeypatch: pytest.
 
 def test_a_long_answer_is_not_cut_off(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_head, "SECONDS", 0.2)
-    monkeypatch.setattr(app, "_BODY_SECONDS", 0.2)
+    monkeypatch.setattr(guard, "_BODY_SECONDS", 0.2)
     body = {"model": NAME, "prompt": "Hi", "max_tokens": 300, "ignore_eos": True}
     status, found, _ = server.send("/v1/completions", body, headers={"Authorization": "Bearer secret"})
     assert (status, found["usage"]["completion_tokens"]) == (200, 300)

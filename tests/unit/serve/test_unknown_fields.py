@@ -8,7 +8,8 @@ import pytest
 from pydantic_core import PydanticCustomError
 
 from foretoken.serve import unknown_fields
-from foretoken.serve.schema import ChatRequest, CompletionRequest, ResponsesRequest
+from foretoken.serve.responses_schema import ResponsesRequest
+from foretoken.serve.schema import ChatRequest, CompletionRequest
 
 
 @pytest.mark.parametrize(
