@@ -24,6 +24,9 @@ ANSWERED = [
     {"role": "user", "content": [RESULT]},
 ]
 
+CALLED = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+ANSWER = {"role": "tool", "tool_call_id": "a", "content": "rain"}
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
@@ -224,3 +227,39 @@ def test_the_official_client(server: Served) -> None:
         assert count.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
         with pytest.raises(anthropic.NotFoundError, match="not served here"):
             client.messages.create(**asked | {"model": "other"})
+
+
+def test_a_prediction_is_counted(server: Served) -> None:
+    plain = server.send(MESSAGES, said())[1]
+    prediction = {"type": "content", "content": plain["content"][0]["text"]}
+    found = server.send(MESSAGES, said(prediction=prediction))[1]
+    assert found["content"] == plain["content"]
+    assert "accepted_prediction_tokens" not in plain["usage"]["output_tokens_details"]
+    details = found["usage"]["output_tokens_details"]
+    assert details["accepted_prediction_tokens"] > 20
+    assert details["rejected_prediction_tokens"] == 0
+
+
+@pytest.mark.parametrize("kind", ["image", "document"])
+def test_a_block_that_no_model_here_reads_is_named(server: Served, kind: str) -> None:
+    status, answer, _ = server.send(MESSAGES, said([{"type": kind, "source": {}}]))
+    assert status == 400
+    assert f"(got '{kind}')" in answer["error"]["message"]
+
+
+def test_an_effort_reaches_a_template_that_knows_it() -> None:
+    template = "{{ reasoning_effort }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    with served(with_config({"method": "suffix"}, target=templated(template))) as running:
+        prompts = [
+            running.send("/v1/messages/count_tokens", said("a", max_tokens=1, **more))[1]["input_tokens"]
+            for more in ({}, {"output_config": {"effort": "e x t r e m e"}})
+        ]
+    assert prompts[1] > prompts[0]
+
+
+def test_a_result_names_its_function() -> None:
+    template = "{% for message in messages %}{{ message.name }}: {{ message.content }}{% endfor %}{{ tools }}"
+    with served(with_config({"method": "suffix"}, target=templated(template))) as running:
+        messages = [{"role": "assistant", "content": "", "tool_calls": [CALLED]}, ANSWER]
+        prompt = running.send("/apply-template", {"model": NAME, "messages": messages})[1]["prompt"]
+    assert "weather: rain" in prompt

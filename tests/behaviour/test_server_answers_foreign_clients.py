@@ -28,6 +28,7 @@ def server() -> Iterator[Served]:
 
 
 KEY = {"Authorization": "Bearer secret"}
+UNIQUE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}}}
 
 
 def said(**more: Any) -> dict[str, Any]:
@@ -256,6 +257,8 @@ def test_the_same_items_as_agents_write_them(server: Served) -> None:
         (CHAT, {"chat_template": "x"}, "chat_template", "the server uses the checkpoint's template"),
         (CHAT, {"thinking_token_budget": 5}, "thinking_token_budget", "leave it out"),
         (CHAT, {"functions": []}, "functions", "write tools"),
+        (CHAT, {"lora": [{"id": 0, "scale": 1.0}]}, "lora", "write the adapter's name as model"),
+        (CHAT, {"response_format": UNIQUE}, "response_format", "response_format: the schema's 'uniqueItems'"),
         (CHAT, {"priority": False}, "priority", "valid integer (got False)"),
         (CHAT, {"use_beam_search": 0}, "use_beam_search", "valid boolean (got 0)"),
         (CHAT, {"use_beam_search": True}, "use_beam_search", "should be False (got True)"),
@@ -324,6 +327,7 @@ def test_the_header_of_ignored_fields_is_bounded_and_safe(server: Served) -> Non
     assert status == 200
     assert len(response.headers["x-foretoken-ignored"]) <= 1010
     assert response.headers["x-foretoken-ignored"].endswith(",...")
+    assert post(server, said(**{"x" * 5000: 1}))[2].headers["x-foretoken-ignored"] == "..."
     assert post(server, said(**{"a\r\nb: ü": 1}))[2].headers["x-foretoken-ignored"] == "a%0D%0Ab%3A%20%C3%BC"
     assert "foretoken:ignored_fields_total" in server.get("/metrics")[1]
 

@@ -19,6 +19,7 @@ from foretoken.options.sampling import SamplingParams
 from foretoken.options.structured import StructuredOutputs
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.harmony import HarmonyReader
+from foretoken.serve.messages_schema import CountRequest
 from foretoken.serve.responses_schema import ResponsesRequest, ResponseTool
 from foretoken.serve.schema import ChatRequest, ConversationRequest, HostedTool, Message, Tool
 from foretoken.serve.service import Service
@@ -130,7 +131,8 @@ class Conversation:
         self._dropped: tuple[str, ...] = ()
         template = str(service.llm.tokenizer.chat_template)
         tools = [tool.model_dump(exclude_none=True) for tool in choice.tools]
-        plain = [_plain(message, place, template, body) for place, message in enumerate(messages)]
+        called = {call.id: call.function.name for message in messages for call in message.tool_calls or ()}
+        plain = [_plain(message, place, template, body, called) for place, message in enumerate(messages)]
         continued = bool(getattr(body, "continue_final_message", None) or messages[-1].prefix)
         if continued and messages[-1].role != "assistant":
             message = "continue_final_message needs a last message of role 'assistant', which the answer continues"
@@ -206,8 +208,14 @@ def offered(body: ChatRequest | ResponsesRequest) -> list[Tool | ResponseTool]:
     return found
 
 
-def _plain(message: Message, place: int, template: str, body: ConversationRequest) -> dict[str, Any]:
-    """Convert a message for the template, where arguments of calls are mappings."""
+def _plain(
+    message: Message, place: int, template: str, body: ConversationRequest, called: Mapping[str, str]
+) -> dict[str, Any]:
+    """Convert a message for the template, where arguments of calls are mappings and results name their function.
+
+    Args:
+        called: the functions of the conversation's calls, by the ids of these.
+    """
     nothing = message.content is None and message.refusal is None
     if nothing and not (message.role == "assistant" and message.tool_calls):
         raise ApiError(400, f"messages[{place}] of role '{message.role}' has no content", param="messages")
@@ -223,6 +231,8 @@ def _plain(message: Message, place: int, template: str, body: ConversationReques
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             said[name] = getattr(message, name)
+    if message.role == "tool" and message.tool_call_id in called:
+        said.setdefault("name", called[message.tool_call_id])
     for name, value in (message.model_extra or {}).items():
         if names_in(template, name):
             said[name] = value
@@ -346,6 +356,8 @@ def _wishes(body: ConversationRequest) -> dict[str, dict[str, Any]]:
     if body.reasoning is not None:
         effort["reasoning.effort"] = body.reasoning.effort
         think["reasoning.enabled"] = body.reasoning.enabled
+    if isinstance(body, CountRequest) and body.output_config is not None:
+        effort["output_config.effort"] = body.output_config.effort
     if body.thinking is not None and body.thinking.type != "adaptive":
         think["thinking.type"] = body.thinking.type == "enabled"
     think |= {path: False for path, value in effort.items() if value == "none"}

@@ -115,6 +115,8 @@ def _in_words(found: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> s
     # if a field accepts several types, each type reports its own requirement
     ways = dict.fromkeys(each["msg"][:1].lower() + each["msg"][1:] for each in found if _place(each["loc"]) == name)
     given = first.get("input")
+    if first["type"] == "item_type" and isinstance(given, dict):
+        given = given.get("type")
     shown = "" if first["type"] == "missing" or isinstance(given, (dict, list)) else f" (got {given!r:.60})"
     remedy = ""
     if first["type"] == "missing" and name in _INPUTS and isinstance(given, dict):

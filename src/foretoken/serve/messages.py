@@ -8,7 +8,7 @@ from foretoken.engine.updates import Update
 from foretoken.serve.conversation import Conversation, Piece
 from foretoken.serve.errors import ApiError
 from foretoken.serve.messages_schema import CountRequest, MessagesRequest
-from foretoken.serve.service import Service, new_id, refuse_failure
+from foretoken.serve.service import Service, new_id, of_prediction, refuse_failure
 from foretoken.serve.stream import event
 from foretoken.serve.tool_choice import ToolChoice
 from foretoken.serve.tool_formats import ToolGrammar
@@ -53,8 +53,6 @@ class Messages:
         self.service = service
         self.id = new_id("msg_")
         choice = _choice(body, service.tool_grammar)
-        if body.output_config is not None and body.output_config.effort is not None:
-            body.ignore("output_config.effort")
         talk = Conversation(service, body.conversation(), choice, body)
         form = None if body.output_config is None or body.output_config.format is None else body.output_config.format
         wanted = talk.structure(None if form is None else {"json": form.json_schema})
@@ -133,12 +131,13 @@ class Messages:
     def _usage(self) -> dict[str, Any]:
         """Return the usage; ``input_tokens`` leaves out the tokens that were reused."""
         request = self.requests[0]
+        copied = {} if request.prediction is None else of_prediction(self.requests)
         return {
             "input_tokens": request.num_prompt - request.num_cached,
             "cache_read_input_tokens": request.num_cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": request.num_output,
-            "output_tokens_details": {"thinking_tokens": self.reader.reasoning_tokens},
+            "output_tokens_details": {"thinking_tokens": self.reader.reasoning_tokens, **copied},
         }
 
 

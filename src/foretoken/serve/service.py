@@ -194,7 +194,8 @@ class Service:
                 if str(error).startswith("method="):
                     raise api_error(error, "speculation.method") from None
                 if str(error).startswith("structured_outputs"):
-                    raise api_error(error, form) from None
+                    sent = "structured_outputs.json" if form == "structured_outputs" else form
+                    raise ApiError(400, str(error).replace("structured_outputs.json", sent, 1), param=form) from None
                 raise api_error(error, param if "prompt 0" in str(error) else None) from None
         if params.prediction is not None and (max_draft == 0 or found[0].prediction is None):
             body.ignore("prediction")
@@ -253,7 +254,7 @@ class Service:
         tokens = sum(request.num_output for request in requests) if delivered is None else delivered
         speculation = self._speculation(requests) if delivered is None else {}
         if delivered is None and requests[0].prediction is not None:
-            speculation |= _of_prediction(requests)
+            speculation |= of_prediction(requests)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": tokens,
@@ -341,7 +342,7 @@ def not_served(name: str, names: Sequence[str], adapters: Iterable[str]) -> ApiE
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def _of_prediction(requests: Sequence[Request]) -> dict[str, int]:
+def of_prediction(requests: Sequence[Request]) -> dict[str, int]:
     """Return how many tokens of the prediction were drafted and accepted, and drafted and rejected."""
     drafted = sum(request.metrics.drafted_by_source.get(SOURCE, 0) for request in requests)
     accepted = sum(request.metrics.accepted_by_source.get(SOURCE, 0) for request in requests)
