@@ -20,7 +20,6 @@ from typing import Any
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.engine.totals import Totals
 from foretoken.serve import proxy
-from foretoken.serve.loop import EngineLoop
 from foretoken.serve.model_pool import ModelPool, ModelSettings
 from foretoken.serve.server import is_loopback
 from foretoken.serve.service import Limits
@@ -64,8 +63,8 @@ class Replica:
         torch.set_num_threads(settings.threads)  # Ray sets OMP_NUM_THREADS to its own number of cores
         self._settings = settings
         self._pool = ModelPool([settings.model], settings.limits)
-        self._loop = self._pool.begin(self._pool.models[0]).loop
-        _Pushed(self._loop, settings.model.names[0]).start()
+        self._pool.begin(self._pool.models[0])
+        _Pushed(self._pool).start()
 
     def __serve_build_asgi_app__(self) -> Any:
         from foretoken.serve.app import create_app
@@ -75,14 +74,13 @@ class Replica:
 
     def check_health(self) -> None:
         """Check the health for Ray, which replaces a replica that raises."""
-        if not self._loop.alive:
-            raise RuntimeError(f"the engine has died: {self._loop.failure}")
+        if self._pool.failure is not None:  # a model that sleeps is none
+            raise RuntimeError(f"the engine has died: {self._pool.failure}")
 
     def __del__(self) -> None:
-        loop = getattr(self, "_loop", None)
-        if loop is not None:
-            loop.close()
-            loop.llm.close()
+        if pool := getattr(self, "_pool", None):
+            pool.close()
+            pool.release()
 
 
 def _keep_to_loopback() -> None:
@@ -109,12 +107,12 @@ def _keep_to_loopback() -> None:
 class _Pushed(threading.Thread):
     """Report a replica's counters to Ray: Ray's metrics cover all replicas, ``/metrics`` reaches only one."""
 
-    def __init__(self, loop: EngineLoop, name: str) -> None:
+    def __init__(self, pool: ModelPool) -> None:
         from ray.serve.metrics import Counter, Gauge
 
         super().__init__(name="foretoken-metrics", daemon=True)
-        self._loop = loop
-        self._labels = {"model_name": name}
+        self._pool, (self._model,) = pool, pool.models
+        self._labels = {"model_name": self._model.name}
         keys = tuple(self._labels)
         counted = ("prompt_tokens", "cached_tokens", "tokens", "steps", "draft_tokens", "accepted_tokens")
         self._counters = {
@@ -126,14 +124,15 @@ class _Pushed(threading.Thread):
         self._said = Totals()
 
     def run(self) -> None:
-        while self._loop.alive:
+        while self._pool.failure is None:
             for name, counter in self._counters.items():
-                now = getattr(self._loop.totals, name)
+                now = getattr(self._model.totals, name)
                 if now > getattr(self._said, name):
                     counter.inc(now - getattr(self._said, name), self._labels)
                     setattr(self._said, name, now)
-            self._running.set(self._loop.num_running, self._labels)
-            self._waiting.set(self._loop.num_waiting, self._labels)
+            loop = self._model.loop
+            self._running.set(0 if loop is None else loop.num_running, self._labels)
+            self._waiting.set(0 if loop is None else loop.num_waiting, self._labels)
             time.sleep(_PUSH)
 
 

@@ -25,6 +25,7 @@ _OPENING = (
     b"event: response.created\n",
     b"event: response.in_progress\n",
 )
+_LINES = b"application/x-ndjson"  # Ollama's streams
 
 Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[Message]]
@@ -53,12 +54,12 @@ class AskAgain:
             return
         body = _Body(receive)
         for attempt in range(_ATTEMPTS):
-            answer = _Answer(send)
+            answer = _Answer(send, scope["path"])
             await self._app(dict(scope), body.again(), answer.send)
             if answer.begun or body.gone or body.lost:
                 break
             await asyncio.sleep(_PAUSE * (attempt + 1))
-        await answer.close(scope["path"], gone=body.gone)
+        await answer.close(gone=body.gone)
 
 
 class _Body:
@@ -101,8 +102,8 @@ class _Body:
 class _Answer:
     """An answer in progress. It begins with its first text, not with its head or the opening events of a stream."""
 
-    def __init__(self, send: _Send) -> None:
-        self._send = send
+    def __init__(self, send: _Send, path: str) -> None:
+        self._send, self._path = send, path
         self._head: Message | None = None
         self._opening: list[Message] = []
         self._words: list[bytes] | None = None  # of an error of Ray
@@ -130,7 +131,7 @@ class _Answer:
         else:
             await self._send(message)
 
-    async def close(self, path: str, *, gone: bool) -> None:
+    async def close(self, *, gone: bool) -> None:
         """Send the missing end of the answer."""
         if gone or (self.ended and self._words is None):
             return
@@ -142,19 +143,22 @@ class _Answer:
             await self._refuse(status, words, self._head["headers"])
         elif not self.begun:
             await self._refuse(503, "the replica failed, and no other could answer: try again", [])
-        elif self._head is not None and _kind(self._head).startswith(b"text/event-stream"):
-            failed = _error("the replica failed in the middle of the answer: send the request again", 503)
-            if path.startswith("/v1/responses"):
-                told = {"type": "error", "code": "unavailable", "message": failed["error"]["message"], "param": None}
-                text = f"event: error\ndata: {json.dumps(told)}\n\n"
-            else:
-                text = f"data: {json.dumps(failed)}\n\n"
+        elif self._head is not None and _kind(self._head).startswith((b"text/event-stream", _LINES)):
+            message = "the replica failed in the middle of the answer: send the request again"
+            failed = _error(self._path, message, 503)
+            if self._path.startswith("/v1/responses"):
+                failed = {"type": "error", "code": "unavailable", "message": message, "param": None}
+            text = json.dumps(failed) + "\n"
+            if not _kind(self._head).startswith(_LINES):
+                text = "event: error\n" * ("type" in failed) + f"data: {text}\n"
             await self._send({"type": "http.response.body", "body": text.encode(), "more_body": False})
 
     async def _refuse(self, status: int, message: str, headers: Any) -> None:
-        body = json.dumps(_error(message, status)).encode()
+        if self._path.startswith("/v1/messages") and status == 503:
+            status = 529
+        body = json.dumps(_error(self._path, message, status)).encode()
         kept = [(name, value) for name, value in headers if name.lower() not in (b"content-type", b"content-length")]
-        if status in (429, 503) and b"retry-after" not in {name.lower() for name, _ in kept}:
+        if status in (429, 503, 529) and b"retry-after" not in {name.lower() for name, _ in kept}:
             kept.append((b"retry-after", b"1"))
         kept += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": kept})
@@ -166,7 +170,12 @@ def _kind(head: Message) -> bytes:
     return found
 
 
-def _error(message: str, status: int) -> dict[str, Any]:
-    # as in errors.py; importing it here would load the whole engine into the proxy
+def _error(path: str, message: str, status: int) -> dict[str, Any]:
+    # as in refusals.py; importing it here would load the whole engine into the proxy
+    if path.startswith("/api/"):
+        return {"error": message}
     kind = {404: "not_found_error", 429: "rate_limit_error"}.get(status, "server_error")
+    if path.startswith("/v1/messages"):
+        kind = kind.replace("server_error", "overloaded_error" if status in (503, 529) else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
     return {"error": {"message": message, "type": kind, "param": None, "code": "unavailable"}}

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.serve import cluster
+from foretoken.serve.model_pool import ModelSettings
+from foretoken.serve.service import Limits
+from helpers.tiny_models import save_model
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 VARIABLES = ("RAY_ADDRESS", LOOPBACK, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -118,3 +124,32 @@ def test_the_proxies_outlive_replicas_that_were_killed(
     monkeypatch.setattr(over, "wait", waited.append)
     cluster._drain(seconds, over)
     assert waited == told
+
+
+def test_a_replica_with_a_model_that_sleeps_is_sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ray replaces a replica that fails its check, and the requests that it computes are lost."""
+    stand_in(monkeypatch)
+    metrics = ModuleType("ray.serve.metrics")
+    quiet = SimpleNamespace(inc=lambda *given: None, set=lambda *given: None)
+    metrics.__dict__.update(Counter=lambda *given, **more: quiet, Gauge=lambda *given, **more: quiet)
+    monkeypatch.setitem(sys.modules, "ray.serve", ModuleType("ray.serve"))
+    monkeypatch.setitem(sys.modules, "ray.serve.metrics", metrics)
+    monkeypatch.setattr(cluster, "_keep_to_loopback", lambda: None)
+    model = ModelSettings(model=str(save_model("llama", tmp_path)), config={"method": "none"}, names=("a",))
+    settings = cluster.Replicas(least=1, most=1, threads=torch.get_num_threads(), model=model, limits=Limits())
+    replica = cluster.Replica(settings)
+    pool = replica._pool
+    try:
+        replica.check_health()
+        asyncio.run(pool.unload(pool.models[0]))
+        assert pool.models[0].state == "sleeping"
+        replica.check_health()
+        pool.begin(pool.models[0])
+        loop = pool.models[0].loop
+        assert loop is not None
+        loop.failure = ValueError("planted")
+        with pytest.raises(RuntimeError, match="the engine has died: planted"):
+            replica.check_health()
+    finally:
+        pool.close()
+        pool.release()

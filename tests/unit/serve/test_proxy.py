@@ -123,6 +123,29 @@ def test_a_stream_that_breaks_off_ends_with_an_error(path: str) -> None:
         assert (told["type"], told["param"]) == ("error", None)
 
 
+@pytest.mark.parametrize(("path", "status"), [("/v1/messages", 529), ("/api/chat", 503)])
+def test_a_refusal_has_the_form_of_its_api(path: str, status: int) -> None:
+    head, body = asked(Replicas([], [], [], []), path)
+    assert head is not None
+    assert head["status"] == status
+    error = json.loads(body)["error"]
+    assert "no other could answer" in (error if path == "/api/chat" else error["message"])
+
+
+def test_a_broken_stream_of_messages_ends_with_an_error_event() -> None:
+    _, body = asked(Replicas([STREAM, part(b"event: ping\ndata: {}\n\n", more=True)]), "/v1/messages")
+    last = body.decode().strip().split("\n\n")[-1]
+    assert last.startswith("event: error\ndata: ")
+    said = json.loads(last.split("data: ")[1])
+    assert (said["type"], said["error"]["type"]) == ("error", "overloaded_error")
+
+
+def test_broken_lines_end_with_an_error() -> None:
+    lines = start("application/x-ndjson")
+    _, body = asked(Replicas([lines, part(b'{"done": false}\n', more=True)]), "/api/chat")
+    assert "in the middle" in json.loads(body.decode().splitlines()[-1])["error"]
+
+
 def test_errors_of_rays_own_have_our_form() -> None:
     head, body = asked(Replicas([start("text/plain", 503), part(b"too many", more=True), part(b" requests")]))
     assert head is not None
