@@ -142,10 +142,18 @@ def test_models_are_loaded_and_unloaded_by_hand(two: Served) -> None:
 
 def test_two_models_run_side_by_side() -> None:
     sizes = {name: settings(name).num_bytes() for name in NAMES}
-    with serving(budget=sum(sizes.values())) as server, ThreadPoolExecutor(8) as threads:
+    with serving(budget=sum(sizes.values()) + 10**9) as server, ThreadPoolExecutor(8) as threads:
         names = [NAMES[each % 2] for each in range(8)]
         assert list(threads.map(lambda name: text(server, name), names)) == [expected(name) for name in names]
         assert set(states(server).values()) == {"loaded"}
+
+
+def test_keys_and_values_count_when_another_model_is_loaded() -> None:
+    sizes = {name: settings(name).num_bytes() for name in NAMES}
+    with serving(budget=sum(sizes.values()) + 100) as server:
+        text(server, "base")  # its keys and values take the place of the other one
+        text(server, "draft")
+        assert states(server) == {"base": "sleeping", "draft": "loaded"}
 
 
 def test_a_model_beyond_the_budget_is_refused_and_others_go_on() -> None:

@@ -116,6 +116,11 @@ class PooledModel:
         return None if self.service is None else self.service.loop
 
     @property
+    def bytes_in_memory(self) -> int:
+        """Of its weights, and of the target's keys and values at present."""
+        return self.num_bytes + (0 if self.service is None else self.service.llm.engine.cache.num_bytes)
+
+    @property
     def state(self) -> str:
         """Its state in llama.cpp's words."""
         if self.stay is not None:
@@ -143,7 +148,7 @@ class ModelPool:
     Args:
         models: at least one.
         limits: of the server.
-        budget: bytes that the weights in memory may take together; None: no bound.
+        budget: bytes that weights, keys and values may take together when a model is loaded; None: no bound.
         most: models in memory at once; None: no bound.
         idle_seconds: time without requests after which a model leaves memory; None: it stays.
         adapters_change: whether clients may load and unload adapters.
@@ -181,6 +186,8 @@ class ModelPool:
             ForetokenError: it cannot be loaded, or an adapter does not fit.
         """
         own = model.settings
+        with suppress(ForetokenError):  # a load says why
+            model.num_bytes = model.num_bytes or own.num_bytes()
         llm = llm or LLM(own.model, speculative_config=own.config, **own.options)
         loop = EngineLoop(llm, max_queue=self.limits.queue, max_seconds=self.limits.seconds, totals=model.totals)
         try:
@@ -298,7 +305,7 @@ class ModelPool:
             )
             raise ApiError(400, message, param="model", code="model_too_large")
         while others := [(each, each.stay) for each in self.models if each.stay is not None and each.service]:
-            taken = needed + sum(each.num_bytes for each, _ in others)
+            taken = needed + sum(each.bytes_in_memory for each, _ in others)
             if (budget is None or taken <= budget) and (self._most is None or len(others) < self._most):
                 return
             # an idle model goes at once; others end their requests first

@@ -133,7 +133,7 @@ def serve(
     ] = None,
     models_gb: Annotated[
         float | None,
-        _models("--models-memory", metavar="GB", min=0, help="Limit of the weights in memory, 10^9 bytes."),
+        _models("--models-memory", metavar="GB", min=0, help="Limit of weights and caches in memory, 10^9 bytes."),
     ] = None,
     models_max: Annotated[
         int | None, _models("--models-max", metavar="N", min=1, help="Limit of the models in memory.")
@@ -266,11 +266,11 @@ def serve(
 
 
 def _budget(gigabytes: float | None) -> int | None:
-    """Return the bytes that weights may take: of the free memory, half is left for keys and values."""
+    """Return the bytes that the models may take: of the free memory, a quarter is left for caches that grow."""
     from foretoken.models.memory import free_memory
 
     free = free_memory()
-    return int(gigabytes * 1e9) if gigabytes is not None else None if free is None else free // 2
+    return int(gigabytes * 1e9) if gigabytes is not None else None if free is None else free * 3 // 4
 
 
 def _served_names(given: str | None, more: Sequence[str]) -> list[str]:
