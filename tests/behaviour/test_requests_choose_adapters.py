@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +94,29 @@ def test_an_adapter_that_cannot_be_served_is_refused_before_the_server_starts(ma
     early = llm.with_method({"method": "del"})
     with pytest.raises(ConfigError, match="method 'del' drafts with the target's own layers"):
         Service(EngineLoop(early), "base", adapters={"one": str(one)})
+
+
+def test_a_draft_model_has_the_adapter_that_belongs_to_it(made: tuple[LLM, Path, Path], tmp_path: Path) -> None:
+    """The draft is a copy of the base, so with the same adapter it foretells every token, and without it hardly any."""
+    llm, one, two = made
+    drafts = llm.with_method({"method": "draft_model", "model": llm.target.source, "num_speculative_tokens": 3})
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    (inside := tmp_path / "inside").mkdir()
+    shutil.copytree(two, inside, dirs_exist_ok=True)
+    shutil.copytree(two, inside / "draft")
+    asked = [
+        LoRARequest("one", 1, str(one)),
+        LoRARequest("one, too", 2, str(one), draft_lora=str(one)),
+        LoRARequest("two", 3, str(inside)),
+        None,
+    ]
+    outputs = drafts.generate([PROMPT] * 4, params, lora_request=asked)
+    bare = [None if each is None else replace(each, draft_lora="") for each in asked]
+    plain = llm.with_method(None).generate([PROMPT] * 4, params, lora_request=bare)
+    assert [each.token_ids for each in outputs] == [each.token_ids for each in plain]
+    shares = [each.metrics.num_accepted_tokens / each.metrics.num_draft_tokens for each in outputs]
+    assert shares[0] < 0.5
+    assert shares[1:] == [1.0, 1.0, 1.0]
+    assert drafts.generate([PROMPT], params, lora_request=asked[1])[0].metrics.num_accepted_tokens > 20
+    with pytest.raises(ConfigError, match=r"draft_lora=.*: method 'suffix' has no draft model: leave it out"):
+        llm.generate([PROMPT], params, lora_request=asked[1])

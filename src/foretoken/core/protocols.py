@@ -65,6 +65,11 @@ class Context(Protocol):
         """Tokens that end it."""
         ...
 
+    @property
+    def adapter(self) -> Any:
+        """The adapter that corrects the target for it (forward/adapter.py); None: the base model."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -183,6 +188,18 @@ class Drafter(Protocol):
             ConfigError: what the user did not leave open does not suit it.
         """
         return config
+
+    def adapt(self, adapter: Any, folder: str) -> bool:
+        """Correct its own model, too, for requests with an adapter of the target.
+
+        Args:
+            folder: LoRA of its model.
+        Returns:
+            whether it has a model that an adapter can correct.
+        Raises:
+            ModelError: the folder cannot be loaded, or does not fit.
+        """
+        return False
 
     def attach(self, cache: Any) -> None:
         """Take the engine's cache of the target (forward/cache.py); called once. For drafters that run a part of it."""

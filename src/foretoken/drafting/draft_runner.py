@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,12 +33,14 @@ from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_columns import DraftColumns
 from foretoken.drafting.other_vocabulary import OtherVocabulary
 from foretoken.drafting.reranked_tree import RerankedBuilder
+from foretoken.forward.adapter import Adapter
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.dense import DensePlan
 from foretoken.forward.span import Span
+from foretoken.models.adapters import load_adapter
 from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import DTYPES, load
-from foretoken.models.prefill import CHUNK_ROWS, prefill
+from foretoken.models.prefill import CHUNK_ROWS, chunks
 from foretoken.models.quantised.rounding import SCHEMES
 from foretoken.models.vocabulary import different_vocabulary
 from foretoken.options.option import Option
@@ -172,6 +175,8 @@ class DraftRunner(Drafter, ABC):
         self.columns = DraftColumns(self.model, draft_vocabulary.find(draft_vocab, self.model), scored)
         self._top = min(top, len(self.columns if self.other is None else self.other.columns))
         self._states: dict[int, State] = {}
+        self._adapters: dict[Any, tuple[str, Adapter]] = {}  # by the adapter of the target: folder, adapter
+        self._corrections: dict[int, Adapter] = {}  # by slot
 
     @property
     def flops(self) -> float:
@@ -181,6 +186,11 @@ class DraftRunner(Drafter, ABC):
     def reading_flops(self, num_tokens: int) -> float:
         """Of the draft's reading so many tokens of a prompt, the same count."""
         return self.model.reading_flops(num_tokens)
+
+    def adapt(self, adapter: Any, folder: str) -> bool:
+        if self._adapters.get(adapter, ("", None))[0] != folder:
+            self._adapters[adapter] = folder, load_adapter(self.model, adapter.name, folder)
+        return True
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         """Grow one draft per request, level by level; one forward per level for all of them."""
@@ -287,6 +297,7 @@ class DraftRunner(Drafter, ABC):
         state = self._states.pop(request_id, None)
         if state is not None:
             self.cache.release(state.slot)
+            self._corrections.pop(state.slot, None)
 
     # ------------------------------------------------------------------ forwards
 
@@ -298,6 +309,8 @@ class DraftRunner(Drafter, ABC):
         state = self._states.get(context.request_id)
         if state is None:
             state = self._states[context.request_id] = State(self.cache.acquire())
+            if self._adapters and context.adapter in self._adapters:
+                self._corrections[state.slot] = self._adapters[context.adapter][1]
         self._keep(state, text)
         state.tail.clear()
         state.row_of.clear()
@@ -331,7 +344,8 @@ class DraftRunner(Drafter, ABC):
             tokens, slot = draft.text, draft.state.slot
             begin = self.cache.lengths[slot]
             whole = max(0, len(tokens) - begin - 1) // CHUNK_ROWS * CHUNK_ROWS  # the rest is read with the root
-            prefill(self.model, self.cache, slot, tokens[begin : begin + whole])
+            for *_, batch in chunks(self.cache, slot, tokens[begin : begin + whole]):
+                self._forward(batch)
             draft.state.tokens += tokens[begin : begin + whole]
 
     def _forward_roots(self, drafts: Sequence[RunnerBuilder]) -> list[Rows]:
@@ -395,6 +409,9 @@ class DraftRunner(Drafter, ABC):
         """One forward, dense by default; the draft's table may be padded to another size than the target's."""
         span = None if self.span is None else replace(self.span, tap_rows=batch.wanted)
         rows = self.columns.rows
+        if self._corrections:
+            own = self._corrections
+            batch.segments[:] = [replace(each, adapter=own.get(each.slot)) for each in batch.segments]
         plan = plan or DensePlan(self.cache, batch)
         output = self.model.forward(batch, plan, top=self._top, span=span, head=rows)
         if rows is not None:

@@ -101,6 +101,9 @@ class Outer(Drafter):
         """The inner drafter's."""
         return self._inner.reading_flops(num_tokens)
 
+    def adapt(self, adapter: Any, folder: str) -> bool:
+        return self._inner.adapt(adapter, folder)
+
     def attach(self, cache: Any) -> None:
         self._inner.attach(cache)
 

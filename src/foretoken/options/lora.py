@@ -15,6 +15,8 @@ class LoRARequest:
         lora_name: for messages; requests with the same name and folder share prefixes.
         lora_int_id: vLLM's number of it; not used here.
         lora_path: the folder, with ``adapter_config.json`` and ``adapter_model.safetensors``.
+        draft_lora: such a folder for the draft model, which then drafts for the corrected model; empty: the folder
+            ``draft`` in ``lora_path``, if it has one and the method has a draft model.
     Raises:
         ConfigError: name or folder is empty.
     """
@@ -22,6 +24,7 @@ class LoRARequest:
     lora_name: str
     lora_int_id: int = 1
     lora_path: str = ""
+    draft_lora: str = ""
 
     def __post_init__(self) -> None:
         for field in ("lora_name", "lora_path"):

@@ -27,7 +27,7 @@ class AssumedContext:
         self.request, self.pending = request, pending
         self.request_id, self.slot, self.num_prompt = request.request_id, request.slot, request.num_prompt
         self.params, self.streams, self.stop_ids = request.params, request.streams, request.stop_ids
-        self.history_only = request.history_only
+        self.history_only, self.adapter = request.history_only, request.adapter
         self.tokens = [*request.tokens, *pending.tree.tokens]
         self.laws: LawMaker = request.laws
         if len(pending):

@@ -9,6 +9,7 @@ from typing import Any
 
 from foretoken.core.constraint import Constraint
 from foretoken.core.errors import ConfigError
+from foretoken.core.files import home_expanded
 from foretoken.core.laws import LawMaker
 from foretoken.core.randomness import Streams, mix64
 from foretoken.core.repetitions import Repetitions
@@ -126,6 +127,13 @@ class Admission:
         known = self._target.adapters
         if (key := (asked.lora_name, asked.lora_path)) not in known:
             known[key] = load_adapter(self._target, *key)
+        draft = home_expanded(asked.draft_lora or f"{asked.lora_path}/draft")
+        if asked.draft_lora or draft.is_dir():
+            adapted = self._recipe.drafter.adapt(known[key], str(draft))
+            if asked.draft_lora and not adapted:
+                raise ConfigError(
+                    f"draft_lora={draft}: method '{self._recipe.method}' has no draft model: leave it out"
+                )
         return known[key]
 
     def requests(
