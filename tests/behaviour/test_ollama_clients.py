@@ -98,6 +98,7 @@ def test_a_call_is_a_mapping(server: Served, monkeypatch: pytest.MonkeyPatch) ->
     ("more", "ignored"),
     [
         ({"options": {**OPTIONS, "num_ctx": 4096, "num_gpu": 1}}, "options.num_ctx,options.num_gpu"),
+        ({"options": {**OPTIONS, "n": 2, "best_of": 3}}, "options.n,options.best_of"),
         ({"think": "high"}, "think"),
         ({"think": False}, None),
         ({"template": "x"}, "template"),

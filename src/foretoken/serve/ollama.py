@@ -207,6 +207,8 @@ def _with_defaults(body: Any, service: Service) -> Any:
 def _shared(body: OllamaRequest) -> dict[str, Any]:
     """Return the fields that both paths have, under OpenAI's names."""
     found = {name: value for name, value in (body.options or {}).items() if value is not None}
+    for name in [name for name in ("n", "best_of") if found.pop(name, None) is not None]:  # there is one answer
+        body.ignore(f"options.{name}")
     if (limit := found.pop("draft_num_predict", None)) is not None:
         found["speculation"] = {"num_speculative_tokens": limit}
     if found.get("num_predict") in (-1, -2):  # as long as the context
