@@ -91,7 +91,7 @@ def test_a_server_that_is_away_loses_no_text_and_is_found_again(
         shown = visited(tmp_path, f"{running.url}/#say=Hello")
     assert 'data-away="false|–|Hello"' in shown
     assert 'data-back="true|0"' in shown
-    assert '<div class="error">Failed to fetch</div>' in shown
+    assert '<div class="error">The server does not answer, so the answer is incomplete. Send it again.</div>' in shown
 
 
 def test_it_says_why_nothing_was_drafted_and_keeps_to_the_length(

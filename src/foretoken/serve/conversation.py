@@ -231,8 +231,8 @@ def _plain(
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             said[name] = getattr(message, name)
-    if message.role == "tool" and message.tool_call_id in called:
-        said.setdefault("name", called[message.tool_call_id])
+    if message.role == "tool" and (function := called.get(message.tool_call_id or "")):
+        said.setdefault("name", function)
     for name, value in (message.model_extra or {}).items():
         if names_in(template, name):
             said[name] = value

@@ -80,6 +80,7 @@ class RemoteRequest:
     stop_ids: frozenset[int]
     history_only: bool
     slot: int = -1
+    adapter: None = None  # an adapter is in the engine's process
 
 
 class Helper:
