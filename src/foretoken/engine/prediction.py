@@ -16,7 +16,7 @@ from foretoken.core.draft import NO_DRAFT, Draft, PointMass
 from foretoken.core.tree import TokenTree
 from foretoken.core.verdict import Verdict
 from foretoken.drafters.agreement import AgreementRates
-from foretoken.engine.draft_length.history_only import ROW_COST, OwnPastRule
+from foretoken.engine.draft_length.history_only import OwnPastRule
 
 SOURCE = "prediction"
 """The source of copied nodes (``Draft.sources``)."""
@@ -24,6 +24,7 @@ SOURCE = "prediction"
 _LONGEST = 32  # tokens: longer agreement would not add information
 _TRUST = 0.8  # that a token stands, before any was tested
 _PRIOR_WEIGHT = 2.0  # few tests suffice to give up a wrong prediction
+_ROW_COST = 0.08  # of a copied token, in plain steps; fixed, so that seeded requests draft alike everywhere
 _MOST_COMPARED = 64  # places with the same two tokens, the nearest ones
 
 
@@ -76,7 +77,7 @@ class PredictionReader:
         self._num_read = 0  # tokens of the output
         self._tested = False
         self._rates = AgreementRates(_LONGEST, _PRIOR_WEIGHT)
-        self._rule = OwnPastRule(ROW_COST)
+        self._rule = OwnPastRule(_ROW_COST)
 
     def draft(self, tokens: Sequence[int], num_prompt: int, limit: int) -> Draft:
         """Copy a chain of at most ``limit`` tokens, as far as they are expected to be worth their rows."""
