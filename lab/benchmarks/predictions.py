@@ -5,7 +5,8 @@
 Plain decoding writes --max-tokens tokens after each prompt, beyond the end of the answer if need be. The prediction is
 this text with ten places changed: tokens replaced, left out and put in by turns. So an edit of a file is measured, by a
 model that repeats the rest of it. The wrong prediction is the answer to another prompt. Each prompt goes through all of
-them in an order that rotates; a ratio is that of the seconds of plain decoding.
+them in an order that rotates, as often as --repeats says; the seconds are the median of the turns, since one turn may
+meet another program. A ratio is that of the seconds of plain decoding.
 """
 
 from __future__ import annotations
@@ -71,13 +72,17 @@ def _measured(plain: LLM, method: str, options: argparse.Namespace) -> list[dict
             EDIT: (drafts, replace(params, prediction=changed)),
             WRONG: (drafts, replace(params, prediction=answers[number - 1])),
         }
-        seconds, steps = {}, {}
-        for name in [*runs, *runs][number % len(runs) :][: len(runs)]:
-            llm, asked = runs[name]
-            began = perf_counter()
-            (output,) = llm.chat([conversation], asked)
-            seconds[name], steps[name] = round(perf_counter() - began, 4), output.metrics.num_steps
-            assert list(output.token_ids) == answer, f"prompt {number}: {name} has another text"
+        turns: dict[str, list[float]] = {name: [] for name in runs}
+        steps = {}
+        for turn in range(options.repeats):
+            for name in [*runs, *runs][(number + turn) % len(runs) :][: len(runs)]:
+                llm, asked = runs[name]
+                began = perf_counter()
+                (output,) = llm.chat([conversation], asked)
+                turns[name].append(perf_counter() - began)
+                steps[name] = output.metrics.num_steps
+                assert list(output.token_ids) == answer, f"prompt {number}: {name} has another text"
+        seconds = {name: round(median(each), 4) for name, each in turns.items()}
         found.append({"method": method, "prompt": prompts[number].id, "seconds": seconds, "steps": steps})
     return found
 
@@ -102,6 +107,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--suite", default=BUNDLED_SUITE, help="prompts, JSON Lines")
     parser.add_argument("--limit", type=int, default=2, help="prompts of each category")
     parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--repeats", type=int, default=3, help="turns, of which the median counts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", help="write the record here")
     return parser.parse_args()
