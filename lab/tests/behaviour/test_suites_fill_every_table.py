@@ -35,7 +35,17 @@ def check(found: list[Section], names: list[str]) -> dict[str, Section]:
 def test_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "TASKS", ("arithmetic",))
     found = judge.study(run_of("zoo:base", {**CHAIN, "verifier": "judge", "threshold": 0.5}))
-    check(found, ["accuracy", "adversaries", "labels"])
+    tables = check(found, ["accuracy", "adversaries", "labels"])
+    assert [row["method"][:6] for row in tables["accuracy"].rows] == ["none", "method"]
+    names = [row["method"].partition(": method")[0] for row in tables["adversaries"].rows]
+    assert names == ["wrong fact", "random"]
+    labels = [row for row in tables["labels"].rows if row["task"] == "arithmetic"]
+    assert {(row["fine"] > 0, row["bad"] > 0) for row in labels} == {(True, True)}
+    assert len({(row["fine"], row["bad"]) for row in labels}) == 1  # the same tokens at every threshold
+    for measure in ("accepted", "fine_accepted", "false_accepts"):  # a looser threshold accepts more
+        shares = [row[measure] for row in sorted(labels, key=lambda row: row["threshold"], reverse=True)]
+        assert shares == sorted(shares)
+        assert shares[0] < shares[-1]
 
 
 def test_reflective(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -742,13 +742,19 @@ def test_answers_have_the_forms_of_the_official_client(server: Served) -> None:
     chatted = said(PROMPTS[0], max_tokens=5, logprobs=True, top_logprobs=1, n=2)
     ChatCompletion.model_validate(server.send(CHAT, chatted)[1])
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    for event in server.events(CHAT, chatted | options)[:-1]:
-        ChatCompletionChunk.model_validate(event)
+    *chunks, end = server.events(CHAT, chatted | options)
+    assert end == "[DONE]"
+    assert len(chunks) > 2
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
     OpenAICompletion.model_validate(server.send(TEXT, continued(PROMPTS[0], max_tokens=5, logprobs=1))[1])
     function = {**TOOL["function"], "type": "function"}
     asked = {"model": NAME, "input": PROMPTS[0], "temperature": 0, "max_output_tokens": 40, "user": "me"}
     called = {"tools": [function], "tool_choice": {"type": "function", "name": "f"}}
     for more in ({}, called):
         OpenAIResponse.model_validate(server.send(RESPONSES, asked | more)[1])
-        for event in server.events(RESPONSES, asked | more | {"stream": True})[:-1]:
+        *events, end = server.events(RESPONSES, asked | more | {"stream": True})
+        assert end == "[DONE]"
+        assert [events[0]["type"], events[-1]["type"]] == ["response.created", "response.completed"]
+        for event in events:
             TypeAdapter(ResponseStreamEvent).validate_python(event)
