@@ -1,7 +1,7 @@
 """``foretoken train dflash``: options and help text; imports torch only when it runs."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from foretoken.options.option import Option
 from foretoken.train.feature_heads.command import NetworkOptions, network_command
@@ -29,11 +29,6 @@ class Config(NetworkOptions):
     own_words_else = 1.0
 
 
-def chain(options: Config) -> dict[str, Any]:
-    """Draft all slots at every step."""
-    return {"method": "dflash", "head": str(options.out), "num_speculative_tokens": options.slots}
-
-
 COMMAND = network_command(
     "dflash",
     help="""\
@@ -43,11 +38,9 @@ COMMAND = network_command(
     target's answers to held-out prompts; the printed tokens per step are those of serving. At the end, the
     engine drafts for these prompts. The folder has the layout of speculators.
     """,
-    example="foretoken train dflash --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
-    training="foretoken.methods.dflash.train:training",
     title="training a DFlash network",
     called=lambda record: f"{'DSpark' if record['markov_rank'] else 'DFlash'} network",
-    chain=chain,
+    chain=lambda options: {"num_speculative_tokens": options.slots},
     hint="try: foretoken generate PROMPT --model {target} --draft-model {out}",
 )

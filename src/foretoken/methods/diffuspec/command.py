@@ -1,7 +1,7 @@
 """``foretoken train diffuspec``: options and help text; imports torch only when it runs."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from foretoken.options.option import Option
 from foretoken.train.command import WIDEST
@@ -26,12 +26,6 @@ class Config(NetworkOptions):
     own_words_else = 1.0
 
 
-def chain(options: Config) -> dict[str, Any]:
-    """Draft all slots at every step."""
-    shape = {"trigram": "none", "tree": False, "num_speculative_tokens": options.slots}
-    return {"method": "diffuspec", "head": str(options.out), **shape}
-
-
 COMMAND = network_command(
     "diffuspec",
     help="""\
@@ -41,11 +35,8 @@ COMMAND = network_command(
     target's answers to held-out prompts; the printed tokens per step are those of serving. At the end, the
     engine drafts for these prompts. A trigram model of the same text is stored with the network.
     """,
-    example="foretoken train diffuspec --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
-    training="foretoken.methods.diffuspec.train:training",
     title="training a block network",
     called=lambda record: "block network",
-    chain=chain,
-    hint="try: foretoken generate PROMPT --model {target} --method diffuspec --set head={out}",
+    chain=lambda options: {"trigram": "none", "tree": False, "num_speculative_tokens": options.slots},
 )

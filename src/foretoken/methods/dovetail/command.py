@@ -1,7 +1,7 @@
 """``foretoken train dovetail``: options and help text; imports torch only when it runs."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from foretoken.options.option import Option
 from foretoken.train.feature_heads.command import UnrolledOptions, network_command
@@ -18,12 +18,6 @@ class Config(UnrolledOptions):
     ] = "gate"
 
 
-def chain(options: Config) -> dict[str, Any]:
-    """Draft chains as long as the unrolled steps of training."""
-    depth = {"max_depth": options.steps, "num_speculative_tokens": options.steps}
-    return {"method": "dovetail", "head": str(options.out), "tree": False, "budget": "fixed", **depth}
-
-
 COMMAND = network_command(
     "dovetail",
     help="""\
@@ -33,11 +27,13 @@ COMMAND = network_command(
     prompts; the printed tokens per step are those of serving. At the end the engine drafts for these
     prompts, and measures them once more.
     """,
-    example="foretoken train dovetail --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
-    training="foretoken.methods.dovetail.train:training",
     title="training a Dovetail head",
     called=lambda record: f"Dovetail head of {record['blocks']} blocks ({record['fusion']})",
-    chain=chain,
-    hint="try: foretoken generate PROMPT --model {target} --method dovetail --set head={out}",
+    chain=lambda options: {
+        "tree": False,
+        "budget": "fixed",
+        "max_depth": options.steps,
+        "num_speculative_tokens": options.steps,
+    },
 )

@@ -1,7 +1,7 @@
 """``foretoken train eagle``: options and help text; imports torch only when it runs."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from foretoken.core.errors import ConfigError
 from foretoken.options.option import Option
@@ -37,11 +37,6 @@ class Config(UnrolledOptions):
             raise ConfigError("--algorithm eagle begins with a mix of feature and token: leave out --plain-residual")
 
 
-def chain(options: Config) -> dict[str, Any]:
-    """Draft as many tokens a step as the unrolled steps of training."""
-    return {"method": "eagle", "head": str(options.out), "num_speculative_tokens": options.steps}
-
-
 COMMAND = network_command(
     "eagle",
     help="""\
@@ -51,11 +46,8 @@ COMMAND = network_command(
     prompts; the printed tokens per step are those of serving. At the end the engine drafts for these
     prompts, and measures them once more.
     """,
-    example="foretoken train eagle --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
-    training="foretoken.methods.eagle.train:training",
     title="training an EAGLE head",
     called=lambda record: f"{record['algorithm']} head",
-    chain=chain,
-    hint="try: foretoken generate PROMPT --model {target} --method eagle --set head={out}",
+    chain=lambda options: {"num_speculative_tokens": options.steps},
 )

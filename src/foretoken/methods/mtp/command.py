@@ -1,7 +1,7 @@
 """``foretoken train mtp``: options and help text; imports torch only when it runs."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from foretoken.options.option import Option
 from foretoken.train.feature_heads.command import HeadOptions, network_command
@@ -14,11 +14,6 @@ class Config(HeadOptions):
     steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1, most=64)] = 3
 
 
-def chain(options: Config) -> dict[str, Any]:
-    """Draft as many tokens a step as the unrolled steps of training."""
-    return {"method": "mtp", "max_depth": options.steps, "num_speculative_tokens": options.steps}
-
-
 COMMAND = network_command(
     "mtp",
     help="""\
@@ -29,12 +24,11 @@ COMMAND = network_command(
     prompts; the printed tokens per step are those of serving. At the end the engine drafts for these prompts with
     the new checkpoint.
     """,
-    example="foretoken train mtp --target zoo:base --corpus generated --minutes 30 --out base-mtp",
     config=Config,
-    training="foretoken.methods.mtp.train:training",
     title="training a prediction layer",
     called=lambda record: "next-token-prediction layer",
-    chain=chain,
+    chain=lambda options: {"max_depth": options.steps, "num_speculative_tokens": options.steps},
     hint="try: foretoken generate PROMPT --model {out} --method mtp",
+    out="base-mtp",
     whole=True,
 )

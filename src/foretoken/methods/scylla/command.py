@@ -1,7 +1,7 @@
 """``foretoken train scylla``: options and help text; imports torch only when it runs."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from foretoken.options.option import Option
 from foretoken.train.feature_heads.command import UnrolledOptions, network_command
@@ -20,12 +20,6 @@ class Config(UnrolledOptions):
     ] = None
 
 
-def chain(options: Config) -> dict[str, Any]:
-    """Draft chains as long as the unrolled steps of training."""
-    depth = {"max_depth": options.steps, "num_speculative_tokens": options.steps}
-    return {"method": "scylla", "head": str(options.out), "tree": False, **depth}
-
-
 COMMAND = network_command(
     "scylla",
     help="""\
@@ -35,12 +29,10 @@ COMMAND = network_command(
     training, the head drafts chains for the target's answers to held-out prompts; the printed tokens per step are
     those of serving. At the end the engine drafts for these prompts, and measures them once more.
     """,
-    example="foretoken train scylla --target zoo:base --corpus generated --minutes 30 --out my-head",
     config=Config,
-    training="foretoken.methods.scylla.train:training",
     title="training a Scylla head",
     called=lambda record: f"Scylla head of {record['layers']} layers",
-    chain=chain,
+    chain=lambda options: {"tree": False, "max_depth": options.steps, "num_speculative_tokens": options.steps},
     hint="""\
 measure the tree's size: foretoken calibrate scylla --model {target} --head {out}
 try: foretoken generate PROMPT --model {target} --method scylla --set head={out}""",

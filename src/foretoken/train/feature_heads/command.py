@@ -56,24 +56,26 @@ def network_command(
     name: str,
     *,
     help: str,  # noqa: A002  (Command calls it so)
-    example: str,
     config: type[HeadOptions],
-    training: str,
     title: str,
     called: Callable[[Mapping[str, Any]], str],
     chain: Callable[[Any], Mapping[str, Any]],
-    hint: str,
+    out: str = "my-head",
+    hint: str = "try: foretoken generate PROMPT --model {target} --method {name} --set head={out}",
     whole: bool = False,
 ) -> Command:
     """The command of one method: it trains a network, and lets the engine draft chains with it for held-out prompts.
 
+    The module ``train`` next to the options' has a function ``training``, (options) -> HeadTraining, which is imported
+    when the command runs.
+
     Args:
-        name, help, example, config: see :class:`Command`.
-        training: "module:NAME" of a function (options) -> HeadTraining; imported when the command runs.
+        name, help, config: see :class:`Command`.
         title: of the progress, as in "training an EAGLE head".
         called: (record) -> the network, as in "CALLED of 1.2 M parameters".
-        chain: (options) -> a ``speculative_config`` that drafts as many tokens a step as training unrolled.
-        hint: lines for the user at the end, with {target} and {out}.
+        chain: (options) -> options of the method that draft as many tokens a step as training unrolled.
+        out: the folder in the example.
+        hint: lines for the user at the end, with {name}, {target} and {out}.
         whole: the folder that is made is a whole checkpoint, which drafts for itself.
     """
 
@@ -86,19 +88,21 @@ def network_command(
 
         prompts = session.prompts(options.suite)
         text = options.sources(SOURCES) if options.features is None else []
-        made: HeadTraining = catalog.imported(training)(options)
+        made: HeadTraining = catalog.imported(f"{config.__module__.rpartition('.')[0]}.train:training")(options)
         start = {"start": options.start} if isinstance(options, Continued) else {}
         with session.training(title) as report:
             loop = {**start, **options.loop(BOUNDS, report, session)}
             train(made, text, options.out, prompts=prompts, features=options.features, **loop)
-        drafting = str(options.out) if whole else options.target
-        return add_to_record(options.out, {"acceptance": acceptance.measure(drafting, chain(options), prompts)})
+        drafting, head = (str(options.out), {}) if whole else (options.target, {"head": str(options.out)})
+        measured = acceptance.measure(drafting, {"method": name, **head, **chain(options)}, prompts)
+        return add_to_record(options.out, {"acceptance": measured})
 
     def say(record: dict[str, Any], out: Path) -> list[str]:
         first = (
             f"{out}: {called(record)} of {record['parameters'] / 1e6:.2f} M parameters for {record['target']}, "
             f"{record['draft_vocab_size']} tokens scored"
         )
-        return [*summary(record, first), *hint.format(target=record["target"], out=out).splitlines()]
+        return [*summary(record, first), *hint.format(name=name, target=record["target"], out=out).splitlines()]
 
+    example = f"foretoken train {name} --target zoo:base --corpus generated --minutes 30 --out {out}"
     return Command(name=name, help=help, example=example, config=config, run=run, say=say)
