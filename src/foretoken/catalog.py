@@ -8,7 +8,7 @@ type :class:`Entry`).
 import importlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -79,7 +79,12 @@ def imported(place: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
 
 
-_TABLE = tuple(Entry(**row) for row in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8")))
+def _data(name: str) -> Any:
+    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+_TABLE = tuple(Entry(**row) for row in _data("catalog.json"))
+_OF_THE_FIELD: Mapping[str, str] = _data("catalog_elsewhere.json")  # methods under their names elsewhere
 
 
 def entries(kind: str | None = None) -> list[Entry]:
@@ -93,28 +98,6 @@ def _plugins() -> tuple[Entry, ...]:
     return tuple(point.load() for point in entry_points(group="foretoken.methods"))
 
 
-_DRAFT = "not available; 'draft_model' drafts with a second checkpoint"
-_HEADS = "not available; 'eagle' is the nearest: a head over the target's hidden states"
-_TEXT = "not available; 'ngram' and 'suffix' are the nearest: they draft from the text itself"
-_LAYERS = "not available; 'kangaroo' and 'del' are the nearest: they draft with the target's own first layers"
-_OF_THE_FIELD = {  # methods under their names elsewhere
-    **dict.fromkeys(("medusa", "hydra", "mlp_speculator", "clover", "amphista"), _HEADS),
-    **dict.fromkeys(("eagle2", "eagle3", "eagle_2", "eagle_3"), "'eagle' supports heads of all three versions"),
-    **dict.fromkeys(("lookahead", "lookahead_decoding", "jacobi"), _TEXT),
-    **dict.fromkeys(("prompt_lookup", "pld", "lookup"), "it is called 'ngram'"),
-    **dict.fromkeys(("layerskip", "draft_and_verify", "self_speculative", "swift", "early_exit"), _LAYERS),
-    **dict.fromkeys(
-        ("arctic", "suffix_decoding"), "it is called 'suffix', and 'suffix_first' together with a model's drafts"
-    ),
-    **dict.fromkeys(("multi_token_prediction", "nextn"), "it is called 'mtp'"),
-    **dict.fromkeys(("assisted", "speculative", "speculative_sampling", "sps", "draft"), "it is called 'draft_model'"),
-    **dict.fromkeys(("sequoia", "specinfer", "opt_tree", "specexec"), f"{_DRAFT}, as trees with tree=topk"),
-    "ngram_gpu": "it is called 'ngram'",
-    "dspark": "'dflash' runs its folders",
-    "custom_class": "pass your own instance instead of a name, see docs/extend.md",
-    "extract_hidden_states": "'foretoken train features' stores hidden states",
-    **dict.fromkeys(("pearl",), "it is an executor, combined with a method: executor='pearl'"),
-}
 _LABELS = {"drafter": "method", "verifier": "verifier", "plan": "plan"}  # the keys that select them
 
 

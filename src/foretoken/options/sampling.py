@@ -4,8 +4,10 @@ A new parameter needs one declaration here and its arithmetic in ``core/laws.py`
 """
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError, nearest
@@ -17,41 +19,9 @@ from foretoken.options.tokens import allowed_ids, processors, text_or_ids, texts
 MAX_COMPLETIONS = 16_384
 """Of a prompt: each has a distribution and a history of its own from the beginning."""
 
-_ELSEWHERE = {  # what vLLM and its earlier versions have, and where to find it
-    "guided_decoding": "use structured_outputs",
-    "best_of": "use n",
-    **dict.fromkeys(
-        ("use_beam_search", "early_stopping", "length_penalty"), "there is no beam search; use n with a temperature"
-    ),
-    "output_kind": "use stream for pieces of an answer",
-    "stream_interval": "use stream for pieces of an answer, a step each",
-    "detokenize": "texts are always made; token_ids are there, too",
-    **dict.fromkeys(("max_new_tokens", "max_completion_tokens"), "use max_tokens"),
-    "do_sample": "use temperature=0 for greedy decoding, and more for sampling",
-    "spaces_between_special_tokens": "texts are the tokenizer's own",
-    "flat_logprobs": "logprobs are a list of entries with token_id, logprob and top: leave it out",
-    "logprob_token_ids": "logprobs=K returns the K most probable tokens, 1000 at most",
-    **dict.fromkeys(
-        ("prompt_logprob_token_ids", "prompt_logprob_start"), "prompt_logprobs=K returns the K most probable of each"
-    ),
-    "skip_reading_prefix_cache": "LLM(enable_prefix_caching=False), the default, keeps nothing",
-    "repetition_detection": "repetition_penalty and stop are against it",
-    "truncation_side": "truncate_prompt_tokens keeps the last ones",
-    **dict.fromkeys(
-        ("extra_args", "skip_clone", "output_text_buffer_length", "routed_experts_prompt_start"), "leave it out"
-    ),
-    "trace_decode_token_ids": "prompt_logprobs of the whole text returns the probabilities of given tokens",
-}
-_UNASKED: Mapping[str, tuple[Any, ...]] = {  # values of theirs that ask for nothing
-    **dict.fromkeys(("guided_decoding", "best_of", "extra_args", "output_kind"), (None,)),
-    **dict.fromkeys(("logprob_token_ids", "prompt_logprob_token_ids", "prompt_logprob_start"), (None,)),
-    **dict.fromkeys(("stream_interval", "repetition_detection"), (None,)),
-    **dict.fromkeys(("trace_decode_token_ids", "truncation_side"), (None,)),
-    **dict.fromkeys(("skip_reading_prefix_cache", "flat_logprobs", "skip_clone"), (None, False)),
-    **dict.fromkeys(("use_beam_search", "early_stopping"), (None, False)),
-    **dict.fromkeys(("output_text_buffer_length", "routed_experts_prompt_start"), (0,)),
-    **dict.fromkeys(("detokenize", "spaces_between_special_tokens"), (True,)),
-}
+_TABLES: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_ELSEWHERE: Mapping[str, str] = _TABLES["elsewhere"]  # what vLLM and its earlier versions have, and where to find it
+_UNASKED: Mapping[str, Sequence[Any]] = _TABLES["unasked"]  # values of theirs that ask for nothing
 
 
 @documented
