@@ -3,7 +3,7 @@
 Shared by the drafters that run a model: they differ in which model computes the next rows, and in when they stop.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -207,22 +207,35 @@ class DraftBuilder:
         Raises:
             RequestError: the logits are NaN.
         """
+        found: list[tuple[float, int, int, float]] = []
+        for parent, ranked in self.ranked(output, first, name):
+            if expands(parent, ranked[0][1]):
+                reach = self.reach_of(parent)
+                found += [(reach * q, parent, token, q) for token, q in ranked if q > 0]
+        found.sort(key=lambda each: -each[0])
+        return found
+
+    def ranked(self, output: Output, first: int, name: str) -> Iterator[tuple[int, list[tuple[int, float]]]]:
+        """Yield the nodes of the frontier, each with its best tokens and their probabilities for this request.
+
+        A node after which the request allows none of the scored tokens is left out.
+
+        Args:
+            output, first, name: as :meth:`extend_tree`.
+        Raises:
+            RequestError: the logits are NaN.
+        """
         raw_MV, columns = output.logits_MV[first : first + len(self.frontier)], output.columns
         top = len(output.top_ids) // len(output.best)
         if not self.context.laws.trivial:
             output, first = Output.of(self.process(raw_MV, columns), top=top, columns=columns), 0
-        found: list[tuple[float, int, int, float]] = []
         for row, parent in enumerate(self.frontier, first):
-            ranked = slice(row * top, (row + 1) * top)
-            shares, reach = output.top_shares[ranked], self.reach_of(parent)
-            if shares[0] != shares[0]:
+            best = slice(row * top, (row + 1) * top)
+            ranked = list(zip(output.top_ids[best], output.top_shares[best], strict=True))
+            if ranked[0][1] != ranked[0][1]:
                 check_numbers(raw_MV, name)
-                continue
-            if expands(parent, shares[0]):
-                ids = output.top_ids[ranked]
-                found += [(reach * q, parent, token, q) for q, token in zip(shares, ids, strict=True) if q > 0]
-        found.sort(key=lambda each: -each[0])
-        return found
+            else:
+                yield parent, ranked
 
     def keep_greedy_law(self, output: Output, row: int) -> None:
         """Temperature 0: keep the distribution that the next node is the argmax of, if the budget asks for it."""

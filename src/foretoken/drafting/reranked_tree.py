@@ -8,12 +8,11 @@ than its parent's, and of equal ones the elder is taken, so that the proposal is
 node that can have no descendant among the best is not expanded, which does not change the proposal.
 """
 
-import itertools
 from dataclasses import dataclass, field
 from heapq import nlargest
 
 from foretoken.core.tree import ROOT
-from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
+from foretoken.drafting.draft_builder import DraftBuilder
 from foretoken.models.language_model import Output
 
 
@@ -38,18 +37,9 @@ class RerankedBuilder(DraftBuilder):
         Raises:
             RequestError: the logits are NaN.
         """
-        raw_MV, columns = output.logits_MV[first : first + len(self.frontier)], output.columns
-        top = len(output.top_ids) // len(output.best)
-        if not self.context.laws.trivial:
-            output, first = Output.of(self.process(raw_MV, columns), top=top, columns=columns), 0
         fresh: list[int] = []
-        for row, parent in enumerate(self.frontier, first):
-            begin = row * top
-            if output.top_shares[begin] != output.top_shares[begin]:
-                check_numbers(raw_MV, name)
-                continue
-            ranked = zip(output.top_ids[begin : begin + top], output.top_shares[begin : begin + top], strict=True)
-            fresh += [self.add(token, parent, q, 0) for token, q in itertools.islice(ranked, width) if q > 0]
+        for parent, ranked in self.ranked(output, first, name):
+            fresh += [self.add(token, parent, q, 0) for token, q in ranked[:width] if q > 0]
         self.expanded = self.frontier
         best = sorted(fresh, key=lambda node: (-self.reach[node], node))[:width]
         least = self._least()
