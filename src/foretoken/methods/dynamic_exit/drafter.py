@@ -334,14 +334,10 @@ class DynamicExitDrafter(Drafter):
         self.needs = self._all if len(started) < len(states) or self._round % config.reread_every == 0 else self._blind
         if not started:  # the first round: the shallowest exit, one token
             return exits[0], 1
-        choose = best_exit_with_stop if config.draft_length is None else best_exit
-        exit_layer, length = choose(started, exits, self._costs)
-        if isinstance(config.draft_length, int):
-            return exit_layer, config.draft_length
-        if not length:
-            probing = self._round % PROBE_EVERY == 0
-            self.needs = self._all if probing else self._blind
-            return exit_layer, int(probing)
+        exit_layer, length = self._best(started, exits, self._costs)
+        if not length and config.draft_length != 0:
+            length = int(self._round % PROBE_EVERY == 0)
+            self.needs = self._all if length else self._blind
         return exit_layer, length
 
     def _plan_own(self, context: Context) -> tuple[int, int]:
@@ -356,14 +352,17 @@ class DynamicExitDrafter(Drafter):
         state.looks = not state.rounds or state.own_rounds % config.reread_every == 0
         if not state.rounds:
             return exits[0], 1
-        choose = best_exit_with_stop if config.draft_length is None else best_exit
-        exit_layer, length = choose([state.statistics], exits, self._layer_costs)
-        if isinstance(config.draft_length, int):
-            return exit_layer, config.draft_length
-        if not length:
+        exit_layer, length = self._best([state.statistics], exits, self._layer_costs)
+        if not length and config.draft_length != 0:
             state.looks = state.own_rounds % PROBE_EVERY == 0
-            return exit_layer, int(state.looks)
+            length = int(state.looks)
         return exit_layer, length
+
+    def _best(self, statistics: Sequence[Statistics], exits: Sequence[int], costs: Costs) -> tuple[int, int]:
+        """Return the best exit and its longest draft, 0 where none pays; the option ``draft_length`` may fix it."""
+        fixed = self.config.draft_length
+        exit_layer, length = (best_exit_with_stop if fixed is None else best_exit)(statistics, exits, costs)
+        return exit_layer, fixed if isinstance(fixed, int) else length
 
     def _extend(self, draft: EarlyExitBuilder, output: Output, row: int) -> None:
         """Sample one more token; a token below the threshold is kept and verified, but not continued."""
