@@ -5,7 +5,8 @@
          block: attention, a mixer or both, and an MLP, experts or both; or either     … ── norm ── head ── scale ── cap
 
 Most anatomies lack some of these norms. In a parallel block the MLP has the input of attention. A language model is
-described by fit.py; a drafting method describes its own layers, and may share the head of the target's decoder.
+described by models/adoption/description.py; a drafting method describes its own layers, and may share the head of the
+target's decoder.
 
 Letters: O outputs, K inner dimension, D width, d head width, V vocabulary, N positions, E experts, F channels of one.
 """

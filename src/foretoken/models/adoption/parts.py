@@ -293,20 +293,10 @@ def parts_of(model: Any) -> Parts:
             None if name is None else getattr(layer, name, None)
             for name in (like.attention_norm, like.attention_end_norm, like.mlp_norm, like.mlp_end_norm)
         )
-        parts = (
-            attention,
-            mixer,
-            mlp,
-            norm,
-            end_norm,
-            norm if parallel and mlp_norm is None else mlp_norm,  # StableLM's parallel blocks have one
-            mlp_end_norm,
-            experts,
-            router,
-            opening,
-            correction,
-        )
-        layers.append(Layer._make(parts))
+        if parallel and mlp_norm is None:  # StableLM's parallel blocks have one
+            mlp_norm = norm
+        norms = norm, end_norm, mlp_norm, mlp_end_norm
+        layers.append(Layer(attention, mixer, mlp, *norms, experts, router, opening, correction))
     return Parts(family, parallel, body, layers, getattr(body, family.embedding), getattr(body, family.final_norm))
 
 

@@ -1,6 +1,6 @@
 """Architectures of GGUF files that transformers itself maps: its config, its names and its conversions are used.
 
-The other architectures (families.py) are those that its older reader decodes whole, or not at all.
+The other architectures (families.json) are those that its older reader decodes whole, or not at all.
 """
 
 from typing import Any
