@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from foretoken.engine.text import reasoning
 from helpers.serving import NAME, Served, served
-from helpers.templates import MAY_THINK, TOOLS, templated
+from helpers.templates import MAY_THINK, THINKS, TOOLS, templated
 from helpers.zoo_llms import with_config
 
 CHAT = "/v1/chat/completions"
@@ -56,3 +57,24 @@ def test_a_model_that_does_not_reason() -> None:
         status, _, response = running.send("/v1/messages", {**body, "thinking": thinking})
         assert status == 200
         assert "thinking.budget_tokens" in response.getheader("x-foretoken-ignored", "")
+
+
+def test_marks_that_are_special_tokens_are_read_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Mistral's: a text leaves them out, and other special tokens stay out."""
+    begin, end = "<|pad|>", "<|user|>"
+    monkeypatch.setattr(reasoning, "MARKS", ((begin, end),))
+    template = THINKS.replace("<think>", begin).replace("</think>", end)
+    target = templated(template)
+    assert {begin, end} <= set(target.tokenizer.all_special_tokens)
+    with served(with_config({"method": "suffix"}, target=target)) as running:
+        body = {"model": NAME, "messages": HI, "max_tokens": 30, "temperature": 0, "thinking_token_budget": 4}
+        body |= {"thinking_budget_message": " Enough.", "ignore_eos": True, "stop_token_ids": []}
+        answer = running.send(CHAT, body)[1]
+        events = running.events(CHAT, body | {"stream": True})
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"].endswith("Enough.")
+    assert message["content"]
+    assert "<|" not in message["content"] + message["reasoning"]
+    assert 5 <= answer["usage"]["completion_tokens_details"]["reasoning_tokens"] < 20
+    deltas = [each["choices"][0]["delta"] for each in events[:-1] if each["choices"]]
+    assert "".join(each.get("content") or "" for each in deltas) == message["content"]

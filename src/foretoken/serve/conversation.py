@@ -13,7 +13,7 @@ from typing import Any
 from foretoken.core.errors import ForetokenError
 from foretoken.engine.intake.prompts import OWN_VARIABLES, names_in
 from foretoken.engine.request import Request
-from foretoken.engine.text.reasoning import Thinking
+from foretoken.engine.text.reasoning import Thinking, marks_of
 from foretoken.engine.updates import Update
 from foretoken.options.sampling import SamplingParams
 from foretoken.options.structured import StructuredOutputs
@@ -164,7 +164,9 @@ class Conversation:
         if self._budget is not None:
             params = replace(params, thinking_token_budget=self._budget)
         wanted = params.structured_outputs
-        if isinstance(wanted, StructuredOutputs):
+        thoughts = (marks_of(self._service.llm.tokenizer) or ()) if self._service.reasoning else ()
+        of_thoughts = {each for each in self._service.special for mark in thoughts if each in mark}
+        if isinstance(wanted, StructuredOutputs) and not of_thoughts:  # a grammar knows marks that are text
             params = replace(params, structured_outputs=replace(wanted, reasoning=self._reasons))
         if self._choice.stop is not None:
             params = replace(params, stop=[*params.stop_strings, self._choice.stop])
@@ -172,8 +174,9 @@ class Conversation:
             ends = [self._service.special[each] for each in _ENDS if each in self._service.special]
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *ends))
         self._dropped = ()
-        if self._choice.marks and params.skip_special_tokens:
-            self._dropped = tuple(each for each in self._service.special if each not in self._choice.marks)
+        shown = self._choice.marks | of_thoughts
+        if shown and params.skip_special_tokens:
+            self._dropped = tuple(each for each in self._service.special if each not in shown)
             params = replace(params, skip_special_tokens=False)
         return params
 
@@ -187,7 +190,7 @@ class Conversation:
             reader = HarmonyReader(only=choice.forced, end=self._service.special.get("<|end|>"))
             return AnswerReader(None, reader, choice.form.close, self._dropped)
         if not choice.tools:
-            return AnswerReader(thinking, None)
+            return AnswerReader(thinking, None, dropped=self._dropped)
         properties = {
             tool.function.name: found if isinstance(found, Mapping) else {}
             for tool in choice.tools

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from foretoken.engine.text.reasoning import knows_reasoning
+from foretoken.engine.text.reasoning import marks_of
 from foretoken.engine.updates import Update
 from foretoken.serve.chat import Chat
 from foretoken.serve.completions import Completion
@@ -183,7 +183,7 @@ def ollama_card(settings: ModelSettings) -> dict[str, Any]:
 
     tokenizer, config = (load(settings.model, **settings.origin) for load in (load_tokenizer, load_config))
     can = ["completion", *(["tools"] if tokenizer.chat_template else [])]
-    can += ["thinking"] if knows_reasoning(tokenizer) else []
+    can += ["thinking"] if marks_of(tokenizer) else []
     with suppress(ApiError):
         can += ["insert"] if Infill(tokenizer).stops is not None else []
     length = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)

@@ -13,7 +13,7 @@ from foretoken.core.metrics import Metrics
 from foretoken.engine.llm import LLM, Prompt
 from foretoken.engine.prediction import SOURCE
 from foretoken.engine.request import Request, TokenLogprob
-from foretoken.engine.text.reasoning import knows_reasoning
+from foretoken.engine.text.reasoning import marks_of
 from foretoken.engine.updates import Update
 from foretoken.models.token_text import TokenText
 from foretoken.options.lora import LoRARequest
@@ -86,7 +86,7 @@ class Service:
         self.limits = limits or Limits()
         self.timings = Timings(self.name, histograms)
         self.token_text = TokenText(self.llm.tokenizer)
-        self.reasoning = knows_reasoning(self.llm.tokenizer) if reasoning is None else reasoning
+        self.reasoning = marks_of(self.llm.tokenizer) is not None if reasoning is None else reasoning
         tokenizer = self.llm.tokenizer
         self.special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         for token, added in getattr(tokenizer, "added_tokens_decoder", {}).items():

@@ -12,7 +12,7 @@ from foretoken.cli.shared.console import emit, note
 from foretoken.cli.shared.flags import Flags, with_flags
 from foretoken.cli.shared.settings import DEFAULT_MODEL
 from foretoken.core.errors import ConfigError, InputError
-from foretoken.engine.text.reasoning import Thinking, knows_reasoning
+from foretoken.engine.text.reasoning import Thinking, marks_of
 from foretoken.options.sampling import SamplingParams
 
 _HELP = "/new starts a new conversation, /quit (or Ctrl-D) ends; Ctrl-C stops an answer"
@@ -105,7 +105,7 @@ def _answer(llm: Any, messages: list[dict[str, str]], params: SamplingParams, se
     try:
         prompt = llm.chat_prompt(messages, chat_template_kwargs=settings)
         ids = prompt["prompt_token_ids"]
-        thinking = Thinking(llm.tokenizer, ids) if knows_reasoning(llm.tokenizer) else None
+        thinking = Thinking(llm.tokenizer, ids) if marks_of(llm.tokenizer) else None
         with contextlib.closing(llm.stream(prompt, params)) as chunks:
             for chunk in chunks:
                 output, text = chunk.output, chunk.text

@@ -19,6 +19,7 @@ from foretoken.core.constraint import Constraint
 from foretoken.core.errors import ConfigError, NothingFits
 from foretoken.engine.text.json_keys import JsonKeys, TokenBytes
 from foretoken.engine.text.json_schemas import LAYOUT, compilable
+from foretoken.engine.text.reasoning import MARKS, marks_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.structured import StructuredOutputs
 
@@ -51,8 +52,9 @@ class Grammars:
         except ImportError:
             raise ConfigError("structured_outputs need llguidance: pip install 'foretoken[structured]'") from None
         kind, grammar = _grammar(wanted)
+        marks = marks_of(self._target.tokenizer) or MARKS[0]
         if wanted.reasoning is not None:
-            grammar = _after_reasoning(grammar, wanted.reasoning)
+            grammar = _after_reasoning(grammar, wanted.reasoning, *marks)
         matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)  # errors are raised, not logged
         if matcher.is_error():
             why = " ".join(str(matcher.get_error()).split())
@@ -62,7 +64,7 @@ class Grammars:
         keys = None
         if kind in ("json", "json_object"):
             keys = _Keys(
-                JsonKeys(b"" if wanted.reasoning is None else b"</think>", optional=wanted.reasoning == "optional"),
+                JsonKeys(marks[1].encode() if wanted.reasoning else b"", optional=wanted.reasoning == "optional"),
                 self._token_bytes(),
                 free="patternProperties" not in grammar,
             )
@@ -304,11 +306,12 @@ def _check_patterns(properties: dict[str, Any], patterns: dict[str, Any], shared
                 )
 
 
-def _after_reasoning(grammar: str, form: str) -> str:
-    """The grammar of a text that may reason first, and then is what the grammar says."""
+def _after_reasoning(grammar: str, form: str, begin: str, end: str) -> str:
+    """The grammar of a text that may reason first, between two marks, and then is what the grammar says."""
     written = grammar.lstrip().startswith("{")  # the library's own form, else Lark
     answer = json.loads(grammar)["grammars"][0] if written else {"lark_grammar": grammar}
     thought = {"open": "thought SPACE?", "optional": "(thought SPACE?)?"}[form]
-    head = "" if form == "open" else r"[ \n]{0,4}<think>"  # a model that may put spaces for ever does
-    lark = f"start: {thought} @answer\nthought[lazy]: /{head}(.|\\n)*<\\/think>/\nSPACE: /[ \\n]{{1,4}}/\n"
+    head = "" if form == "open" else rf"[ \n]{{0,4}}{re.escape(begin)}"  # a model that may put spaces for ever does
+    end = re.escape(end).replace("/", r"\/")
+    lark = f"start: {thought} @answer\nthought[lazy]: /{head}(.|\\n)*{end}/\nSPACE: /[ \\n]{{1,4}}/\n"
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**answer, "name": "answer"}]})

@@ -1,4 +1,5 @@
-"""Reasoning that a model writes before its answer: ``<think>…</think>``, as Qwen3, DeepSeek-R1 and others do.
+"""Reasoning that a model writes before its answer: ``<think>…</think>``, as Qwen3, DeepSeek-R1 and others do, or other
+marks.
 
 A chat template may have written the first of the two already, or both where reasoning is switched off.
 """
@@ -8,13 +9,18 @@ from typing import Any
 
 from foretoken.engine.text.detokenise import TextStream, possible_begin
 
-OPEN, CLOSE = "<think>", "</think>"
+MARKS = (  # the begin and the end of a reasoning
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ("[THINK]", "[/THINK]"),  # Mistral
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+)
 _TAIL = 12  # last tokens of a prompt to look at
 
 
-def knows_reasoning(tokenizer: Any) -> bool:
-    """Whether a chat template says that the model reasons."""
-    return CLOSE in str(tokenizer.chat_template) or OPEN in str(tokenizer.chat_template)
+def marks_of(tokenizer: Any) -> tuple[str, str] | None:
+    """Return the marks of a model's reasoning that its chat template has; None: it says nothing of a reasoning."""
+    return next((marks for marks in MARKS if any(mark in str(tokenizer.chat_template) for mark in marks)), None)
 
 
 class Thinking:
@@ -30,14 +36,15 @@ class Thinking:
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
+        self._open, self._close = marks_of(tokenizer) or MARKS[0]
         tail = str(tokenizer.decode(list(prompt[-_TAIL:]), skip_special_tokens=False)).rstrip()
-        self.form = "open" if tail.endswith(OPEN) else None if tail.endswith(CLOSE) else "optional"
+        self.form = "open" if tail.endswith(self._open) else None if tail.endswith(self._close) else "optional"
         self.num_tokens = 0
         self._inside = self.form == "open"
         self._answering = False
         self._held = ""
         self._begun = False  # something was handed out of the part that is being read
-        self._tokens = TextStream(tokenizer, (CLOSE,), prompt)
+        self._tokens = TextStream(tokenizer, (self._close,), prompt, skip_special=False)
         self._counting = True
 
     def read(self, text: str, tokens: Sequence[int], *, final: bool) -> tuple[str, str]:
@@ -56,18 +63,18 @@ class Thinking:
         reasoning = ""
         if not self._inside and not self._answering:
             begin = self._held.lstrip()
-            if begin.startswith(OPEN):
-                self._inside, self._held = True, begin[len(OPEN) :]
-            elif final or not OPEN.startswith(begin):
+            if begin.startswith(self._open):
+                self._inside, self._held = True, begin[len(self._open) :]
+            elif final or not self._open.startswith(begin):
                 self._answering, self._begun = True, True  # a text that does not begin with reasoning is as it is
                 self.num_tokens, self._counting = 0, False
         if self._inside:
-            end = self._held.find(CLOSE)
+            end = self._held.find(self._close)
             if end >= 0:
-                reasoning, self._held = self._out(self._held[:end].rstrip()), self._held[end + len(CLOSE) :]
+                reasoning, self._held = self._out(self._held[:end].rstrip()), self._held[end + len(self._close) :]
                 self._inside, self._answering, self._begun = False, True, False
             else:
-                keep = 0 if final else _possible_end(self._held)
+                keep = 0 if final else _possible_end(self._held, self._close)
                 ready = self._held[: len(self._held) - keep]
                 reasoning, self._held = self._out(ready), self._held[len(self._held) - keep :]
         if not self._answering:
@@ -82,8 +89,8 @@ class Thinking:
         return text
 
 
-def _possible_end(text: str) -> int:
+def _possible_end(text: str, close: str) -> int:
     """Length of the longest end of the text that may belong to the end of the reasoning, spaces before it included."""
-    size = possible_begin(text, (CLOSE,))
+    size = possible_begin(text, (close,))
     rest = text[: len(text) - size]
     return len(text) - len(rest.rstrip())

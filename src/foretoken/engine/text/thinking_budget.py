@@ -7,13 +7,14 @@ fall into plain decoding, and drafts stay exact.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foretoken.core.constraint import Constraint
 from foretoken.core.errors import ConfigError
-from foretoken.engine.text.reasoning import CLOSE, OPEN, Thinking, knows_reasoning
+from foretoken.engine.text.reasoning import MARKS, Thinking, marks_of
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.sampling import SamplingParams
 
@@ -48,6 +49,7 @@ class ThinkingBudget(Constraint):
         end: tokens of the end, its mark included.
         decode: from tokens to text, special tokens included.
         begun: whether the prompt has begun the reasoning; else the text may.
+        marks: of the reasoning.
         vocab_size, device: of the logits.
     """
 
@@ -58,12 +60,14 @@ class ThinkingBudget(Constraint):
         decode: Callable[[Sequence[int]], str],
         *,
         begun: bool,
+        marks: tuple[str, str] = MARKS[0],
         vocab_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
         self._limit = limit
         self._end = tuple(end)
         self._decode = decode
+        self._open, self._close = marks
         self._state = self._due(_State(_INSIDE)) if begun else _State(_BEFORE)
         self._any_V = torch.ones(vocab_size, dtype=torch.bool, device=device)
 
@@ -119,12 +123,12 @@ class ThinkingBudget(Constraint):
         text = state.text + piece
         if state.phase == _BEFORE:
             begin = text.lstrip()
-            if begin.startswith(OPEN):
+            if begin.startswith(self._open):
                 return self._due(_State(_INSIDE))
-            return _State(_BEFORE, text=begin, part=part) if OPEN.startswith(begin) else _State(_AFTER)
-        if CLOSE in text:
+            return _State(_BEFORE, text=begin, part=part) if self._open.startswith(begin) else _State(_AFTER)
+        if self._close in text:
             return _State(_AFTER)
-        return self._due(_State(_INSIDE, state.count + 1, text[1 - len(CLOSE) :], part))
+        return self._due(_State(_INSIDE, state.count + 1, text[1 - len(self._close) :], part))
 
     def _due(self, state: _State) -> _State:
         """The beginning of the end, where it is due."""
@@ -141,17 +145,18 @@ def thinking_budget(params: SamplingParams, target: LanguageModel, prompt: Seque
     if limit is None or limit < 0:
         return None
     tokenizer = target.tokenizer
-    if not knows_reasoning(tokenizer):
+    if (marks := marks_of(tokenizer)) is None:
         raise ConfigError(
-            f"thinking_token_budget={limit}: the chat template of model '{target.name}' has no {OPEN}, so it does not "
+            f"thinking_token_budget={limit}: the chat template of model '{target.name}' has no <think>, so it does not "
             "reason before it answers; leave it out"
         )
     form = Thinking(tokenizer, prompt).form
     if form is None:
         return None
-    end = tokenizer((params.thinking_budget_message or "") + CLOSE, add_special_tokens=False)["input_ids"]
+    end = tokenizer((params.thinking_budget_message or "") + marks[1], add_special_tokens=False)["input_ids"]
 
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    return ThinkingBudget(limit, end, decode, begun=form == "open", vocab_size=target.vocab_size, device=target.device)
+    sizes: dict[str, Any] = {"vocab_size": target.vocab_size, "device": target.device}
+    return ThinkingBudget(limit, end, decode, begun=form == "open", marks=marks, **sizes)

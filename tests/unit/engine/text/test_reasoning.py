@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from foretoken.core.errors import ConfigError
-from foretoken.engine.text.reasoning import Thinking, knows_reasoning
+from foretoken.engine.text.reasoning import MARKS, Thinking, marks_of
 from foretoken.options.sampling import SamplingParams
 from foretoken.options.structured import StructuredOutputs
 from helpers.templates import MAY_THINK, THINKS, TOOLS, templated
@@ -61,7 +62,7 @@ def test_reasoning_is_separated_from_the_answer(prompt: str, text: str, reasonin
 
 def test_what_the_template_says_of_it() -> None:
     for template, known in ((THINKS, True), (MAY_THINK, True), (TOOLS, False)):
-        assert knows_reasoning(templated(template).tokenizer) is known
+        assert (marks_of(templated(template).tokenizer) is not None) is known
     talk = [{"role": "user", "content": "Hi"}]
     for template, settings, form in (
         (THINKS, {}, "open"),
@@ -97,3 +98,28 @@ def test_a_structure_follows_reasoning(wanted: dict[str, Any], form: str, text: 
 def test_a_form_that_is_none() -> None:
     with pytest.raises(ConfigError, match="must be 'open', 'optional' or None"):
         StructuredOutputs(regex="a", reasoning="yes")
+
+
+@pytest.mark.parametrize("marks", MARKS, ids=lambda marks: marks[0])
+@pytest.mark.parametrize("begun", [False, True])
+def test_other_marks_separate_the_answer_too(marks: tuple[str, str], begun: bool) -> None:
+    tokenizer = templated(THINKS.replace("<think>", marks[0]).replace("</think>", marks[1])).tokenizer
+    assert marks_of(tokenizer) == marks
+    prompt = tokenizer(f"<|assistant|>\n{marks[0]}\n" if begun else "Hi")["input_ids"]
+    thinking = Thinking(tokenizer, prompt)
+    text = f"{'' if begun else marks[0]}One.\n{marks[1]}\n\nSeven."
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert thinking.read(text, tokens, final=True) == ("One.", "Seven.")
+    assert 0 < thinking.num_tokens < len(tokens)
+
+
+def test_a_grammar_begins_after_other_marks() -> None:
+    template = THINKS.replace("<think>", "<seed:think>").replace("</think>", "</seed:think>")
+    llm = with_config({"method": "suffix"}, target=templated(template))
+    wanted = StructuredOutputs(regex="[0-9]{2}", reasoning="open")
+    params = SamplingParams(max_tokens=60, structured_outputs=wanted, thinking_token_budget=4)
+    (output,) = llm.chat([{"role": "user", "content": "Hi"}], params)
+    thought, end, answer = output.text.partition("</seed:think>")
+    assert thought
+    assert end
+    assert re.fullmatch(r"[ \n]*[0-9]{2}", answer)
