@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -40,18 +41,7 @@ _PAGE = (Path(__file__).parent / "page.html").read_bytes()
 _NOTHING_FROM_ELSEWHERE = {
     "Content-Security-Policy": "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 }
-_CODES = {
-    400: "bad request",
-    401: "missing or wrong key",
-    404: "unknown model",
-    408: "sent too slowly",
-    413: "too large",
-    414: "the path is too long",
-    429: "the queue is full",
-    431: "too many header fields",
-    500: "the request failed",
-    503: "shutting down",
-}
+_CODES = (400, 401, 404, 408, 413, 414, 429, 431, 500, 503)
 _STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or its events", "content": {"application/json": {}, "text/event-stream": {}}}
 }
@@ -72,7 +62,7 @@ def create_app(pool: ModelPool, *, api_key: str | None = None, origins: Sequence
         title="Foretoken",
         version=FINGERPRINT.removeprefix("foretoken-"),
         description="An OpenAI-compatible server over speculative decoding.",
-        responses={code: {"description": what, "model": Error} for code, what in _CODES.items()},
+        responses={code: {"description": HTTPStatus(code).phrase, "model": Error} for code in _CODES},
     )
     pool.histograms.registry.register(LoopCollector(pool.models))
     app.add_middleware(Guard, limit=pool.limits.body, api_key=api_key)

@@ -39,7 +39,8 @@ class Guard:
             if self._key is not None and needs_key(scope["path"]):
                 self._check_key(headers)
             length = headers.get(b"content-length", b"0")
-            self._check_length(int(length) if length.isdigit() else 0)
+            if length.isdigit() and int(length) > self._limit:
+                raise ApiError(413, self._too_long)
         except ApiError as error:
             await refusal(error, scope["path"])(scope, receive, send)
             return
@@ -70,10 +71,6 @@ class Guard:
         if not hmac.compare_digest(key.strip(), self._key.strip()):
             message = "the API key is missing or wrong: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    def _check_length(self, length: int) -> None:
-        if length > self._limit:
-            raise ApiError(413, self._too_long)
 
     @property
     def _too_long(self) -> str:

@@ -1,6 +1,8 @@
 """Infill: the prompt from which a model writes the text between a prefix and a suffix (fill in the middle)."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from foretoken.serve.errors import ApiError
@@ -18,17 +20,8 @@ class Form(NamedTuple):
     suffix_first: bool = False
 
 
-FORMS = (
-    Form("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
-    Form("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
-    Form("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    Form("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
-    Form("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon
-    Form("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
-    Form("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
-    Form("[PREFIX]", "[SUFFIX]", "", suffix_first=True),  # Codestral
-    Form("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>", suffix_first=True),  # Seed-Coder
-)
+_FILE = Path(__file__).with_suffix(".json")  # the forms by the families of models that have them
+FORMS = tuple(Form(*form) for form in json.loads(_FILE.read_text(encoding="utf-8")).values())
 # marks of another file or of the end, where an answer is complete
 _ENDS = ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<file_sep>", "<reponame>", "<|endoftext|>", "<EOT>", "▁<EOT>")
 

@@ -103,7 +103,7 @@ class Response:
                     try:
                         refuse_failure(delta)
                     except ApiError as error:
-                        failed = begun | {"status": "failed", "error": _failure(error)}
+                        failed = begun | {"status": "failed", "error": {"code": "server_error", "message": str(error)}}
                         yield change_event("response.failed", {"response": failed})
                         return
                     for change in self._changes(output, delta):
@@ -124,7 +124,7 @@ class Response:
             logprobs = []
 
     def _object(self, delta: Update | None, output: list[dict[str, Any]]) -> dict[str, Any]:
-        body = self.body
+        body, choice = self.body, self.body.tool_choice
         status = "in_progress" if delta is None else _status(delta)
         return {
             "id": self.id,
@@ -152,7 +152,7 @@ class Response:
             "store": False,
             "temperature": self.params.temperature,
             "text": {"format": self.format},
-            "tool_choice": _as_given(body.tool_choice) or "auto",
+            "tool_choice": choice.model_dump() if isinstance(choice, NamedResponseTool) else choice or "auto",
             "tools": [tool.model_dump() for tool in body.tools or () if isinstance(tool, ResponseTool)],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self.params.top_p,
@@ -317,11 +317,3 @@ def _joined(content: str | Sequence[InputPart]) -> str:
 
 def _status(delta: Update) -> str:
     return "incomplete" if delta.finish_reason == "length" else "completed"
-
-
-def _as_given(choice: str | NamedResponseTool | None) -> Any:
-    return choice.model_dump() if isinstance(choice, NamedResponseTool) else choice
-
-
-def _failure(error: ApiError) -> dict[str, Any]:
-    return {"code": "server_error", "message": str(error)}
