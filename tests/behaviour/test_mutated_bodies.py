@@ -60,6 +60,7 @@ WHOLE: list[tuple[str, dict[str, Any]]] = [
     ("/api/chat", {"messages": TALK[:1], "options": {"num_predict": 2, "top_k": 3}, "format": "json", "think": False}),
     ("/api/chat", {"messages": [{"role": "assistant", "tool_calls": [OLLAMA_CALL]}, TALK[0]], "tools": TOOLS}),
     ("/api/generate", {"prompt": "a", "options": {"num_predict": 2}, "raw": True, "keep_alive": "5m", "stream": False}),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "c", "text": "d"}]}),
     ("/api/show", {}),
     ("/models/load", {}),
     ("/tokenize", {"messages": TALK[:1], "tools": TOOLS, "add_generation_prompt": True}),

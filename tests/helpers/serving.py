@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
@@ -64,10 +64,10 @@ class Served:
         return self.send(path, method="GET")
 
     @contextmanager
-    def begun(self, path: str, body: Any) -> Iterator[HTTPResponse]:
+    def begun(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Iterator[HTTPResponse]:
         """A stream that has begun; the client goes away at the end of the block."""
         with closing(self.connect()) as connection:
-            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json", **(headers or {})})
             with connection.getresponse() as response:
                 yield response
 

@@ -16,12 +16,21 @@ from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.metrics import LoopCollector, Timings
 from foretoken.serve.ollama import OllamaChat, OllamaGenerate
 from foretoken.serve.responses_schema import ResponsesRequest
-from foretoken.serve.schema import ChatRequest, CompletionRequest, ConversationRequest, Ignored, Sampling, Speculation
+from foretoken.serve.schema import (
+    ChatRequest,
+    CompletionRequest,
+    ConversationRequest,
+    Ignored,
+    InfillRequest,
+    Sampling,
+    Speculation,
+)
 from foretoken.serve.token_paths import DetokenizeRequest, TemplateRequest, TokenizeRequest
 
 BODIES: dict[str, tuple[str, type[Any]]] = {  # of the paths that take one, by their names in a page
     "chat": ("/v1/chat/completions", ChatRequest),
     "completions": ("/v1/completions", CompletionRequest),
+    "infill": ("/infill", InfillRequest),
     "responses": ("/v1/responses", ResponsesRequest),
     "messages": ("/v1/messages", MessagesRequest),
     "count_tokens": ("/v1/messages/count_tokens", CountRequest),
@@ -34,6 +43,7 @@ BODIES: dict[str, tuple[str, type[Any]]] = {  # of the paths that take one, by t
 _SHARED = {"every_path": Sampling, "conversations": ConversationRequest, "speculation": Speculation}
 _AS_ELSEWHERE = {
     **dict.fromkeys(("messages", "count_tokens"), "as in Anthropic's API"),
+    "infill": "as in llama.cpp",
     **dict.fromkeys(("ollama_chat", "ollama_generate"), "as in Ollama's API"),
 }
 _LAB = (

@@ -23,6 +23,7 @@ from foretoken.serve.chat import Chat
 from foretoken.serve.completions import Completion
 from foretoken.serve.errors import ApiError, api_error
 from foretoken.serve.guard import Guard, needs_key
+from foretoken.serve.infill_answer import InfillAnswer
 from foretoken.serve.messages import Messages, count_tokens
 from foretoken.serve.messages_schema import CountRequest, MessagesRequest
 from foretoken.serve.metrics import LoopCollector, exposition
@@ -31,7 +32,15 @@ from foretoken.serve.ollama import OllamaAnswer, OllamaChat, OllamaGenerate, Oll
 from foretoken.serve.refusals import Error, on_error
 from foretoken.serve.responses import Response as MadeResponse
 from foretoken.serve.responses_schema import ResponsesRequest
-from foretoken.serve.schema import AdapterName, ChatRequest, CompletionRequest, LoadAdapter, ModelName, Sampling
+from foretoken.serve.schema import (
+    AdapterName,
+    ChatRequest,
+    CompletionRequest,
+    InfillRequest,
+    LoadAdapter,
+    ModelName,
+    Sampling,
+)
 from foretoken.serve.service import FINGERPRINT, Service, first_of
 from foretoken.serve.stream import CLIENT_GONE, EventStream, answered, unless_gone
 
@@ -116,6 +125,10 @@ def _add_paths(app: FastAPI, pool: ModelPool) -> None:
     @app.post("/v1/completions", summary="Continue a text", tags=["openai"], responses=_STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await answer(Completion, body, request)
+
+    @app.post("/infill", summary="Fill in a text, in llama.cpp's form", tags=["llama.cpp"], responses=_STREAMED)
+    async def infill(body: InfillRequest, request: Request) -> Response:
+        return await answer(InfillAnswer, body, request)
 
     @app.post("/v1/responses", summary="Create a response, stateless", tags=["openai"], responses=_STREAMED)
     async def responses(body: ResponsesRequest, request: Request) -> Response:

@@ -13,7 +13,7 @@ from foretoken.serve.refusals import refusal
 from foretoken.serve.request_head import check_head
 
 _LIKE_V1 = (  # paths that need the key, too
-    *("/tokenize", "/detokenize", "/apply-template", "/tokenizer_info"),
+    *("/infill", "/tokenize", "/detokenize", "/apply-template", "/tokenizer_info"),
     *("/models", "/models/load", "/models/unload", "/sleep", "/wake_up", "/is_sleeping"),
 )
 _BODY_SECONDS, _BODY_RATE = 30.0, 1000.0  # the time limit of a body, and one more second per this many bytes

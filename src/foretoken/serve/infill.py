@@ -22,6 +22,7 @@ class Form(NamedTuple):
 
 _FILE = Path(__file__).with_suffix(".json")  # the forms by the families of models that have them
 FORMS = tuple(Form(*form) for form in json.loads(_FILE.read_text(encoding="utf-8")).values())
+_FILE_MARKS = ("<|file_sep|>", "<file_sep>")  # before the name of a file
 # marks of another file or of the end, where an answer is complete
 _ENDS = ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<file_sep>", "<reponame>", "<|endoftext|>", "<EOT>", "▁<EOT>")
 
@@ -45,11 +46,20 @@ class Infill:
         self._form, self._known, self._tokenizer = form, known, tokenizer
         self.stops = [known[mark] for mark in _ENDS if mark in known]
 
-    def prompt(self, prefix: str | Sequence[int], suffix: str, limit: int) -> list[int]:
+    def prompt(
+        self,
+        prefix: str | Sequence[int],
+        suffix: str,
+        limit: int,
+        files: Sequence[tuple[str, str]] = (),
+        begun: str = "",
+    ) -> list[int]:
         """The token ids of a prompt; marks inside the texts are text.
 
         Args:
             prefix: as text, or as tokens.
+            files: names and texts of other files, which stand in front; as many of the last ones as fit into a half.
+            begun: the begin of the answer.
             limit: tokens that the prompt may have. If both texts have more, the suffix keeps its beginning, a quarter
                 of the limit at least, and the prefix its end.
         """
@@ -57,12 +67,15 @@ class Infill:
         after = self._tokens(suffix)
         empty = list(map(int, self._tokenizer("")["input_ids"]))  # what begins every text of this model
         start = empty if empty == [self._tokenizer.bos_token_id] else []
-        limit = max(limit - len(start) - sum(1 for mark in self._form[:3] if mark), 2)
+        separator = next(([self._known[each]] for each in _FILE_MARKS if each in self._known), [])
+        shown = [token for name, text in files for token in (*separator, *self._tokens(f"{name}\n{text}\n"))]
+        start, end = [*start, *shown[max(0, len(shown) - limit // 2) :], *separator[: len(files)]], self._tokens(begun)
+        limit = max(limit - len(start) - len(end) - sum(1 for mark in self._form[:3] if mark), 2)
         after = after[: max(limit // 4, limit - len(before))]
         before = before[max(0, len(before) - (limit - len(after))) :]
         parts = [self._known[self._form.prefix], *before], [self._known[self._form.suffix], *after]
         first, second = reversed(parts) if self._form.suffix_first else parts
-        return [*start, *first, *second, *([self._known[self._form.middle]] if self._form.middle else [])]
+        return [*start, *first, *second, *([self._known[self._form.middle]] if self._form.middle else []), *end]
 
     def _tokens(self, text: str) -> list[int]:
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]

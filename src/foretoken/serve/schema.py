@@ -477,3 +477,21 @@ class CompletionRequest(Sampling):
     best_of: Annotated[int | None, Field(ge=1)] = None
     suffix: Annotated[str | None, Field(description="Text after the answer, for models with tokens for infill.")] = None
     add_special_tokens: _Yes = None
+
+
+class ExtraFile(Fields):
+    """Another file that the model sees."""
+
+    filename: str = ""
+    text: str
+
+
+class InfillRequest(Sampling):
+    """``POST /infill``, as llama.cpp has it."""
+
+    prompt: Annotated[str, Field(description="Begin of the answer.")] = ""
+    input_prefix: Annotated[str, Field(description="Text before the answer.")] = ""
+    input_suffix: Annotated[str, Field(description="Text after the answer.")] = ""
+    input_extra: Annotated[list[ExtraFile] | None, Field(description="Other files, filename and text.")] = None
+    n: Annotated[int | None, Field(ge=1, le=1)] = None
+    max_tokens: Limit = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 
@@ -73,6 +74,44 @@ def test_the_server_fills_in_and_echoes_around_the_answer(monkeypatch: pytest.Mo
     assert middle == by_ids["choices"][0]["text"] != ""
     assert filled["usage"]["prompt_tokens"] == len(ids)
     assert echoed["choices"][0]["text"] == f"Tom has{middle}marbles."
+
+
+def test_other_files_stand_first_and_the_begun_answer_last() -> None:
+    tokenizer = with_marks(FORMS[0], "<|file_sep|>")
+    known, infill = tokenizer.get_vocab(), Infill(tokenizer)
+    mark = known["<|file_sep|>"]
+    plain, found = infill.prompt("a", "b", 100), infill.prompt("a", "b", 100, [("x.py", "one"), ("y.py", "two")], "c")
+    shown = tokenizer.decode(found).replace(" ", "")
+    assert shown.startswith("<|file_sep|>x.py\none\n<|file_sep|>y.py\ntwo\n<|file_sep|>")
+    assert shown.endswith("<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>c")
+    assert found.count(mark) == 3
+    assert tokenizer.decode(plain).replace(" ", "").endswith("<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>")
+    long = infill.prompt("a", "b", 40, [("x.py", "one two " * 100)], "c")
+    assert len(long) <= 40
+    assert long[-1] == found[-1]
+
+
+def test_llama_cpps_path_gives_the_text_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = with_config({"method": "suffix"})
+    tokens = {"<fim_prefix>": 40, "<fim_suffix>": 41, "<fim_middle>": 42}
+    plain = llm.tokenizer.get_vocab
+    monkeypatch.setattr(type(llm.tokenizer), "get_vocab", lambda _: {**plain(), **tokens})
+    with served(llm, api_key="secret") as running:
+        key = {"Authorization": "Bearer secret"}
+        common = {"model": NAME, "temperature": 0}
+        wanted = {"prompt": "Tom has", "suffix": "marbles.", "max_tokens": 8}
+        middle = running.send("/v1/completions", {**common, **wanted}, headers=key)[1]["choices"][0]["text"]
+        asked = {**common, "input_prefix": "Tom has", "input_suffix": "marbles.", "n_predict": 8, "t_max_predict_ms": 9}
+        status, whole, response = running.send("/infill", asked, headers=key)
+        assert (status, whole["content"], whole["tokens_predicted"], whole["stop"]) == (200, middle, 8, True)
+        assert whole["timings"]["predicted_n"] == 8
+        assert response.headers["x-foretoken-ignored"] == "t_max_predict_ms"
+        with running.begun("/infill", asked | {"stream": True}, headers=key) as stream:
+            pieces = [json.loads(line[6:]) for line in stream.read().decode().split("\n\n") if line]
+        assert "".join(each["content"] for each in pieces) == middle
+        assert [each["stop"] for each in pieces] == [False] * (len(pieces) - 1) + [True]
+        assert running.send("/infill", asked)[0] == 401
+        assert running.send("/infill", {**common, "input_prefix": "a"}, headers=key)[0] == 200
 
 
 def test_a_model_without_the_tokens_is_refused_by_name() -> None:
