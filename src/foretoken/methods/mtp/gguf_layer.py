@@ -63,6 +63,6 @@ def gguf_layer(path: Path, layout: Layout) -> dict[str, Tensor]:
         )
     if stacks:
         both = [stacks[f"ffn_{each}_exps.weight"] for each in ("gate", "up")]
-        found[f"{layout.inner}{EXPERTS}gate_up_proj"] = torch.cat(both, 1)
-        found[f"{layout.inner}{EXPERTS}down_proj"] = stacks["ffn_down_exps.weight"]
+        found[f"{layout.inner}mlp.{EXPERTS}gate_up_proj"] = torch.cat(both, 1)
+        found[f"{layout.inner}mlp.{EXPERTS}down_proj"] = stacks["ffn_down_exps.weight"]
     return found

@@ -7,7 +7,6 @@ f is the output of the target's final norm. Paper: DeepSeek-V3, arXiv:2412.19437
 Letters: S rows of the target, T pairs, F = W width, V vocabulary.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -21,10 +20,13 @@ from foretoken.drafting.feature_heads.description import Concatenated, Layers, L
 from foretoken.drafting.feature_heads.pair_network import PairNetwork
 from foretoken.forward import anatomy, attention
 from foretoken.forward.stored_embedding import dtype_of
-from foretoken.methods.mtp.layouts import EMBEDDING, EXPERTS, HEAD, LAYOUTS
+from foretoken.methods.mtp.layouts import EMBEDDING, EXPERTS, HEAD, LAYOUTS, NORM
 
-_KINDS = ("gate_proj", "up_proj", "down_proj")  # matrices of an expert in published checkpoints
-_BOTH, _DOWN = f"{EXPERTS}gate_up_proj", f"{EXPERTS}down_proj"  # names in transformers: all experts in one tensor
+_STACKED = {  # tensors of all experts in transformers -> the matrices of one in published checkpoints
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "up_proj": ("up_proj",),
+    "down_proj": ("down_proj",),
+}
 
 
 def describe(*, norm_output: bool) -> NetworkDescription:
@@ -42,11 +44,35 @@ class _Causal(Plan):
     """Causal attention over one text."""
 
     def compute_attention(self, layer: int, q_HTD: Tensor, k_GTD: Tensor, v_GTD: Tensor, scoring: Scoring) -> Tensor:
-        shared = q_HTD.shape[0] != k_GTD.shape[0]
-        found = F.scaled_dot_product_attention(
-            q_HTD[None], k_GTD[None], v_GTD[None], is_causal=True, scale=scoring.scaling, enable_gqa=shared
-        )
-        return found[0].transpose(0, 1)
+        (heads, count, _), groups = q_HTD.shape, len(k_GTD)
+        k_HTD, v_HTD = (each.repeat_interleave(heads // groups, 0) for each in (k_GTD, v_GTD))
+        ago_TT = torch.arange(count)[:, None] - torch.arange(count)
+        seen_TT = (ago_TT >= 0) & (ago_TT < (scoring.window or count))
+        scores = (q_HTD @ k_HTD.mT * scoring.scaling).masked_fill(~seen_TT.to(q_HTD.device), -torch.inf)
+        if scoring.sinks_H is not None:
+            scores = torch.cat([scores, scoring.sinks_H[:, None, None].expand(-1, count, 1)], -1)
+        return (scores.softmax(-1)[..., :count] @ v_HTD).transpose(0, 1)
+
+
+class _Rotary(nn.Module):
+    """The target's rotary tables, of the layer's kind of attention; None in a target without them."""
+
+    def __init__(self, rotary: Any, text: Any) -> None:
+        super().__init__()
+        self.rotary = rotary
+        self.kinds = text.layer_types[:1] if hasattr(rotary, "layer_types") else ()
+
+    def forward(self, x_1TW: Tensor, positions_1T: Tensor) -> Any:
+        return None if self.rotary is None else self.rotary(x_1TW, positions_1T, *self.kinds)
+
+
+class _InTurn(nn.ModuleList):
+    """Blocks that are one layer together (Nemotron-H)."""
+
+    def forward(self, x_1TW: Tensor, **given: Any) -> Tensor:
+        for block in self:
+            x_1TW = block(x_1TW, **given)
+        return x_1TW
 
 
 class PredictionLayer(PairNetwork):
@@ -70,26 +96,28 @@ class PredictionLayer(PairNetwork):
         super().__init__()
         self.description, self.ids_K = describe(norm_output=norm_output), None
         parts, dtype = anatomy.find(model), dtype_of(model.get_input_embeddings())
-        text = copy.copy(model.config.get_text_config(decoder=True))
+        config = model.config.get_text_config(decoder=True)
+        self.layout = LAYOUTS[config.model_type]
+        text = self.layout.of_layer(config)
         text._attn_implementation = attention.NAME  # independent of the target's own attention
-        self.layout = LAYOUTS[text.model_type]
         self._where = f"method 'mtp': the prediction layer of '{name}'"
-        width, last = text.hidden_size, cast(Any, parts.layers[-1])
-        norm = type(last.input_layernorm)
-        self.enorm, self.hnorm, self.norm = (norm(width, eps=text.rms_norm_eps) for _ in range(3))
+        width, last, norm = text.hidden_size, cast(Any, type(parts.layers[-1])), cast(Any, type(parts.final_norm))
+        eps = text.rms_norm_eps if hasattr(text, "rms_norm_eps") else text.layer_norm_epsilon
+        self.enorm, self.hnorm, self.norm = (norm(width, eps=eps) for _ in range(3))
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
-        self.layer: Any = type(last)(text, _number(text))
-        cast(Any, self.layer).self_attn.layer_idx = 0  # in its own cache
+        blocks = self.layout.fields.get("layers_block_type")
+        self.layer: Any = last(text, 0) if blocks is None else _InTurn(last(text, each) for each in range(len(blocks)))
         # a quantised head is converted to a dense float32 weight
         tables = (cast(Any, part).weight.detach().to(dtype) for part in (parts.embedding, parts.head))
         self.embedding_VW, self.head_VW = tables
         self.own_head = False
         if tensors is not None:
-            self._take(dict(tensors))
+            shared = {} if NORM in self.layout.parts else {NORM: cast(Any, parts.final_norm).weight}
+            self._take(dict(tensors), shared)
         self.to(device=next(model.parameters()).device).eval()
         for weight in self.parameters():  # not the buffers: the expert choice biases are float32, as in the target
             weight.data = weight.data.to(dtype)
-        self.rotary: Any = parts.body.rotary_emb
+        self.rotary = _Rotary(getattr(parts.body, "rotary_emb", None), text)
 
     # ------------------------------------------------------------------ the network
 
@@ -126,33 +154,31 @@ class PredictionLayer(PairNetwork):
         """Return the weights in the published layout, by their names within the layer, experts one by one."""
         layout, found = self.layout, {}
         for name, value in self.state_dict().items():
+            base, _, kind = name.removeprefix("layer.").rpartition(EXPERTS)
             if name in layout.parts:
                 found[layout.parts[name]] = value
-            elif name == f"layer.{_BOTH}":
-                for number, both in enumerate(value):
-                    for kind, matrix in zip(_KINDS[:2], both.chunk(2), strict=True):
-                        found[f"{layout.inner}{EXPERTS}{number}.{kind}.weight"] = matrix
-            elif name == f"layer.{_DOWN}":
-                for number, matrix in enumerate(value):
-                    found[f"{layout.inner}{EXPERTS}{number}.{_KINDS[2]}.weight"] = matrix
+            elif not base or kind not in _STACKED:
+                found[layout.theirs(name.removeprefix("layer."))] = value
             else:
-                found[layout.inner + name.removeprefix("layer.")] = value
+                parts = _STACKED[kind]
+                for number, both in enumerate(value):
+                    for part, matrix in zip(parts, both.chunk(len(parts)), strict=True):
+                        found[layout.theirs(f"{base}{EXPERTS}{number}.{part}.weight")] = matrix
         return found
 
-    def _take(self, tensors: dict[str, Tensor]) -> None:
+    def _take(self, tensors: dict[str, Tensor], given: dict[str, Tensor]) -> None:
         self.embedding_VW, _ = self._table(tensors, EMBEDDING, self.embedding_VW)
         self.head_VW, self.own_head = self._table(tensors, HEAD, self.head_VW)
         theirs = {published: ours for ours, published in self.layout.parts.items()}
-        given = {theirs[name]: tensors.pop(name) for name in list(tensors) if name in theirs}
-        inner = self.layout.inner
-        other = next((name for name in tensors if not name.startswith(inner)), None)
+        given |= {theirs[name]: tensors.pop(name) for name in list(tensors) if name in theirs}
+        other = next((name for name in tensors if not name.startswith(self.layout.inner)), None)
         if other is not None:
             raise ModelError(f"{self._where}: the tensor {other} is not of such a layer")
-        stacked = self._stacked({name.removeprefix(inner): value for name, value in tensors.items()})
+        stacked = self._stacked({self.layout.ours(name): value for name, value in tensors.items()})
         given |= {f"layer.{name}": value for name, value in stacked.items()}
         expected = self.state_dict()
         for name in sorted(expected.keys() | given.keys()):
-            shown = self.layout.parts.get(name, inner + name.removeprefix("layer."))
+            shown = self.layout.parts.get(name) or self.layout.theirs(name.removeprefix("layer."))
             if name not in given:
                 raise ModelError(f"{self._where}: the tensor {shown} is missing")
             if name not in expected:
@@ -186,30 +212,20 @@ class PredictionLayer(PairNetwork):
 
     def _stacked(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Stack separately stored experts in the layout of transformers: one tensor for all experts of a kind."""
-        experts, inner = getattr(self.layer.mlp, "experts", None), self.layout.inner
-        if experts is None or _BOTH in tensors:
-            return tensors
-        rest = {name: value for name, value in tensors.items() if not name.startswith(EXPERTS)}
-        count, both, down = len(experts.gate_up_proj), [], []
-        for number in range(count):
-            found = {}
-            for kind in _KINDS:
-                name = f"{EXPERTS}{number}.{kind}.weight"
-                if name not in tensors:
-                    raise ModelError(f"{self._where}: the tensor {inner}{name} is missing")
-                found[kind] = tensors[name]
-            both.append(torch.cat([found["gate_proj"], found["up_proj"]]))
-            down.append(found["down_proj"])
-        if f"{EXPERTS}{count}.gate_proj.weight" in tensors:
-            raise ModelError(f"{self._where}: there are more than {count} experts, the number that its config names")
-        return {**rest, _BOTH: torch.stack(both), _DOWN: torch.stack(down)}
-
-
-def _number(text: Any) -> int:
-    """Return the layer number that gives transformers' layer the right kind: after the others, or of full attention."""
-    types, kinds = (getattr(text, f"{each}layer_types", None) for each in ("", "mlp_"))
-    if kinds is not None and len(kinds) <= text.num_hidden_layers:
-        return len(kinds) - 1  # of experts, after the dense ones
-    if types is None or (len(types) <= text.num_hidden_layers and "linear_attention" not in types):
-        return cast(int, text.num_hidden_layers)  # after the dense ones, so that it has experts
-    return max(number for number, each in enumerate(types) if each == "full_attention")
+        for name, stack in self.layer.state_dict().items():
+            base, _, kind = name.rpartition(EXPERTS)
+            if not base or kind not in _STACKED or name in tensors:
+                continue
+            found = []
+            for number in range(len(stack)):
+                names = [f"{base}{EXPERTS}{number}.{part}.weight" for part in _STACKED[kind]]
+                missing = next((each for each in names if each not in tensors), None)
+                if missing is not None:
+                    raise ModelError(f"{self._where}: the tensor {self.layout.theirs(missing)} is missing")
+                found.append(torch.cat([tensors.pop(each) for each in names]))
+            if f"{base}{EXPERTS}{len(stack)}.{_STACKED[kind][0]}.weight" in tensors:
+                raise ModelError(
+                    f"{self._where}: there are more than {len(stack)} experts, the number that its config names"
+                )
+            tensors[name] = torch.stack(found)
+        return tensors

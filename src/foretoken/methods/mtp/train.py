@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from foretoken.core.errors import UnsupportedArchitecture
 from foretoken.drafting.feature_heads.description import Taps
 from foretoken.drafting.feature_heads.state_network import TrainableNetwork
 from foretoken.forward import anatomy
@@ -139,7 +140,11 @@ def laid_out(name: str, source: Path, out: Path) -> Path:
     Raises:
         ForetokenError: see glm.py.
     """
-    if load_config(name).get_text_config(decoder=True).model_type in LAYOUTS:
+    kind = load_config(name).get_text_config(decoder=True).model_type
+    if kind in LAYOUTS:
+        if not LAYOUTS[kind].written:
+            written = ", ".join(each for each, layout in LAYOUTS.items() if layout.written)
+            raise UnsupportedArchitecture(f"a layer of a '{kind}' can be read, but not trained: only of {written}")
         return source
     place = out / f"target-{fingerprint(source)[:16]}"
     if not (place / checkpoint.CONFIG).is_file():
