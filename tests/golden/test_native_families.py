@@ -55,6 +55,14 @@ def norms_of_one_head(layout: Layout) -> Layout:
     return replace(layout, blocks=blocks)
 
 
+def experts_of_all_groups(layout: Layout) -> Layout:
+    blocks = [
+        each if each.experts is None else replace(each, experts=replace(each.experts, groups=1, open_groups=1))
+        for each in layout.blocks
+    ]
+    return replace(layout, blocks=blocks)
+
+
 FAULTS: list[tuple[str, str, Change]] = [
     ("gemma2", "no cap of scores", of_all(score_cap=0.0)),
     ("gemma2", "no cap of logits", of_all(logit_cap=0.0)),
@@ -73,6 +81,7 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("granite", "logits as they are", of_all(logit_scale=1.0)),
     ("granite", "scores by the width of a head", of_all(scaling=32**-0.5)),
     ("glm4", "halves, not neighbours", of_all(interleaved=False)),
+    ("glm4_moe, groups", "experts of all groups", experts_of_all_groups),
 ]
 
 

@@ -138,6 +138,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("olmo", {}),
     "gpt_oss": ("gpt_oss", {**_ALTERNATING, **_LOCAL, "rope_parameters": _YARN}),
     "glm4_moe": ("glm4_moe", {**_SCORED, "use_qk_norm": True}),
+    "glm4_moe, groups": ("glm4_moe", {**_SCORED, "n_routed_experts": 12, "n_group": 4, "topk_group": 2}),
     "dots1": ("dots1", {**_SCORED}),
     "solar_open": ("solar_open", {**_SCORED}),
     "hunyuan_v1_moe": (

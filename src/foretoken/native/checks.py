@@ -148,7 +148,9 @@ def _check_mlp(block: Block | StateBlock | MLPBlock, most: int, width: int) -> N
 
 def _check_experts(experts: Experts, width: int) -> None:
     count, channels = experts.count, experts.width
-    check_within("experts.chosen", experts.chosen, 1, count)
+    check_within("experts.groups", experts.groups, 1, 64)
+    check_within("experts.open_groups", experts.open_groups, 1, experts.groups)
+    check_within("experts.chosen", experts.chosen, 1, count // experts.groups * experts.open_groups)
     if channels < 32 or channels % 32:
         raise ValueError(f"experts.width={channels}: a multiple of 32")
     _check_shape("experts.router_ED is", experts.router_ED, count, width)

@@ -72,6 +72,34 @@ static float softmaxed(const Experts *x, float *scores, float highest) {
     return whole;
 }
 
+/* The score by which an expert is chosen, of squashed or softmaxed scores with the sum `whole`. */
+static inline float score_of(const Experts *x, const float *scores, float whole, long e) {
+    return x->correction ? scores[e] / whole + x->correction[e] : scores[e];
+}
+
+/* The groups that experts are chosen from, as bits; of equal groups the earlier. */
+static uint64_t open_groups(const Experts *x, const float *scores, float whole) {
+    const long each = x->count / x->groups;
+    float sums[64];
+    uint64_t open = 0;
+    for (long g = 0; g < x->groups; g++) {
+        float best = -INFINITY, second = -INFINITY;
+        for (long e = g * each; e < (g + 1) * each; e++) {
+            const float score = score_of(x, scores, whole, e);
+            if (score > best) second = best, best = score;
+            else if (score > second) second = score;
+        }
+        sums[g] = x->group_best > 1 && each > 1 ? best + second : best;
+    }
+    for (long i = 0; i < x->open_groups; i++) {
+        long at = -1;
+        for (long g = 0; g < x->groups; g++)
+            if (!(open >> g & 1) && (at < 0 || sums[g] > sums[at])) at = g;
+        open |= (uint64_t)1 << at;
+    }
+    return open;
+}
+
 /* The experts with the highest scores, and their shares; of equal scores the earlier. Overwrites the scores: `count` of them,
  * in whole vectors. A NaN score makes all shares NaN. */
 static void choose_experts(const Experts *x, float *scores, int32_t *choices, float *shares) {
@@ -88,14 +116,13 @@ static void choose_experts(const Experts *x, float *scores, int32_t *choices, fl
         for (long e = 1; e < E; e++) highest = scores[e] > highest ? scores[e] : highest;
         whole = softmaxed(x, scores, highest);
     }
+    const uint64_t open = x->groups > 1 ? open_groups(x, scores, whole) : 1;
+    const long each = E / x->groups;
     for (long e = 0, held = 0; e < E; e++) {
+        if (!(open >> e / each & 1)) continue;
+        const float score = score_of(x, scores, whole, e);
         long at = held;
-        if (x->correction) {
-            const float score = scores[e] / whole + x->correction[e];
-            while (at && score > scores[choices[at - 1]] / whole + x->correction[choices[at - 1]]) at--;
-        } else {
-            while (at && scores[e] > scores[choices[at - 1]]) at--;
-        }
+        while (at && score > score_of(x, scores, whole, choices[at - 1])) at--;
         if (at == x->chosen) continue;
         held += held < x->chosen;
         for (long i = held - 1; i > at; i--) choices[i] = choices[i - 1];

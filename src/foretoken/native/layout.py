@@ -61,6 +61,8 @@ class Experts:
         sigmoid: shares are sigmoids of the scores, of the chosen ones divided by their sum if ``normed``.
         correction_E: added to sigmoids or to the softmax over all experts for the choice alone; or None.
         factor: of the shares.
+        groups, open_groups, group_best: experts are chosen from the ``open_groups`` groups of neighbours with the
+            highest sums of their ``group_best`` best scores, 1 or 2.
         opening_D: the output of the block's MLP is multiplied by sigmoid(opening . x); None: by 1.
     """
 
@@ -75,6 +77,9 @@ class Experts:
     sigmoid: bool = False
     correction_E: Tensor | None = None
     factor: float = 1.0
+    groups: int = 1
+    open_groups: int = 1
+    group_best: int = 1
 
     @property
     def count(self) -> int:

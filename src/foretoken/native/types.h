@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 19
+#define ABI 20
 #define UNITS_AHEAD 48 /* units of a weight that a product prefetches: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -108,6 +108,8 @@ typedef struct {
     const float *correction; /* [count], added to squashed or softmaxed scores for the choice alone; or NULL */
     double factor;        /* of the shares */
     int64_t opens;        /* whether the sigmoid of the router's last output multiplies the layer's MLP */
+    int64_t groups, open_groups, group_best; /* experts are chosen from the `open_groups` of at most 64 groups of neighbours with
+                                                the highest sums of their `group_best` best scores, 1 or 2; 1 group: from all */
 } Experts;
 
 typedef struct Layer {

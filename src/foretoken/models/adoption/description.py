@@ -191,13 +191,15 @@ def _experts(layer: Layer) -> Experts:
     if biases is not None:
         biases_of = *(each.flatten() for each in biases[0].chunk(2, dim=1)), biases[1].flatten()
     gate, up, down = map(Projection, weights, biases_of)
+    limited = getattr(layer.router, "topk_method", "") != "greedy"  # of DeepSeek-V2
+    groups = (limited and getattr(layer.router, "num_group", 1)) or 1
     return Experts(
         router_ED=layer.scoring.weight,
         gate=gate,
         up=up,
         down=down,
         chosen=layer.router.top_k,
-        normed=getattr(layer.router, "norm_topk_prob", True),
+        normed=getattr(layer.router, "norm_topk_prob", not hasattr(layer.router, "topk_method")),
         opening_D=None if layer.opening is None else layer.opening.weight[0],
         router_bias_E=getattr(layer.router, "bias", None),
         # Ernie's are softmaxed, LFM2's are not even where nothing corrects them
@@ -205,6 +207,9 @@ def _experts(layer: Layer) -> Experts:
         or hasattr(layer.router, "use_expert_bias"),
         correction_E=None if layer.correction is None else layer.correction.flatten(),
         factor=float(getattr(layer.router, "routed_scaling_factor", getattr(layer.router, "route_scale", 1.0))),
+        groups=groups,
+        open_groups=layer.router.topk_group if groups > 1 else 1,
+        group_best=1 if layer.correction is None else 2,
     )
 
 

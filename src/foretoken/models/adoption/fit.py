@@ -154,8 +154,6 @@ def _not_plain(linear: Any, dtype: torch.dtype) -> str | None:
 def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     """The feature of a layer's experts that native code lacks; None if there is none."""
     experts, router = layer.experts, layer.router
-    if getattr(router, "num_group", 1) > 1:
-        return "are chosen by groups"
     turned = layer.activation == "clamped_swiglu"
     quantised = isinstance(experts, QuantisedExperts)
     given = [] if quantised else [(experts, "gate_up_proj"), (experts, "down_proj")]
