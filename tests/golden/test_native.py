@@ -60,7 +60,7 @@ def test_a_wrong_position_is_far_outside_the_tolerance() -> None:
     assert error(session.forward(batch), plain(reference, tokens)) > 1e-2
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen2", "qwen3", *UNCOMMON])
+@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen2", "qwen3", "youtu", *UNCOMMON])
 def test_bfloat16_is_as_close_to_exact_as_the_library_is(family: str) -> None:
     model, reference = make(family, torch.bfloat16)
     tokens = text(60)
@@ -73,7 +73,7 @@ def test_bfloat16_is_as_close_to_exact_as_the_library_is(family: str) -> None:
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
-@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen3", "olmo2", "gemma2", "glm4", PARALLEL])
+@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen3", "olmo2", "gemma2", "glm4", "youtu", PARALLEL])
 def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: torch.dtype | str) -> None:
     """One token at a time, as plain decoding does, is the measure; every other way must give the same bits."""
     model, _ = make(family, dtype)

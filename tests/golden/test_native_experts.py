@@ -44,6 +44,7 @@ BETWEEN = "qwen3_moe, dense layers between"
         ("granitemoe", torch.bfloat16),
         (BETWEEN, "int4"),
         ("qwen2_moe", torch.bfloat16),
+        ("deepseek_v3", torch.bfloat16),
     ],
     ids=str,
 )

@@ -63,6 +63,15 @@ def experts_of_all_groups(layout: Layout) -> Layout:
     return replace(layout, blocks=blocks)
 
 
+def compressed_rows_without_gain(layout: Layout) -> Layout:
+    blocks = [
+        replace(each, latent=replace(each.latent, norm_C=torch.ones_like(each.latent.norm_C)))
+        for each in layout.blocks
+        if each.latent is not None
+    ]
+    return replace(layout, blocks=blocks)
+
+
 FAULTS: list[tuple[str, str, Change]] = [
     ("gemma2", "no cap of scores", of_all(score_cap=0.0)),
     ("gemma2", "no cap of logits", of_all(logit_cap=0.0)),
@@ -82,6 +91,9 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("granite", "scores by the width of a head", of_all(scaling=32**-0.5)),
     ("glm4", "halves, not neighbours", of_all(interleaved=False)),
     ("glm4_moe, groups", "experts of all groups", experts_of_all_groups),
+    ("deepseek_v2", "halves, not neighbours", of_all(interleaved=False)),
+    ("deepseek_v3", "compressed keys without their gain", compressed_rows_without_gain),
+    ("deepseek_v3", "neighbours, not halves", of_all(interleaved=True)),
 ]
 
 
@@ -105,7 +117,7 @@ def test_a_forgotten_part_is_detected(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, "int8", "int4"], ids=str)
-@pytest.mark.parametrize("family", ["phi3", "glm4"])
+@pytest.mark.parametrize("family", ["phi3", "glm4", "deepseek_v3"])
 def test_projections_in_one_still_work_and_are_given_back(family: str, dtype: torch.dtype | str) -> None:
     model, reference = make(family, dtype)
     tokens = text(30)

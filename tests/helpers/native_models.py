@@ -67,6 +67,11 @@ _SCORED = {
     "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.7,
     "first_k_dense_replace": 1,
 }  # fmt: skip
+_LATENT = {
+    **_SCORED, "n_routed_experts": 12, "num_experts": 12, "n_group": 4, "topk_group": 2, "num_key_value_heads": 6,
+    "head_dim": 16, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied, biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -139,6 +144,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": ("gpt_oss", {**_ALTERNATING, **_LOCAL, "rope_parameters": _YARN}),
     "glm4_moe": ("glm4_moe", {**_SCORED, "use_qk_norm": True}),
     "glm4_moe, groups": ("glm4_moe", {**_SCORED, "n_routed_experts": 12, "n_group": 4, "topk_group": 2}),
+    "deepseek_v2": ("deepseek_v2", {**_LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy"}),
+    "deepseek_v3": ("deepseek_v3", {**_LATENT, "rope_parameters": {**_YARN, "mscale_all_dim": 1.0}}),
+    "deepseek_v3, halves": ("deepseek_v3", {**_LATENT, "rope_interleave": False, "attention_bias": True}),
+    "glm4_moe_lite": ("glm4_moe_lite", {**_LATENT, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "youtu": ("youtu", {**_LATENT, "q_lora_rank": None}),
     "dots1": ("dots1", {**_SCORED}),
     "solar_open": ("solar_open", {**_SCORED}),
     "hunyuan_v1_moe": (

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -106,6 +107,9 @@ def attend(
             raise UnsupportedArchitecture(
                 f"{type(module).__name__} passes '{name}' to attention, which is not known here"
             )
+    width = value.shape[-1]
+    if getattr(module, "wide_values", False):  # a native decoder keeps values as wide as keys
+        value = F.pad(value, (0, key.shape[-1] - width))
     output = plan.attend(
         int(layer),
         query[0],
@@ -116,7 +120,7 @@ def attend(
         softcap=softcap,
         sinks_H=s_aux,
     )
-    return output.contiguous()[None], None  # as the library's own kernels: some families take a view of it
+    return output[..., :width].contiguous()[None], None  # as the library's own kernels: some families take a view of it
 
 
 def admit(model_type: str) -> None:

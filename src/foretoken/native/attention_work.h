@@ -11,6 +11,17 @@ typedef struct {
 /* Floats of a projected row before its keys. */
 static inline long keys_at(const Model *m, const Layer *layer) { return (layer->opens ? 2 : 1) * m->heads * m->head_dim; }
 
+/* Elements of a head's value that the layer's last product reads. */
+static inline long value_dim(const Model *m, const Layer *layer) { return layer->latent ? layer->latent->value_dim : m->head_dim; }
+
+/* Floats of a row before keys and values are expanded, and of the expanded ones, end to end. */
+static inline long compressed_floats(const Layer *layer) {
+    return layer->latent->query_rank + layer->latent->rank + layer->rot_dim;
+}
+static inline long expanded_floats(const Model *m, const Layer *layer) {
+    return m->heads * (m->head_dim - layer->rot_dim + layer->latent->value_dim);
+}
+
 /* Tokens of a panel: as many as their folded rows, one for each query head of a group, fit. */
 static inline long panel_tokens(const Model *m) {
     const long n = m->heads / m->kv_heads;

@@ -17,7 +17,7 @@ from foretoken.forward.native_plan import Blocks, NativePlan
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.forward.span import Span
 from foretoken.forward.stored_weight import StoredWeight
-from foretoken.native.layout import Block, Experts, Layout, MLPBlock, Projection, StateBlock
+from foretoken.native.layout import Block, Experts, Latent, Layout, MLPBlock, Projection, StateBlock
 from foretoken.native.packing import Tiles, form_of
 from foretoken.native.quantised import CodedTiles
 from foretoken.native.structs import SCORES, SETS
@@ -104,7 +104,10 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
             raise ValueError("block.next to: a mixer without an MLP or experts, next to attention that is not parallel")
     queries, keys = layout.heads * layout.head_dim, layout.kv_heads * layout.head_dim
     own = {"q": (queries, block.q), "opening": (queries, block.opening), "k": (keys, block.k), "v": (keys, block.v)}
-    if (block.k is None) != (block.v is None) or (block.k is None and (block.window or block.k_norm_d is not None)):
+    if block.latent is not None:
+        _check_latent(layout, block, block.latent, halves)
+        own, queries = {}, layout.heads * block.latent.value_dim
+    elif (block.k is None) != (block.v is None) or (block.k is None and (block.window or block.k_norm_d is not None)):
         raise ValueError("a block that reads another decoder's keys has no k, no v, no k_norm_d and no window")
     for name, (outputs, projection) in own.items():
         if projection is not None:
@@ -127,6 +130,26 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
     if block.rotary is not None:
         check_within("block.rotary", block.rotary, 0, len(halves) - 1)
         check_within("half of a rotary", halves[block.rotary], 0, layout.head_dim // 2)
+
+
+def _check_latent(layout: Layout, block: Block, latent: Latent, halves: Sequence[int]) -> None:
+    width, heads, d = layout.width, layout.heads, layout.head_dim
+    rotary = -1 if block.rotary is None else block.rotary
+    check_within("block.rotary", rotary, 0, len(halves) - 1)
+    turned, rank, queries = 2 * halves[rotary], latent.keys_values.weight_OK.shape[1], block.q.outputs
+    other = block.v is not None or block.opening is not None or block.parallel or layout.kv_heads != heads
+    if block.k is None or other:
+        raise ValueError("block.latent: k for the keys and values of all heads, no v, no gates, and no parallel block")
+    if any(each % 16 for each in (turned, latent.value_dim, queries)) or any(each % 32 for each in (rank, queries)):
+        raise ValueError("block.latent: rotated elements and values in multiples of 16, compressed rows of 32")
+    check_within("block.latent.value_dim", latent.value_dim, 16, d)
+    if latent.queries is not None:
+        _check_projection("block.latent.queries", latent.queries, heads * d, queries)
+        _check_shape("block.latent.query_norm_Q is", latent.query_norm_Q, queries)
+    _check_projection("block.q", block.q, queries if latent.queries else heads * d, width)
+    _check_projection("block.k", block.k, rank + turned, width)
+    _check_projection("block.latent.keys_values", latent.keys_values, heads * (d - turned + latent.value_dim), rank)
+    _check_shape("block.latent.norm_C is", latent.norm_C, rank)
 
 
 def _check_mlp(block: Block | StateBlock | MLPBlock, most: int, width: int) -> None:

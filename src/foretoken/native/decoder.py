@@ -302,7 +302,27 @@ class NativeDecoder:
             self._external_kv_layers.add(index)
         if native.external_kv or not isinstance(block, Block):
             self._keyless.add(index)
-        return PackedBlock(qkv, out, gate_up, down, experts, mixer)
+        latent = () if not isinstance(block, Block) or block.latent is None else self._packed_latent(native, block)
+        return PackedBlock(qkv, out, gate_up, down, experts, mixer, latent)
+
+    def _packed_latent(self, native: structs.Layer, block: Block) -> tuple[Tiles, ...]:
+        latent = block.latent
+        assert latent is not None
+        given = [each for each in (latent.queries, latent.keys_values) if each is not None]
+        packed = tuple(map(self._packed, given))
+        described_latent = structs.Latent(
+            **structs.same_named(structs.Latent, latent),
+            query_norm=self._gain(latent.query_norm_Q),
+            norm=self._floats(latent.norm_C),
+            query_rank=block.q.outputs,
+            rank=latent.keys_values.weight_OK.shape[1],
+            keys_values=described(packed[-1]),
+        )
+        if latent.queries is not None:
+            described_latent.queries = described(packed[0])
+        self._keep.append(described_latent)
+        native.latent = ctypes.pointer(described_latent)
+        return packed
 
     def _packed_mixer(self, native: structs.Layer, block: StateBlock, index: int) -> tuple[Tiles | MixedTiles, Tiles]:
         project, out = self._packed_apart(block.project), self._packed(block.out)

@@ -93,6 +93,26 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): heads are products of compressed rows.
+
+    Attributes:
+        queries: from Q compressed elements to queries; None: the block's q gives queries.
+        keys_values: from C compressed elements to each head's key without its rotated elements, and then its value.
+        query_norm_Q, norm_C: gains of norms over compressed rows.
+        value_dim: elements of a value, at most the layout's head_dim; in the cache zeros follow it.
+        eps: of these norms.
+    """
+
+    queries: Projection | None
+    keys_values: Projection
+    query_norm_Q: Tensor | None
+    norm_C: Tensor
+    value_dim: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """One layer.
 
@@ -115,6 +135,8 @@ class Block:
         attention_shift_D, mlp_shift_D: added after the norms before attention and the MLP, or None.
         parallel: the MLP reads the stream that attention reads, and both are added to it.
         parallel_mixer: a mixer with the input of attention, without an MLP; both outputs are added to the stream.
+        latent: then q gives compressed queries, or queries, and k compressed keys and values and after them the rotated
+            elements of keys, which all heads share; there is no v. A rotary turns the last elements of a head.
     """
 
     q: Projection
@@ -140,6 +162,7 @@ class Block:
     parallel_mixer: "StateBlock | None" = None
     norm_last: bool = False
     sinks_H: Tensor | None = None
+    latent: Latent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +214,7 @@ class PackedBlock(NamedTuple):
     """A block's packed weights; see packing.py. None: the block has no such weight; a mixer's projection is `qkv`.
 
     ``experts``: gate and up, then down projections, those of all experts one after the other. ``mixer``: the in and
-    the out projection of a mixer parallel to attention.
+    the out projection of a mixer parallel to attention. ``latent``: of its queries, if any, and of keys and values.
     """
 
     qkv: Tiles | MixedTiles | None
@@ -200,6 +223,7 @@ class PackedBlock(NamedTuple):
     down: Tiles | None
     experts: tuple[Tiles, Tiles] | None = None
     mixer: tuple[Tiles | MixedTiles, Tiles] | None = None
+    latent: tuple[Tiles, ...] = ()
 
 
 class Head(NamedTuple):

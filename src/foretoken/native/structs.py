@@ -41,10 +41,16 @@ class Experts(ctypes.Structure):
     _fields_ = _HEADER.fields("Experts", Matrix)
 
 
+class Latent(ctypes.Structure):
+    """Products from compressed queries, keys and values."""
+
+    _fields_ = _HEADER.fields("Latent", Matrix)
+
+
 class Layer(ctypes.Structure):
     """One layer's packed weights; addresses may be None where the layer has no such part."""
 
-    _fields_ = _HEADER.fields("Layer", Matrix, Mixer, Experts)
+    _fields_ = _HEADER.fields("Layer", Matrix, Mixer, Experts, Latent)
 
 
 class LowRank(ctypes.Structure):

@@ -112,6 +112,18 @@ typedef struct {
                                                 the highest sums of their `group_best` best scores, 1 or 2; 1 group: from all */
 } Experts;
 
+/* Latent attention: queries, keys and values are products of compressed ones; see latent.inc. The layer's first projection
+ * gives a row's compressed queries (without `queries` the queries themselves), its compressed keys and values, and the last
+ * elements of its keys, which all heads share. These are rotated. */
+typedef struct {
+    Matrix queries;           /* to [head][head_dim]; or none */
+    Matrix keys_values;       /* to [head][head_dim - rot_dim of a key, then value_dim of a value] */
+    const float *query_norm, *norm;
+    int64_t query_rank, rank; /* compressed queries, or all heads'; compressed keys and values */
+    int64_t value_dim;        /* at most head_dim; in the cache a value has zeros after it */
+    double eps;               /* of these norms */
+} Latent;
+
 typedef struct Layer {
     Matrix qkv, out, gate_up, down;
     const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias; /* in the order of the tiles; or NULL */
@@ -135,6 +147,7 @@ typedef struct Layer {
     const struct Layer *parallel_mixer; /* a mixer with attention's input; both outputs are added to the stream; or NULL */
     const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
     const Experts *experts;       /* in the place of the MLP, or next to it: then the sum of both; or NULL */
+    const Latent *latent;         /* or NULL */
 } Layer;
 
 /* A correction of a packed weight's outputs: out += up (down x); see low_rank.inc. */

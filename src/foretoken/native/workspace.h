@@ -51,6 +51,7 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
             pairs = larger(pairs, size_of_pairs(experts, T));
         }
         const Layer *y = m->layers + l;
+        if (y->latent) mixed = larger(mixed, compressed_floats(y) + expanded_floats(m, y));
         const Mixer *x = y->parallel_mixer ? y->parallel_mixer->mixer : y->mixer;
         branched |= y->attention_end_norm || y->mlp_end_norm || y->parallel || y->parallel_mixer || y->out_scale;
         branched |= experts && y->gate_up.tiles;
@@ -95,15 +96,18 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
         if (s->seen) behind = larger(behind, s->tail + s->rows);
         if (call->blocks) most_blocks = larger(most_blocks, s->prefix / call->blocks->size);
     }
-    long coded = 0, line = 0;
+    long coded = 0, line = 0, entering = m->width; /* the last: inputs of products that are not in buffers of all threads */
     for (long l = call->first; l < call->last; l++) {
         const Layer *y = m->layers + l, *z = y->parallel_mixer;
         const Experts *x = y->experts;
-        const long inputs[8] = {m->width, y->mixer ? y->mixer->inner : m->heads * m->head_dim, m->width, y->mlp_width,
-                                m->width, x ? x->width : 0, m->width, z ? z->mixer->inner : 0};
-        const Matrix *matrices[8] = {&y->qkv, &y->out, &y->gate_up, &y->down, x ? &x->gate_up : 0, x ? &x->down : 0,
-                                     z ? &z->qkv : 0, z ? &z->out : 0};
-        for (int i = 0; i < 8; i++) {
+        const Latent *c = y->latent;
+        if (c) entering = larger(entering, larger(c->rank, c->queries.tiles ? c->query_rank : 0));
+        const long inputs[10] = {m->width, y->mixer ? y->mixer->inner : m->heads * value_dim(m, y), m->width, y->mlp_width,
+                                 m->width, x ? x->width : 0, m->width, z ? z->mixer->inner : 0,
+                                 c ? c->query_rank : 0, c ? c->rank : 0};
+        const Matrix *matrices[10] = {&y->qkv, &y->out, &y->gate_up, &y->down, x ? &x->gate_up : 0, x ? &x->down : 0,
+                                      z ? &z->qkv : 0, z ? &z->out : 0, c ? &c->queries : 0, c ? &c->keys_values : 0};
+        for (int i = 0; i < 10; i++) {
             if (!matrices[i] || !matrices[i]->bits) continue;
             coded = larger(coded, T * all_coded_bytes(matrices[i], inputs[i]));
             line = larger(line, lines_of(matrices[i]) * inputs[i]);
@@ -122,7 +126,7 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
     const size_t parts[PARTS_OF_SCRATCH] = {folded * m->head_dim * entered,
                                             (2 * folded * (16 + m->head_dim + 1) + 16) * sizeof(float),
                                             larger(12 * larger(TILE, larger(most_columns, behind + 32)), walked) * sizeof(float),
-                                            larger(T, call->num_wanted) * m->width * entered,
+                                            larger(T, call->num_wanted) * entering * entered,
                                             2 * m->kv_heads * most_blocks * sizeof(float),
                                             larger((most_blocks + 2) * sizeof(Run), larger(m->mlp_width, pairs) * sizeof(int32_t)),
                                             12 * TILE * sizeof(float),

@@ -24,7 +24,7 @@ def structures() -> list[type[ctypes.Structure]]:
         for each in vars(module).values()
         if isinstance(each, type) and issubclass(each, ctypes.Structure) and each.__module__ == module.__name__
     ]
-    assert len(found) == 24
+    assert len(found) == 25
     return found
 
 

@@ -16,7 +16,7 @@ from foretoken.forward.stored_weight import RoundedWeight
 from foretoken.models.adoption.parts import Layer, Parts, head_dim_of
 from foretoken.native import build
 from foretoken.native.dense_weights import can_round, find_parameters
-from foretoken.native.layout import Block, Experts, Layout, MLPBlock, Projection, StateBlock
+from foretoken.native.layout import Block, Experts, Latent, Layout, MLPBlock, Projection, StateBlock
 from foretoken.native.quantised import joined
 
 
@@ -92,7 +92,8 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             assert mixing is not None
             yield replace(mixing, gate=gate, up=up, down=down, mlp_norm_D=mlp_norm_D, experts=experts)
             continue
-        q, *opening, k, v = (_times(each, factors.attention_in, bias=1.0) for each in _heads(layer, config))
+        q, *opening, k, v = (each and _times(each, factors.attention_in, bias=1.0) for each in _heads(layer, config))
+        assert q is not None
         window = getattr(config if parts.family.one_window else attention, "sliding_window", None)
         everywhere = window is None and hasattr(attention, "is_sliding")  # EXAONE without windows
         if not getattr(attention, "is_sliding", True):
@@ -100,7 +101,7 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
         rotated = getattr(attention, "use_rope", bool(window) or everywhere or not parts.family.rotates_windows)
         yield Block(
             q=q,
-            k=_times(k, factors.key),
+            k=k and _times(k, factors.key),
             v=v,
             out=_times(_projection(getattr(attention, layer.out)), factors.attention_out),
             attention_norm_D=norm_D,
@@ -122,6 +123,7 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             parallel_mixer=mixing,
             norm_last=hasattr(attention, "query_layernorm"),
             sinks_H=getattr(attention, "sinks", None),
+            latent=_latent(layer) if layer.expansions else None,
         )
 
 
@@ -220,30 +222,57 @@ def _kv_heads(parts: Parts, config: Any) -> int:
     )
 
 
-def _heads(layer: Layer, config: Any) -> list[Projection]:
-    """Projections to queries, perhaps gates, keys and values."""
+def _latent(layer: Layer) -> Latent:
+    attention = layer.attention
+    *queries, keys_values = (_ordered(layer, getattr(attention, name)) for name in layer.expansions)
+    norm = attention.kv_a_layernorm
+    return Latent(
+        queries=queries[0] if queries else None,
+        keys_values=keys_values,
+        query_norm_Q=attention.q_a_layernorm.weight if queries else None,
+        norm_C=norm.weight,
+        value_dim=attention.v_head_dim,
+        eps=norm.variance_epsilon,
+    )
+
+
+def _heads(layer: Layer, config: Any) -> list[Projection | None]:
+    """Projections to queries, perhaps gates, keys and values; of latent attention to compressed rows, and None."""
     linears = [getattr(layer.attention, name) for name in layer.heads]
     found = [_ordered(layer, each) for each in linears]
+    if layer.expansions:
+        return [*found, None]
     if layer.opens:
         found[:1] = _split(found[0], [found[0].outputs // 2] * 2)
     if len(found) > 1:
-        return found
+        return [*found]
     if layer.by_head:
-        return _split(found[0], [found[0].outputs // 3] * 3)
+        return [*_split(found[0], [found[0].outputs // 3] * 3)]
     keys = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    return _split(found[0], [each * layer.attention.head_dim for each in (config.num_attention_heads, keys, keys)])
+    return [*_split(found[0], [each * layer.attention.head_dim for each in (config.num_attention_heads, keys, keys)])]
 
 
 def order_of(layer: Layer, linear: Any) -> Tensor | None:
     """Which of its outputs native code has first, second, ...; None where they stand so.
 
-    Of attention all queries (all gates), all keys, all values. Of a short convolution the gate, and the factor before
-    the convolution and the other. Of a delta net by groups all z, q, k and v, or all a and b.
+    Of attention all queries (all gates), all keys, all values. Of latent attention with a rotary over neighbours the
+    first of each pair, then the second ones: so they lie in the library's keys. Of a short convolution the gate, and
+    the factor before the convolution and the other. Of a delta net by groups all z, q, k and v, or all a and b.
     """
     outputs_O, mixer = torch.arange(linear.out_features), layer.mixer
     if layer.by_head or (layer.opens and linear is layer.attention.q_proj):
         kinds = 3 if layer.by_head else 2
         return outputs_O.view(-1, kinds, head_dim_of(layer.attention)).transpose(0, 1).flatten()
+    attention = layer.attention
+    if layer.expansions and getattr(attention.config, "rope_interleave", False):
+        widths = {attention.q_proj: head_dim_of(attention), getattr(attention, layer.heads[1]): linear.out_features}
+        if len(layer.expansions) > 1:
+            widths[attention.q_b_proj] = head_dim_of(attention)
+        if linear not in widths:
+            return None
+        rows_HD, turned = outputs_O.view(-1, widths[linear]), attention.qk_rope_head_dim
+        halves_HR = rows_HD[:, -turned:].unflatten(1, (-1, 2)).mT.flatten(1)
+        return torch.cat([rows_HD[:, :-turned], halves_HR], dim=1).flatten()
     if mixer is None or linear is getattr(mixer, "out_proj", None):
         return None
     if is_short(mixer):

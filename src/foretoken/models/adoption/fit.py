@@ -86,6 +86,10 @@ def _odd_heads(parts: Parts) -> str | None:
     width = head_dim_of(attention)
     if width % 16 or width > 512:
         return f"its head width {width} is not a multiple of 16"
+    latent = [getattr(attention, name, 32) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
+    ranks = [getattr(attention, name, None) or 32 for name in ("q_lora_rank", "kv_lora_rank")]
+    if any(each % 16 for each in latent) or any(each % 32 for each in ranks):
+        return f"its compressed heads are {latent} wide, no multiples of 16, or their ranks {ranks} no multiples of 32"
     names = ("q_norm", "q_layernorm", "query_layernorm", "k_norm", "k_layernorm", "key_layernorm")
     norms = (getattr(attention, name, None) for name in names)
     if any(getattr(norm, "bias", None) is not None for norm in norms):
@@ -210,17 +214,25 @@ class Adoption:
         library = build.library()
         assert library is not None, "misfit says whether there is a compiled decoder"
         self._library = library
+        for layer in self._latent_layers:
+            layer.attention.wide_values = True  # as native code keeps them, see forward/attention.py
         with torch.no_grad():
             self.decoder = NativeDecoder(layout_of(model, self._parts, max_length, mixers), library, self._take)
             self._replace(model, "lm_head", self._linear(model.lm_head, self.decoder.head.packed))
 
     def undo(self) -> None:
         """Make plain modules again, with the weights that there were, bit for bit."""
+        for layer in self._latent_layers:
+            del layer.attention.wide_values
         with torch.no_grad():
             for parent, name in reversed(self._replaced):
                 setattr(parent, name, getattr(parent, name).unpacked().eval())
         if self._tied:
             self._model.lm_head.weight = self._parts.embedding.weight
+
+    @property
+    def _latent_layers(self) -> list[Layer]:
+        return [layer for layer in self._parts.layers if layer.expansions]
 
     def _take(self, index: int, packed: PackedBlock) -> None:
         if time.monotonic() > self._told + _SILENCE:
@@ -229,7 +241,7 @@ class Adoption:
         layer = self._parts.layers[index]
         mlp = layer.mlp
         if packed.qkv is not None and packed.out is not None:
-            self._take_look_back(layer, packed.qkv, packed.out)
+            self._take_look_back(layer, packed.qkv, packed.out, packed.latent)
         if packed.mixer is not None:
             self._take_mixer(layer, *packed.mixer)
         if packed.experts is not None:
@@ -253,12 +265,17 @@ class Adoption:
                 self._swap(mlp, name, each)
         self._swap(mlp, layer.way.out, packed.down)
 
-    def _take_look_back(self, layer: Layer, qkv: Tiles | MixedTiles, out: Tiles) -> None:
+    def _take_look_back(
+        self, layer: Layer, qkv: Tiles | MixedTiles, out: Tiles, packed_latent: tuple[Tiles, ...]
+    ) -> None:
         attention = layer.attention
         if attention is None:
             self._take_mixer(layer, qkv, out)
             return
         self._take_in_turn(layer, attention, layer.heads, qkv)
+        for name, each in zip(layer.expansions, packed_latent, strict=True):
+            linear = getattr(attention, name)
+            self._replace(attention, name, self._linear(linear, each, order_of(layer, linear)))
         self._swap(attention, layer.out, out)
 
     def _take_mixer(self, layer: Layer, project: Tiles | MixedTiles, out: Tiles) -> None:

@@ -56,6 +56,7 @@ _MIXERS = (  # projections to the gate and the convolution's channels, to a row'
     (("g_proj", "q_proj", "k_proj", "v_proj"), ("a_proj", "b_proj"), "o_proj"),  # OLMo's
 )
 ROUTERS = ("gate", "wg")  # in AFMoE's and Hunyuan's routers
+_COMPRESSED = "kv_a_proj_with_mqa"  # keys and values of latent attention
 _BY_HEAD = "query_key_value"  # one projection: outputs are a head's query, key and value, then the next head's
 
 
@@ -89,7 +90,15 @@ class Layer(NamedTuple):
         """Names of attention's input projections: queries, perhaps gates, keys and values, or one for all."""
         if hasattr(self.attention, "gate_proj"):
             return _GATED_HEADS
+        if hasattr(self.attention, _COMPRESSED):
+            return ("q_a_proj" if len(self.expansions) > 1 else "q_proj", _COMPRESSED)
         return next(((name,) for name in ("qkv_proj", "c_attn", _BY_HEAD) if hasattr(self.attention, name)), _HEADS)
+
+    @property
+    def expansions(self) -> tuple[str, ...]:
+        """Names of the products of compressed queries, if there are any, and of compressed keys and values."""
+        names = ("q_b_proj", "kv_b_proj")
+        return tuple(name for name in names if getattr(self.attention, name, None) is not None)
 
     @property
     def by_head(self) -> bool:
@@ -127,7 +136,7 @@ class Layer(NamedTuple):
     def linears(self) -> list[tuple[Any, str]]:
         """The linear layers to pack, as (parent, name)."""
         parts = (
-            (self.attention, (*self.heads, self.out)),
+            (self.attention, (*self.heads, *self.expansions, self.out)),
             (self.mixer, (*self.mixing[0], *self.mixing[1], self.mixing[2])),
             (self.mlp, (*self.way.into, self.way.out)),
         )
@@ -239,7 +248,10 @@ class Parts(NamedTuple):
         def at(positions_N: Tensor) -> tuple[Tensor, ...]:
             # tables are made by the piece; beyond the last position some kinds turn to other frequencies for all of it
             served_1N = positions_N.clamp(max=max_length - 1)[None]
-            cos, sin = module(torch.zeros(1, 1, dtype=torch.float32), served_1N, *others)
+            found = module(torch.zeros(1, 1, dtype=torch.float32), served_1N, *others)
+            if isinstance(found, Tensor):  # DeepSeek-V2's, complex
+                return found[0].real.contiguous(), found[0].imag.contiguous()
+            cos, sin = found
             half = cos.shape[-1] // (1 if self.family.single else 2)
             if self.family.doubled:
                 return cos[0, :, ::2].contiguous(), sin[0, :, ::2].contiguous()
@@ -271,8 +283,9 @@ class Parts(NamedTuple):
 
 
 def head_dim_of(attention: Any) -> int:
-    """The width of a head of an attention module."""
-    return int(attention.head_size if hasattr(attention, "head_size") else attention.head_dim)
+    """The width of a head of an attention module; of latent attention that of keys, which is the larger one."""
+    names = ("qk_head_dim", "head_size", "head_dim")
+    return int(next(found for name in names if (found := getattr(attention, name, None)) is not None))
 
 
 def parts_of(model: Any) -> Parts:
