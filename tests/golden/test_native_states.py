@@ -36,7 +36,7 @@ def model(name: str) -> LanguageModel:
 
 
 @pytest.fixture(
-    params=["zoo:mamba", "zoo:hybrid", "falcon_h1", "falcon_h1_norm", "nemotron_h_dense", "qwen3_next", "olmo_hybrid"]
+    params=["zoo:mamba", "zoo:hybrid", "falcon_h1", "falcon_h1_norm", "nemotron_h", "qwen3_next", "olmo_hybrid"]
 )
 def target(request: pytest.FixtureRequest) -> LanguageModel:
     return model(request.param)

@@ -59,7 +59,7 @@ int64_t bytes_of_mixture(const float *scores, int64_t rows, int64_t chosen, int6
     enum { WIDTH = 64, CHANNELS = 128, COUNT = 16, ROOM = 1 << 16 };
     static float memory[8][ROOM] __attribute__((aligned(64)));
     static Scratch scratch;
-    Experts experts = {.count = COUNT, .chosen = chosen, .width = CHANNELS, .groups = 1};
+    Experts experts = {.count = COUNT, .chosen = chosen, .width = CHANNELS, .gated = 1, .groups = 1};
     experts.gate_up = (Matrix){.stride = 16 * WIDTH, .group = 32};
     experts.down = (Matrix){.stride = 16 * CHANNELS, .group = 32};
     const Model model = {.width = WIDTH};

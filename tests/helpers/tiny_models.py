@@ -248,8 +248,8 @@ _NEMOTRON_H = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,
-    "moe_intermediate_size": 24,
-    "moe_shared_expert_intermediate_size": 24,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
     "n_group": 1,
     "topk_group": 1,
 }

@@ -9,6 +9,7 @@ Letters: R rows, D width, k experts of a row, E experts, F channels of one.
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ class ByExpert(nn.Module):
         num_experts, width, channels: E, D and F.
         act_fn: of the gate; a :class:`ClampedGate` has a factor for the other half, too.
         biases: of all experts, [E, 2 F] and [E, D], or None.
+        gated: whether a gate's factor multiplies another one; else F channels are activated.
     """
 
     num_experts: int
@@ -66,6 +68,7 @@ class ByExpert(nn.Module):
     channels: int
     act_fn: Callable[[Tensor], Tensor]
     biases: tuple[Tensor, Tensor] | None = None
+    gated = True
 
     @abstractmethod
     def linears(self, expert: int) -> tuple[Any, Any]:
@@ -90,10 +93,10 @@ class ByExpert(nn.Module):
             both_n2F = gate_up(hidden_states[rows])
             if self.biases is not None:
                 both_n2F = both_n2F + self.biases[0][expert]
-            gate_nF, up_nF = both_n2F.chunk(2, dim=-1)
+            gate_nF, *others_nF = both_n2F.chunk(1 + self.gated, dim=-1)
             if isinstance(self.act_fn, ClampedGate):
-                up_nF = self.act_fn.other(up_nF)
-            y_nD = down(self.act_fn(gate_nF) * up_nF)
+                others_nF = [self.act_fn.other(others_nF[0])]
+            y_nD = down(prod(others_nF, start=self.act_fn(gate_nF)))
             if self.biases is not None:
                 y_nD = y_nD + self.biases[1][expert]
             sum_RD.index_add_(0, rows, y_nD.float() * top_k_weights[rows, places, None].float())

@@ -84,10 +84,10 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
     width = layout.width
     _check_shape("block.mlp_norm_D is", block.mlp_norm_D, width)
     _check_mlp(block, layout.mlp_width, width)
-    if isinstance(block, MLPBlock):
-        return
     if block.experts is not None:
         _check_experts(block.experts, width)
+    if isinstance(block, MLPBlock):
+        return
     if isinstance(block, StateBlock):
         inner = block.mixer.heads * block.mixer.head_width
         steps = inner if block.mixer.short else block.mixer.heads * (2 if block.mixer.delta else 1)
@@ -181,7 +181,8 @@ def _check_experts(experts: Experts, width: int) -> None:
     for name in ("router_bias_E", "correction_E"):
         _check_shape(f"experts.{name} is", getattr(experts, name), count)
     for name, outputs, inputs in (("gate", channels, width), ("up", channels, width), ("down", width, channels)):
-        _check_projection(f"experts.{name}", getattr(experts, name), count * outputs, inputs)
+        if name != "gate" or experts.gate is not None:
+            _check_projection(f"experts.{name}", getattr(experts, name), count * outputs, inputs)
 
 
 def _check_projection(name: str, given: Projection, outputs: int, inputs: int, *, scaled: bool = False) -> None:

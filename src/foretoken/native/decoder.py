@@ -292,7 +292,7 @@ class NativeDecoder:
                 mixer = self._packed_mixer(mixer_layer, block.parallel_mixer, index)
                 self._keep.append(mixer_layer)
                 native.parallel_mixer = ctypes.addressof(mixer_layer)
-        if not isinstance(block, MLPBlock) and block.experts is not None:
+        if block.experts is not None:
             experts = self._packed_experts(native, block.experts)
         if block.up is not None and block.down is not None:
             gate_up, down = self._packed_mlp(native, block.gate, block.up, block.down)
@@ -355,7 +355,8 @@ class NativeDecoder:
         return packed
 
     def _packed_experts(self, native: structs.Layer, experts: Experts) -> tuple[Tiles, Tiles]:
-        gate_up, down = self._gates(experts.gate, experts.up), self._packed(experts.down)
+        gate, down = experts.gate, self._packed(experts.down)
+        gate_up = self._packed(experts.up) if gate is None else self._gates(gate, experts.up)
         router_ED, opening_D = experts.router_ED, experts.opening_D
         if opening_D is not None:
             router_ED = torch.cat([router_ED, opening_D[None]])
@@ -364,13 +365,14 @@ class NativeDecoder:
             router=described(self._packed(Projection(router_ED))),
             gate_up=described(gate_up),
             down=described(down),
+            gated=int(gate is not None),
             opens=int(opening_D is not None),
             correction=self._gain(experts.correction_E),
         )
         if experts.router_bias_E is not None:
             described_experts.router_bias = self._floats(_padded_bias(experts.router_bias_E, len(router_ED)))
-        if experts.gate.bias_O is not None or experts.up.bias_O is not None:
-            described_experts.gate_up_bias = self._floats(_in_turn(_bias_of(experts.gate), _bias_of(experts.up)))
+        if gate is not None and (gate.bias_O is not None or experts.up.bias_O is not None):
+            described_experts.gate_up_bias = self._floats(_in_turn(_bias_of(gate), _bias_of(experts.up)))
         if experts.down.bias_O is not None:
             described_experts.down_bias = self._floats(experts.down.bias_O)
         self._keep.append(described_experts)

@@ -1,8 +1,8 @@
-/* A mixture of experts in the place of an MLP, or next to one: a router chooses a few of many gated MLPs for each row.
+/* A mixture of experts in the place of an MLP, or next to one: a router chooses a few of many MLPs for each row.
  *
  *     route     row by row: norm, scores of all experts, the best of them, their shares
  *     group     pairs of a row and an expert that it has chosen, in the order of experts
- *     enter     expert by expert, some tiles at a time: hidden = act(gate) * up of all its pairs
+ *     enter     expert by expert, some tiles at a time: hidden = act(gate) * up, or act(up), of all its pairs
  *     leave     some tiles at a time: each pair's output, expert by expert; then a row's sum, in the order of its choices
  *
  * The weights of an expert are read once, however many rows have chosen it; those of an unchosen expert are not read. A
@@ -19,9 +19,12 @@ static inline long most_experts(const Experts *x, long rows) {
     return rows * x->chosen < x->count ? rows * x->chosen : x->count;
 }
 
+/* Tiles of an expert's first product. */
+static inline long tiles_of_expert(const Experts *x) { return x->width * (1 + x->gated) / 16; }
+
 /* Tiles of an expert that are claimed at a time: few, since experts differ in how many rows they have. */
 static inline long tiles_of_item(const Job *job, const Experts *x) {
-    const long tiles = x->width / 8, even = tiles_per_share(job, most_experts(x, job->call->num_rows) * tiles);
+    const long tiles = tiles_of_expert(x), even = tiles_per_share(job, most_experts(x, job->call->num_rows) * tiles);
     const long most = tiles < 32 ? tiles : 32;
     return even < most ? even : most;
 }

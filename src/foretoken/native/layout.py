@@ -47,13 +47,13 @@ class Projection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Gated MLPs, of which a row goes through a few; see experts.h.
+    """MLPs, of which a row goes through a few; see experts.h.
 
-        y = sum over the chosen experts e of  share_e * down_e(act(gate_e(x)) * up_e(x))
+        y = sum over the chosen experts e of  share_e * down_e(act(gate_e(x)) * up_e(x)),  or  down_e(act(up_e(x)))
 
     Attributes:
         router_ED: scores the experts; a row goes through the ``chosen`` experts with the highest scores.
-        gate, up: of all experts, one below the other, [E F, D].
+        gate, up: of all experts, one below the other, [E F, D]; gate may be None.
         down: the same, [E D, F].
         chosen: experts of a row.
         normed: shares are a softmax over the chosen experts; else over all of them.
@@ -67,7 +67,7 @@ class Experts:
     """
 
     router_ED: Tensor
-    gate: Projection
+    gate: Projection | None
     up: Projection
     down: Projection
     chosen: int
@@ -89,7 +89,7 @@ class Experts:
     @property
     def width(self) -> int:
         """F."""
-        return self.gate.outputs // self.count
+        return self.up.outputs // self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +201,14 @@ class MLPBlock:
     """A layer without attention or mixer: an MLP alone.
 
     Attributes:
-        gate, up, down, mlp_norm_D: as in :class:`Block`.
+        gate, up, down, experts, mlp_norm_D: as in :class:`Block`.
     """
 
     up: Projection
     down: Projection
     mlp_norm_D: Tensor
     gate: Projection | None = None
+    experts: Experts | None = None
 
 
 class PackedBlock(NamedTuple):

@@ -25,6 +25,7 @@ class TiledExperts(ByExpert):
         self._own = (own,)  # not registered
         self._gate_up, self._down, self._library = gate_up, down, library
         self._turned = not hasattr(own, "act_fn")  # GPT-OSS's
+        self.gated = not hasattr(own, "up_proj")
         self.act_fn = ClampedGate(own.alpha, own.limit) if self._turned else own.act_fn
         if isinstance(own, QuantisedExperts):
             self.num_experts, self.width, self.channels = own.num_experts, own.width, own.channels
@@ -36,16 +37,27 @@ class TiledExperts(ByExpert):
             self.width, self.channels = self.channels, self.width
             both = own.gate_up_proj_bias.detach()
             self.biases = torch.cat([both[:, ::2], both[:, 1::2]], dim=1), own.down_proj_bias.detach()
-        own.gate_up_proj = own.down_proj = None
+        for name in self._names:
+            setattr(own, name, None)
 
-    def linears(self, expert: int) -> tuple[TiledPair, TiledLinear]:
+    @property
+    def _names(self) -> tuple[str, str]:
+        return ("gate_up_proj" if self.gated else "up_proj", "down_proj")
+
+    def linears(self, expert: int) -> tuple[TiledPair | TiledLinear, TiledLinear]:
         """One expert's projections: [..., D] to the gate and the other factor [..., 2 F], and [..., F] to [..., D]."""
         both, down = (
             packed[expert * tiles : (expert + 1) * tiles]
-            for packed, tiles in ((self._gate_up, self.channels // 8), (self._down, self.width // 16))
+            for packed, tiles in (
+                (self._gate_up, self.channels // (8 if self.gated else 16)),
+                (self._down, self.width // 16),
+            )
         )
+        out = TiledLinear(down, self.width, None, self._library)
+        if not self.gated:
+            return TiledLinear(both, self.channels, None, self._library), out
         gate, up = (TiledLinear(each, self.channels, None, self._library) for each in (both[0::2], both[1::2]))
-        return TiledPair(gate, up), TiledLinear(down, self.width, None, self._library)
+        return TiledPair(gate, up), out
 
     def unpacked(self) -> Any:
         """The module that there was, with the same weights bit for bit."""
@@ -59,8 +71,6 @@ class TiledExperts(ByExpert):
                 pairs.append((gate_up.quantised, down.quantised))
             return QuantisedExperts(pairs, self.act_fn, self.biases)
         weights = self.gate_up_proj, self.down_proj
-        for name, weight in zip(
-            ("gate_up_proj", "down_proj"), in_turn(*weights) if self._turned else weights, strict=True
-        ):
+        for name, weight in zip(self._names, in_turn(*weights) if self._turned else weights, strict=True):
             setattr(own, name, nn.Parameter(weight, requires_grad=False))
         return own

@@ -103,6 +103,7 @@ typedef struct {
     int64_t count, chosen, width; /* `chosen` of each row; channels of one of them */
     const float *router_bias;             /* [router tiles * 16], or NULL */
     const float *gate_up_bias, *down_bias; /* of each expert, gate_up's in the order of its tiles; or NULL */
+    int64_t gated;        /* whether `gate_up` has a gate and another factor, tiles in turn */
     int64_t normed;       /* whether shares are of the chosen ones only */
     int64_t sigmoid;      /* scores are squashed one by one before experts are chosen, and not softmaxed */
     const float *correction; /* [count], added to squashed or softmaxed scores for the choice alone; or NULL */

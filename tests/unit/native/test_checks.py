@@ -223,9 +223,11 @@ def test_a_block_that_does_not_fit_its_layout_is_refused(changes: dict[str, Any]
     [
         ({"chosen": 6}, "experts.chosen=6: 1 to 5"),
         ({"chosen": 0}, "experts.chosen=0: 1 to 5"),
-        ({"gate": Projection(torch.zeros(5 * 48, 64))}, "experts.width=48: a multiple of 32"),
+        ({"groups": 5, "open_groups": 6}, "experts.open_groups=6: 1 to 5"),
+        ({"groups": 5, "chosen": 2}, "experts.chosen=2: 1 to 1"),
+        ({"up": Projection(torch.zeros(5 * 48, 64))}, "experts.width=48: a multiple of 32"),
         ({"router_ED": torch.zeros(5, 96)}, r"experts.router_ED is \[5, 96\]: \[5, 64\]"),
-        ({"up": Projection(torch.zeros(5 * 64, 64))}, r"experts.up is \[320, 64\]: \[160, 64\]"),
+        ({"gate": Projection(torch.zeros(5 * 64, 64))}, r"experts.gate is \[320, 64\]: \[160, 64\]"),
         ({"down": Projection(torch.zeros(5 * 64, 64))}, r"experts.down is \[320, 64\]: \[320, 32\]"),
     ],
 )

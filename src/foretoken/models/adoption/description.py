@@ -82,7 +82,7 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             assert up is not None
             assert down is not None
             assert mlp_norm_D is not None
-            yield MLPBlock(up=up, down=down, gate=gate, mlp_norm_D=mlp_norm_D)
+            yield MLPBlock(up=up, down=down, gate=gate, mlp_norm_D=mlp_norm_D, experts=experts)
             continue
         mixing = None
         if layer.mixer is not None:
@@ -182,22 +182,22 @@ def _experts(layer: Layer) -> Experts:
         gates, ups = zip(*(each.split([experts.channels] * 2) for each, _ in experts.weights), strict=True)
         weights = joined(gates), joined(ups), joined([down for _, down in experts.weights])
     else:
-        both, down = experts.gate_up_proj, experts.down_proj
+        gated = not hasattr(experts, "up_proj")  # Nemotron-H's are not
+        both, down = experts.gate_up_proj if gated else experts.up_proj, experts.down_proj
         if layer.activation == "clamped_swiglu":
             both, down = in_halves(both, down)
             turned = experts.gate_up_proj_bias
             biases = torch.cat([turned[:, ::2], turned[:, 1::2]], dim=1), experts.down_proj_bias
-        gate_EFD, up_EFD = both.chunk(2, dim=1)
-        weights = gate_EFD.flatten(0, 1), up_EFD.flatten(0, 1), down.flatten(0, 1)
+        weights = *(each.flatten(0, 1) for each in both.chunk(1 + gated, dim=1)), down.flatten(0, 1)
     biases_of: tuple[Tensor | None, ...] = (None, None, None)
     if biases is not None:
         biases_of = *(each.flatten() for each in biases[0].chunk(2, dim=1)), biases[1].flatten()
-    gate, up, down = map(Projection, weights, biases_of)
+    *gate, up, down = map(Projection, weights, biases_of)
     limited = getattr(layer.router, "topk_method", "") != "greedy"  # of DeepSeek-V2
     groups = (limited and getattr(layer.router, "num_group", 1)) or 1
     return Experts(
         router_ED=layer.scoring.weight,
-        gate=gate,
+        gate=gate[0] if gate else None,
         up=up,
         down=down,
         chosen=layer.router.top_k,

@@ -160,7 +160,10 @@ def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     experts, router = layer.experts, layer.router
     turned = layer.activation == "clamped_swiglu"
     quantised = isinstance(experts, QuantisedExperts)
-    given = [] if quantised else [(experts, "gate_up_proj"), (experts, "down_proj")]
+    gated = not hasattr(experts, "up_proj")  # Nemotron-H's are not
+    if not isinstance(getattr(layer.block, "fc1_latent_proj", nn.Identity()), nn.Identity):
+        return "read compressed rows"
+    given = [] if quantised else [(experts, "gate_up_proj" if gated else "up_proj"), (experts, "down_proj")]
     given.append((layer.scoring, "weight"))
     for module in (experts, router):
         others = {name for name, _ in module.named_parameters()} - {name for part, name in given if part is module}
@@ -180,7 +183,7 @@ def _odd_experts(layer: Layer, dtype: torch.dtype) -> str | None:
     if turned:
         gate_up_EFD, down_EDF = gate_up_EFD.mT, down_EDF.mT
     channels = down_EDF.shape[-1]
-    if gate_up_EFD.shape != (count, 2 * channels, width) or down_EDF.shape != (count, width, channels):
+    if gate_up_EFD.shape != (count, (1 + gated) * channels, width) or down_EDF.shape != (count, width, channels):
         return f"are laid out as {list(gate_up_EFD.shape)} and {list(down_EDF.shape)}"
     return f"are {channels} wide, no multiple of 32" if channels % 32 else None
 
@@ -245,9 +248,7 @@ class Adoption:
         if packed.mixer is not None:
             self._take_mixer(layer, *packed.mixer)
         if packed.experts is not None:
-            family = self._parts.family
-            block = getattr(getattr(self._parts.body, family.layers)[index], family.mlp)
-            self._replace(block, "experts", TiledExperts(layer.experts, *packed.experts, self._library))
+            self._replace(layer.block, "experts", TiledExperts(layer.experts, *packed.experts, self._library))
         if mlp is None or packed.gate_up is None or packed.down is None:
             return
         into, gated = layer.way.into, layer.way.gated

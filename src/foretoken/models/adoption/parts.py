@@ -66,6 +66,7 @@ class Layer(NamedTuple):
     Attributes:
         opening: gate of the MLP next to experts.
         correction: added to the experts' scores for their choice; or None.
+        block: the module with the experts.
     """
 
     attention: Any
@@ -79,6 +80,7 @@ class Layer(NamedTuple):
     router: Any
     opening: Any
     correction: Any
+    block: Any
 
     @property
     def norms(self) -> tuple[Any, Any, Any, Any]:
@@ -296,7 +298,7 @@ def parts_of(model: Any) -> Parts:
     layers = []
     for layer in getattr(body, family.layers):
         attention, mixer, mlp = _thirds(family, layer)
-        experts, router, opening, correction = getattr(mlp, "experts", None), None, None, None
+        experts, block, router, opening, correction = getattr(mlp, "experts", None), mlp, None, None, None
         if experts is not None:
             correction = _correction(mlp, getattr(mlp, family.router, None))
             router, opening = getattr(mlp, family.router, None), getattr(mlp, f"{family.shared}_gate", None)
@@ -309,7 +311,7 @@ def parts_of(model: Any) -> Parts:
         if parallel and mlp_norm is None:  # StableLM's parallel blocks have one
             mlp_norm = norm
         norms = norm, end_norm, mlp_norm, mlp_end_norm
-        layers.append(Layer(attention, mixer, mlp, *norms, experts, router, opening, correction))
+        layers.append(Layer(attention, mixer, mlp, *norms, experts, router, opening, correction, block))
     return Parts(family, parallel, body, layers, getattr(body, family.embedding), getattr(body, family.final_norm))
 
 
