@@ -253,6 +253,10 @@ def soaked(name: str, rows: list[str]) -> list[str]:
 
 CHEAPEST = "ngram"
 DRAFT_MODEL = ("draft_model", "block")  # the plain forms: greedy, and sampled
+PLAINER = {  # card -> simpler methods that it must beat as well
+    "rasd": ("suffix_first",),  # a switch between the sources that RASD fuses
+    "sprinter": ("draft_model_20",),  # exact drafts of SPRINTER's length
+}
 
 
 def of_papers(name: str, cards: list[str]) -> list[str]:
@@ -276,6 +280,18 @@ def of_papers(name: str, cards: list[str]) -> list[str]:
     return markdown(columns, shown)
 
 
+def first_line(name: str, cards: list[str]) -> list[str]:
+    """The first line of a card: whether the method pays, with which model and prompts, from the same record."""
+    rows = parts(record_of(name))[0]["rows"]
+    row = next(each for each in rows if each["card"] == cards[0])
+    answer, _, reason = _verdict(row, [each for each in rows if _setting(each) == _setting(row)]).partition(": ")
+    speed = f"{row['speedup']:.2f} times plain decoding" + (f"; {reason}" if reason else "")
+    lossy = f" Its text is not the target's: TV {row['distortion']:.3f}." if row["distortion"] else ""
+    where = f"with `{row['target']}`, {row['prompts'].partition(', with ')[0]}"
+    pays = "It pays" if answer == "yes" else "It does not pay"
+    return [f"**{pays}** {where}: {speed} ([all eighteen](README.md)).{lossy}"]
+
+
 def _setting(row: dict[str, Any]) -> tuple[str, str]:
     return row["target"], row["prompts"]
 
@@ -287,14 +303,14 @@ def _best_and_worst(categories: dict[str, dict[str, float]]) -> str:
 
 
 def _verdict(row: dict[str, Any], setting: list[dict[str, Any]]) -> str:
-    """Whether a method is faster than plain decoding, than copying, and than the plain form of its draft model."""
+    """Whether a method is faster than plain decoding, than copying, and than simpler forms of it."""
     if row["tokens_per_step"] < 1.05:
         return "no: it hardly drafts here"
     if row["spread"][0] <= 1:
         return "no: not faster than plain decoding in every repeat"
+    plainer = (CHEAPEST, *(DRAFT_MODEL if _has_draft_model(row) else ()), *PLAINER.get(row["card"], ()))
     for other in setting:
-        plainer = other["card"] == CHEAPEST or (other["card"] in DRAFT_MODEL and _has_draft_model(row))
-        if plainer and other["card"] != row["card"] and other["speedup"] >= row["speedup"]:
+        if other["card"] in plainer and other["card"] != row["card"] and other["speedup"] >= row["speedup"]:
             return f"no: `{other['method']}` makes {other['speedup']:.2f}x"
     return "yes"
 
@@ -306,6 +322,7 @@ def _has_draft_model(row: dict[str, Any]) -> bool:
 TABLES = {
     "drafters": by_category,
     "eighteen": of_papers,
+    "first_line": first_line,
     "rules": by_category,
     "diffuspec_rule": by_category,
     "tradeoff": tradeoff,
@@ -316,11 +333,12 @@ TABLES = {
     "quantised": accuracy,
     "soak": soaked,
 }
+OTHER_RECORDS = {"first_line": "eighteen"}  # table -> its record, where the name is another
 
 
 def record_of(table: str) -> Path:
     """The record that a table is made from."""
-    return next(path for path in RESULTS.glob(f"{table}.json*"))
+    return next(path for path in RESULTS.glob(f"{OTHER_RECORDS.get(table, table)}.json*"))
 
 
 def rewritten(page: Path, text: str) -> str:

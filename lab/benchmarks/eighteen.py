@@ -61,6 +61,7 @@ SETTINGS = (
             "reflective": "draft_model+verifier=reflective",
             "sprinter": "sprinter",
             "draft_model": "draft_model",
+            "draft_model_20": "draft_model+num_speculative_tokens=20",
             "eagle": "eagle",
             "suffix": "suffix",
             "suffix_first": "suffix_first+model=zoo:draft",

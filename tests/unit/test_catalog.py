@@ -24,8 +24,11 @@ CARDS = ROOT / "docs" / "methods"
 RESULTS = ROOT / "lab" / "results"
 PAGES = [page for page in sorted(RESULTS.glob("*.md")) if page.stem not in ("README", "mutants")]  # of measurements
 MEASURED = re.compile(r"<!-- measured: .*?<!-- end of measured -->\n", flags=re.DOTALL)
+FIRST_LINE = r"(?:<!-- measured: first_line \w+ -->\n\n)?\*\*It .+\n(?:\n<!-- end of measured -->\n)?"
 MAX_WORDS = 500
 OPTIONS = {"vocabtrim", "pearl"}  # options next to several methods, without an entry of their own
+_PAPERS, _, _ = (CARDS / "README.md").read_text(encoding="utf-8").partition("\nThe same runs measured")
+OF_PAPERS = sorted({card for card in re.findall(r"\]\(([\w./]+\.md)\)", _PAPERS) if "results" not in card})
 HEADINGS = [
     "Idea",
     "Needs",
@@ -99,9 +102,14 @@ def test_tables_are_as_they_are_declared(page):
 @every_entry
 def test_card_has_the_tables_of_its_method(entry):
     card = card_of(entry)
-    assert card.startswith(f"# {entry.name}\n\n<!-- table: method -->\n")
+    assert re.match(rf"# {entry.name}\n\n(?:{FIRST_LINE}\n)?<!-- table: method -->\n", card)
     has_knobs = bool(dataclasses.fields(entry.load().Config))
     assert ("<!-- table: knobs -->" in section(card, "Knobs")) == has_knobs
+
+
+@pytest.mark.parametrize("card", OF_PAPERS)
+def test_the_card_of_a_paper_s_method_begins_with_whether_it_pays(card):
+    assert re.match(rf"# .+\n\n{FIRST_LINE}", (CARDS / card).read_text(encoding="utf-8"))
 
 
 def test_a_table_that_is_not_as_declared_is_seen():
@@ -173,7 +181,7 @@ def test_the_card_of_an_option_is_like_the_others(name):
     card = (CARDS / f"{name}.md").read_text(encoding="utf-8")
     assert card.startswith(f"# {name}\n")
     assert re.findall(r"^## (.+)$", card, flags=re.MULTILINE) == HEADINGS
-    assert len(card.split()) <= MAX_WORDS
+    assert len(written(card).split()) <= MAX_WORDS
     for path in re.findall(r"`((?:src|tests|docs|lab)/[\w./]+)`", card):
         assert (ROOT / path).exists(), f"{path} is not there"
     for arguments in commands(card):
