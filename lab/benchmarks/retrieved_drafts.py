@@ -99,8 +99,9 @@ def _measure(llm: LLM, folder: Path, options: argparse.Namespace) -> list[dict[s
         place = str(folder / store)
         methods[f"rest, {store}"] = {"method": "rest", "datastore": place}
         methods[f"rasd, {store}"] = {"method": "rasd", "model": _DRAFT, "datastore": place}
-    unscored = {"method": "rasd", "model": _DRAFT, "datastore": str(folder / "own"), "score": False}
-    methods["rasd, own, unscored"] = unscored
+    for pruning in ("top", "none"):
+        own = {"method": "rasd", "model": _DRAFT, "datastore": str(folder / "own"), "pruning": pruning}
+        methods[f"rasd, own, pruning={pruning}"] = own
     nodes = {"num_speculative_tokens": options.nodes}
     llms = {name: llm.with_method({**config, **({} if name == "none" else nodes)}) for name, config in methods.items()}
     totals: dict[tuple[str, str], Metrics] = defaultdict(Metrics)

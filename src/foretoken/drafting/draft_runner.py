@@ -256,6 +256,25 @@ class DraftRunner(Drafter, ABC):
                 found.append(_probabilities(state.laws, tree) if state is not None and known else None)
         return found
 
+    def unlikely(self, request_id: int, tree: TokenTree, top: int) -> frozenset[int]:
+        """Nodes of a larger tree that are not among the draft's ``top`` most probable tokens after their parent.
+
+        Only children of nodes that the last draft has read are judged: no forward is needed.
+
+        Args:
+            request_id: of the last call of :meth:`propose`, with ``keeps_laws`` set.
+            tree: its first nodes are the draft's.
+        """
+        state, found = self._states.get(request_id), set()
+        if state is None or self.other is not None:  # other drafters' tokens may have no partner
+            return frozenset()
+        for parent in tree.children.keys() & state.laws.keys():
+            output, row = state.laws[parent]
+            best_C = output.logits_MV[row].topk(min(top, output.logits_MV.shape[-1])).indices
+            best = (best_C if output.columns is None else output.columns.ids_C[best_C]).tolist()
+            found |= {node for node in tree.children[parent] if tree.tokens[node] not in best}
+        return frozenset(found)
+
     def _read_inner(self, contexts: Sequence[Context], budgets: Sequence[Budget], trees: Sequence[TokenTree]) -> None:
         """Read the nodes that have children, of every tree with a read root, after the tail."""
         batch = PackedBatch()

@@ -24,6 +24,7 @@ from foretoken.methods.rasd.estimate import Estimates
 from foretoken.methods.rasd.fuse import DATASTORE, DRAFT, PROMPT, Selection, Union
 from foretoken.options.option import Option
 
+_TOP = 10  # tokens of the draft model that a retrieved one must be among
 _SOURCES = {PROMPT: "suffix", DATASTORE: "rest"}  # source -> the method that retrieves from it
 
 
@@ -58,11 +59,13 @@ class RasdDrafter(Outer):
     Exact:   drafts are point masses, or coupled to the noise of ``match``: a function of the history, of fixed stores,
              and of that noise. Children of a node differ. Lossless under any lossless verifier of these draft kinds.
              A store with answers to the same seed is only for ``match`` and greedy decoding.
-    Differs: the pruning of the paper is not published. Here one more forward of the draft model gives its probability
-             of every retrieved node. Logistic units combine this probability and the frequency of the continuation
-             into one estimate per node, and learn from emitted tokens; the best part of the union goes to the target.
-             An inner drafter other than a draft model (an EAGLE head) gives no probabilities of retrieved nodes. The
-             prompt's source is ``suffix``, the datastore's ``rest``. Chains by default; the paper has 60 nodes.
+    Differs: the paper drops retrieved branches that the draft model finds unlikely; its code is not published, and
+             others describe a test of the first token against the ten most probable. ``pruning=top`` is that test, at
+             every node that was drafted. By default one more forward of the draft model gives its probability of every
+             retrieved node. Logistic units combine this probability and the frequency of the continuation into one
+             estimate per node, and learn from emitted tokens; the best part of the union goes to the target. An inner
+             drafter other than a draft model (an EAGLE head) gives no probabilities of retrieved nodes. The prompt's
+             source is ``suffix``, the datastore's ``rest``. Chains by default; the paper has 60 nodes.
     """
 
     name = "rasd"
@@ -90,7 +93,15 @@ class RasdDrafter(Outer):
         ] = None
         prompt: Annotated[bool, Option("Retrieve from the request's own text.")] = True
         retrieved: Annotated[int, Option("Maximum nodes of each source per step.", least=1, most=256)] = 16
-        score: Annotated[bool, Option("Let the draft model read retrieved nodes.")] = True
+        pruning: Annotated[
+            str,
+            Option(
+                "How a draft model prunes retrieved nodes. learned: it reads them all, for an estimate that learns "
+                "from emitted tokens; top: those outside its ten most probable tokens go, after nodes that it drafted "
+                "(the paper's, as others describe it); none: by their frequency alone.",
+                choices=("learned", "top", "none"),
+            ),
+        ] = "learned"
         min_score: Annotated[
             float,
             Option(
@@ -119,9 +130,11 @@ class RasdDrafter(Outer):
         )  # one draft may have tokens of both kinds
         super().__init__(inner_of(config, catalog.find(config.inner, "drafter").load(), kinds, target))
         self.config = config
-        self._scorer = self._inner if config.score and isinstance(self._inner, DraftRunner) else None
-        if self._scorer is not None:
-            self._scorer.keeps_laws = True
+        self._scorer = self._pruner = None
+        if isinstance(self._inner, DraftRunner):
+            self._inner.keeps_laws = config.pruning != "none"
+            self._scorer = self._inner if config.pruning == "learned" else None
+            self._pruner = self._inner if config.pruning == "top" else None
         self._sources = {
             name: _source(method, config, target)
             for name, method in _SOURCES.items()
@@ -148,7 +161,10 @@ class RasdDrafter(Outer):
                 request = self._requests[context.request_id] = _Request(own)
             _learn(request, context.tokens)
             request.draft, request.scored, request.features = drafts[row], False, None
-            request.union = Union({DRAFT: drafts[row]} | {name: found[row] for name, found in retrieved.items()})
+            union = Union({DRAFT: drafts[row]} | {name: found[row] for name, found in retrieved.items()})
+            if self._pruner is not None:
+                union.pruned = self._pruner.unlikely(context.request_id, union.tree, _TOP)
+            request.union = union
             request.num_tokens = len(context.tokens)
             requests.append(request)
         if self._scorer is not None:

@@ -31,6 +31,7 @@ class Union:
         num_drafted: nodes of the first draft; they keep their numbers.
         evidence: for each node, source -> the node's probability given its parent.
         proposed: for each node, the sources that proposed it.
+        pruned: retrieved nodes that are not selected, nor their descendants.
     """
 
     def __init__(self, drafts: Mapping[str, Draft]) -> None:
@@ -40,6 +41,7 @@ class Union:
         self.num_drafted = len(next(iter(drafts.values())))
         self.evidence: list[dict[str, float]] = []
         self.proposed: list[list[str]] = []
+        self.pruned: frozenset[int] = frozenset()
         for source, draft in drafts.items():
             self._add(source, draft)
 
@@ -80,7 +82,7 @@ class Union:
         def consider(parent: int, reach: float) -> None:
             for node in children.get(parent, ()):
                 confidence = estimate(self.evidence[node])
-                if node >= self.num_drafted and reach * confidence < least:
+                if node >= self.num_drafted and (node in self.pruned or reach * confidence < least):
                     continue
                 if self.tree.depths[node] <= budget.max_depth:
                     heappush(frontier, (-reach * confidence, node, reach, confidence))

@@ -83,7 +83,9 @@ def law_of(llm, length=4):
     return text_law(llm, PROMPT, TOKENS, length=length, num_nodes=4)
 
 
-@pytest.mark.parametrize("options", [{}, {"coupled": False}, {"drafter": "none", "verifier": "naive"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"coupled": False}, {"pruning": "top"}, {"drafter": "none", "verifier": "naive"}]
+)
 def test_texts_follow_the_target_s_distribution(pair, store, options):
     plain = law_of(with_config(None, target=pair[0]))
     found = law_of(recipe(pair, store, **options))
@@ -210,6 +212,39 @@ def test_scores_are_the_draft_s_distribution_after_each_path(pair, store):
         assert scores[node] == pytest.approx(float(q_V[path[-1]]), abs=1e-5)
 
 
+@pytest.mark.parametrize("top", [1, 12])
+def test_unlikely_nodes_are_outside_the_best_tokens_after_a_node_that_was_drafted(pair, store, top):
+    runner = drafter_of(recipe(pair, store, pruning="top"))._pruner
+    request = with_config(None, target=pair[0]).new_requests({"prompt_token_ids": PROMPT})[0]
+    [draft] = runner.propose([request], [_budget(2)])
+    before = runner.model.flops
+    tree = TokenTree([*draft.tree.tokens, *range(2, 42, 4), *range(3, 43, 4), 5], [-1, 0, *[-1] * 10, *[0] * 10, 2])
+    drafted = {(-1, tree.tokens[0]), (0, tree.tokens[1])}
+    if drafted & {(parent, token) for token, parent in zip(tree.tokens[2:], tree.parents[2:], strict=True)}:
+        pytest.fail("a drafted token is retrieved again: choose others")
+    found = runner.unlikely(request.request_id, tree, top)
+    assert runner.model.flops == before  # no forward
+    for parent, path in ((-1, PROMPT), (0, [*PROMPT, tree.tokens[0]])):
+        cache, batch = pair[1].new_cache(1), PackedBatch()
+        slot = cache.acquire()
+        cache.reserve(slot, len(path))
+        batch.add_chunk(slot, 0, path, wanted=1)
+        best = pair[1].forward(batch, DensePlan(cache, batch)).logits_MV[0].topk(top).indices.tolist()
+        for node in tree.children[parent]:
+            assert (node in found) == (tree.tokens[node] not in best)
+    assert len(tree) - 1 not in found  # the draft has not read its parent
+
+
+def test_what_the_draft_finds_unlikely_is_not_proposed(pair, store):
+    params = SamplingParams(max_tokens=24, ignore_eos=True, logit_bias=dict.fromkeys(TOKENS, 6.0))
+    llm = recipe(pair, store, pruning="top", num_speculative_tokens=8)
+    (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)
+    assert {"datastore", "prompt"} & {name for each in output.metrics.drafted_by_source for name in each.split("+")}
+    drafter_of(llm)._pruner.unlikely = lambda request, tree, top: frozenset(range(len(tree)))
+    (output,) = llm.generate({"prompt_token_ids": PROMPT}, params)
+    assert all(each.startswith("draft") for each in output.metrics.drafted_by_source)
+
+
 # ---------------------------------------------------------------- sources, threads, drafters
 
 
@@ -309,7 +344,7 @@ def test_an_eagle_head_is_fused_and_continues_after_retrieved_tokens(store, tmp_
     [
         ({"prompt": False}, "nothing to retrieve from"),
         ({"prompt": 1}, "prompt=1"),
-        ({"score": "yes"}, "score='yes'"),
+        ({"pruning": "all"}, "pruning='all'"),
         ({"coupled": 3}, "coupled=3"),
         ({"drafter": "rest"}, "drafter='rest'"),
         ({"drafter": 5}, "drafter=5"),

@@ -86,6 +86,12 @@ def test_unlikely_retrieved_nodes_are_pruned_with_what_hangs_on_them_and_drafted
     assert set(paths(union.select(everything, Budget(9, 9), 0.05).tree)) == {(1,), (1, 2), (1, 7)}
 
 
+def test_pruned_nodes_go_with_what_hangs_on_them():
+    union = Union({DRAFT: draft([1, 2]), DATASTORE: draft([5, 6, 1, 7], [-1, 0, -1, 2])})
+    union.pruned = frozenset({union.child(ROOT, 5), union.child(ROOT, 1)})  # a drafted one stays
+    assert set(paths(union.select(everything, Budget(9, 9), 0.0).tree)) == {(1,), (1, 2), (1, 7)}
+
+
 def test_the_stop_rule_ends_the_selection():
     class First:
         def worthwhile(self, reach, confidence, num_nodes):
