@@ -416,14 +416,16 @@ class Told(Streams):
 
 @pytest.mark.parametrize("drawn", [False, True], ids=["point mass", "drawn"])
 @pytest.mark.parametrize("stands", [False, True], ids=["falls", "stands"])
-@pytest.mark.parametrize("verifier", [RatioVerifier(), BlockVerifier()], ids=name)
+@pytest.mark.parametrize("verifier", [RatioVerifier(), BlockVerifier(), RecursiveVerifier()], ids=name)
 def test_a_guess_is_tested_by_the_row_in_front_of_it(verifier: Verifier, stands: bool, drawn: bool) -> None:
     p_MV, q_1V = random_laws(3, seed=4), random_laws(1, seed=5)
     token = int((p_MV[2] / q_1V[0]).argmin())
     p, q = float(p_MV[2, token]), float(q_1V[0, token])
     assert p < q
-    rng = Told(stands)
-    found = verifier.finish(chain((token,), q_1V if drawn else None), laws(p_MV), 2, rng)
+    rng, verdict = Told(stands), Verdict((0, 1), -1)
+    finished = verifier.finish(verdict, chain((token,), q_1V if drawn else None), laws(p_MV), rng, None)
+    assert finished.path == (0, 1)
+    found = finished.extra
     assert rng.asked == [("accept", (pytest.approx(p / q if drawn else p),))]
     if stands:
         assert (found, rng.drawn) == (token, [])
@@ -432,7 +434,7 @@ def test_a_guess_is_tested_by_the_row_in_front_of_it(verifier: Verifier, stands:
     ((purpose, weights_V),) = rng.drawn
     assert (found, purpose) == (int(left_V.argmax()), "residual")
     torch.testing.assert_close(weights_V, left_V / left_V.sum())
-    assert verifier.finish(chain((token,)), laws(p_MV, greedy=True), 2, rng) is None
+    assert verifier.finish(verdict, chain((token,)), laws(p_MV, greedy=True), rng, None) is verdict
 
 
 def test_the_block_rule_decides_once_for_each_token_of_a_chain() -> None:

@@ -7,7 +7,9 @@ are thrown away with the draft after a wrong guess.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
+from typing import Any
 from unittest import mock
 from weakref import WeakKeyDictionary
 
@@ -19,6 +21,7 @@ from foretoken.core.draft import Draft
 from foretoken.core.laws import Laws
 from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio
+from foretoken.core.verdict import Verdict
 from foretoken.engine.llm import LLM
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
@@ -58,16 +61,16 @@ def error_of(llm: LLM, stops: int | None = None) -> float:
 
 
 @pytest.mark.parametrize("stops", [None, 0], ids=["full", "stopped"])
-@pytest.mark.parametrize("rule", [None, "ratio", "match"], ids=str)
+@pytest.mark.parametrize("rule", [None, "ratio", "recursive", "kseq", "match"], ids=str)
 def test_texts_follow_the_target_s_distribution(rule: str | None, stops: int | None) -> None:
     assert error_of(ahead(rule), stops) <= EXACT
 
 
-def drawn_again(guess: Draft, target: Laws, row: int, rng: Streams) -> int:
+def drawn_again(decide: object, verdict: Verdict, guess: Draft, target: Laws, rng: Streams) -> Verdict:
     """Planted: a refused guess may be drawn again, from the whole distribution."""
-    (token,), p_V = guess.tree.tokens, target.p_at(row)
+    (token,), p_V = guess.tree.tokens, target.p_at(len(verdict.path))
     stands = rng.bernoulli("accept", (ratio(float(p_V[token]), guess.law.chance(0, token)),))[0]
-    return token if stands else rng.categorical("residual", p_V)
+    return replace(verdict, extra=token if stands else rng.categorical("residual", p_V))
 
 
 def test_a_refused_guess_that_may_come_again_is_seen() -> None:
@@ -83,12 +86,12 @@ def test_a_uniform_that_is_used_twice_is_seen() -> None:
     passed: WeakKeyDictionary[Streams, float] = WeakKeyDictionary()
     sound, fresh = guessed.finish, ReplayedStreams.bernoulli
 
-    def finish(guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
-        token = sound(guess, target, row, rng)
-        if token == guess.tree.tokens[0]:
-            chance = ratio(float(target.p_at(row)[token]), guess.law.chance(0, token))
+    def finish(decide: Any, verdict: Verdict, guess: Draft, target: Laws, rng: Streams) -> Verdict:
+        found = sound(decide, verdict, guess, target, rng)
+        if found.extra == guess.tree.tokens[0]:
+            chance = ratio(float(target.p_at(len(verdict.path))[found.extra]), guess.law.chance(0, found.extra))
             passed[rng] = min(1.0, chance)
-        return token
+        return found
 
     def bernoulli(rng: ReplayedStreams, purpose: str, chances: Sequence[float]) -> list[bool]:
         first, *others = chances

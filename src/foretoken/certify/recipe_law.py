@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from foretoken.certify.enumeration import ReplayedStreams
+from foretoken.core.distortion import Spent
 from foretoken.core.draft import (
     NO_DRAFT,
     Coupled,
@@ -98,10 +99,9 @@ class EveryDecision(Verifier):
         """Return the verdict of the recipe's rule."""
         return self._rule(draft).verify(*_exactly(draft, target), rng)
 
-    def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
-        """Return the extra token of the recipe's rule."""
-        exact, laws = _exactly(guess, target)
-        return self._rule(guess).finish(exact, laws, row, rng)
+    def finish(self, verdict: Verdict, guess: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """Return the verdict with the extra token of the recipe's rule."""
+        return self._rule(guess).finish(verdict, *_exactly(guess, target), rng, spent)
 
     def _rule(self, draft: Draft) -> Verifier:
         rule = self._recipe.verifier_for(draft, self._params)

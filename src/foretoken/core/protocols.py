@@ -317,22 +317,23 @@ class Verifier(Protocol):
         """
         return [self.verify(*each) for each in zip(drafts, targets, rngs, strict=True)]
 
-    def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
-        """The extra token after a draft of which every node stood, coupled to a guess of it.
+    def finish(self, verdict: Verdict, guess: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """Couple the extra token after a draft of which every node was accepted to a guess of it.
 
         An executor that overlaps has meanwhile requested a draft for after this one: where the extra
-        token is that guess, the next draft is there already. So a rule may draw its extra token anew, such that it is
-        the guess as often as can be, by the same distribution: the target's, given the path.
+        token is that guess, the next draft is there already. So a rule may decide the guess as it decides a drafted
+        node, by the same distribution of the emitted token, such that it is the guess as often as can be.
 
         Args:
+            verdict: of the draft; its extra token is drawn already.
             guess: one node, and the distribution that it was drawn from.
-            target: the distributions of the step.
-            row: the one that the extra token is decided by.
+            target: the distributions of the step; the extra token follows the last node of the path.
             rng: the request's streams, past what :meth:`verify` has drawn.
+            spent: as in :meth:`verify_within`, before this verdict.
         Returns:
-            the token; None, the default: the verdict's extra token stays, and the guess was right if it is the same.
+            the verdict with another extra token; by default the same: the guess was right if it is that token.
         """
-        return None
+        return verdict
 
     def probe(self, draft: Draft, context: Context) -> TokenTree | None:
         """The draft's tree with further nodes after it, which are computed in the same forward and never committed.

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -179,9 +178,7 @@ class Decider:
                 continue
             try:
                 rule = self._recipe.verifier_for(guess, request.params)
-                extra = rule.finish(guess, _laws(job), len(job.draft), request.streams)
-                if extra is not None:
-                    job.verdict = replace(job.verdict, extra=extra)
+                job.verdict = rule.finish(job.verdict, guess, _laws(job), request.streams, request.metrics)
             except Exception as error:
                 self._faults.fail(request, error)
 

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from foretoken.core.distortion import Spent
 from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.protocols import Verifier
@@ -9,6 +10,7 @@ from foretoken.core.randomness import Streams
 from foretoken.core.residual import excess, ratio, residual_at, residual_without
 from foretoken.core.verdict import Verdict, follow
 from foretoken.verifiers import guessed
+from foretoken.verifiers.recursive import RecursiveVerifier
 
 
 class BlockVerifier(Verifier):
@@ -97,6 +99,6 @@ class BlockVerifier(Verifier):
             left_V = residual_at(p_NV[0], law, 0)
         return Verdict((), rng.categorical("residual", left_V))
 
-    def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
+    def finish(self, verdict: Verdict, guess: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """One more test of the ratio rule; see verifiers/guessed.py."""
-        return guessed.finish(guess, target, row, rng)
+        return guessed.finish(RecursiveVerifier.decide, verdict, guess, target, rng)

@@ -123,14 +123,27 @@ class LossyVerifier(BudgetedVerifier):
         account = Account(spent, self.config.max_distortion)
 
         def step(node: int, children: Siblings, tokens: Siblings) -> Pick:
-            if target.greedy:
-                greedy = draft.evidence
-                q_V = greedy.q_NV[children[0]] if isinstance(greedy, GreedyLaws) else None
-                return self._step_greedy(target, node + 1, q_V, tokens, account)
-            q_V = None if isinstance(draft.law, PointMass) else draft.law.q_at(children[0])
-            return self._step(target.p_at(node + 1), q_V, tokens, rng, account)
+            return self._decide(draft, children, target, node + 1, rng, account)
 
         return descend(draft, target, rng, account, step)
+
+    def finish(self, verdict: Verdict, guess: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """Decide the guess as a node after the path: by the same rule, meter and budget."""
+        account = Account(spent, self.config.max_distortion)
+        for charged in list(zip(verdict.distortions, verdict.divergences, strict=True))[:-1]:  # the extra token is anew
+            account.add(*charged)
+        _, extra = self._decide(guess, (0,), target, len(verdict.path), rng, account)
+        return _verdict(list(verdict.path), extra, account)
+
+    def _decide(self, draft: Draft, children: Siblings, target: Laws, row: int, rng: Streams, account: Account) -> Pick:
+        """What becomes of the children of the node with this row; charges for the token."""
+        tokens = tuple(draft.tree.tokens[child] for child in children)
+        if target.greedy:
+            greedy = draft.evidence
+            q_V = greedy.q_NV[children[0]] if isinstance(greedy, GreedyLaws) else None
+            return self._step_greedy(target, row, q_V, tokens, account)
+        q_V = None if isinstance(draft.law, PointMass) else draft.law.q_at(children[0])
+        return self._step(target.p_at(row), q_V, tokens, rng, account)
 
     def _step(self, p_V: Tensor, q_V: Tensor | None, tokens: Siblings, rng: Streams, account: Account) -> Pick:
         e_V = self.law(p_V, q_V, tokens)

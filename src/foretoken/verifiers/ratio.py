@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from foretoken.core.distortion import Spent
 from foretoken.core.draft import Draft, HubPair, Law, PointMass, Sampled, TopThenSampled, WithoutReplacement
 from foretoken.core.laws import Laws
 from foretoken.core.needs import Offers
@@ -63,6 +64,6 @@ class RatioVerifier(Verifier):
             raise ValueError("the ratio rule verifies chains: use 'recursive' or 'match' for a branching tree")
         return walk(self.name, self.laws, RecursiveVerifier.decide, drafts, targets, rngs)
 
-    def finish(self, guess: Draft, target: Laws, row: int, rng: Streams) -> int | None:
+    def finish(self, verdict: Verdict, guess: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
         """One more test of the ratio rule; see verifiers/guessed.py."""
-        return guessed.finish(guess, target, row, rng)
+        return guessed.finish(RecursiveVerifier.decide, verdict, guess, target, rng)

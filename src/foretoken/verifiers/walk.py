@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from foretoken.core.distortion import Spent
 from foretoken.core.draft import Draft, Law, PointMass
 from foretoken.core.laws import Laws
 from foretoken.core.needs import Offers
@@ -20,6 +21,7 @@ from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams, categorical_rows
 from foretoken.core.tree import ROOT
 from foretoken.core.verdict import Verdict, follow
+from foretoken.verifiers import guessed
 
 Siblings = tuple[int, ...]
 Pick = tuple[int | None, int]  # (number of the sibling that stands, its token), or (None, the token emitted instead)
@@ -70,6 +72,10 @@ class NodeRule(Verifier):
 
     def verify_batch(self, drafts: Sequence[Draft], targets: Sequence[Laws], rngs: Sequence[Streams]) -> list[Verdict]:
         return walk(self.name, self.laws, self.decide, drafts, targets, rngs)
+
+    def finish(self, verdict: Verdict, guess: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """One more decision of the rule; see verifiers/guessed.py."""
+        return guessed.finish(self.decide, verdict, guess, target, rng)
 
 
 def walk(

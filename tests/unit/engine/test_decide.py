@@ -193,11 +193,11 @@ def test_a_rule_sees_the_states_of_its_draft_s_rows(params: dict[str, Any]) -> N
 class Guessing(Rule):
     """Takes every guess."""
 
-    def finish(self, guess, target, row, rng):
-        self.asked = (guess.tree.tokens, row)
+    def finish(self, verdict, guess, target, rng, spent):
+        self.asked = (guess.tree.tokens, verdict.path)
         if guess.tree.tokens == (99,):
             raise RuntimeError("cannot finish")
-        return guess.tree.tokens[0] if guess.tree.tokens[0] else None
+        return Verdict(verdict.path, guess.tree.tokens[0]) if guess.tree.tokens[0] else verdict
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_guess_is_coupled_where_all_before_it_stood(
     assert job.request.error == error
     if error is None:
         assert job.verdict == Verdict(path, extra)  # type: ignore[arg-type]
-    assert getattr(rule, "asked", None) == (((guess,), 2) if len(path) == 2 else None)
+    assert getattr(rule, "asked", None) == (((guess,), path) if len(path) == 2 else None)
 
 
 def test_a_request_without_a_guess_does_not_block_others() -> None:

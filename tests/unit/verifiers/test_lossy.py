@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from foretoken import catalog
+from foretoken.certify import enumeration
 from foretoken.certify.enumeration import TablePair, drafts, step_law, target_law, verdicts, worst_error
 from foretoken.cli.main import main
 from foretoken.core.distortion import Account, divergence, total_variation
@@ -23,9 +24,11 @@ from foretoken.core.draft import Draft, GreedyLaws, PointMass, Sampled, WithoutR
 from foretoken.core.errors import ConfigError
 from foretoken.core.laws import Laws
 from foretoken.core.metrics import Metrics
+from foretoken.core.protocols import Verifier
 from foretoken.core.randomness import Streams
 from foretoken.core.threads import one_thread
 from foretoken.core.tree import TokenTree
+from foretoken.core.verdict import Verdict
 from foretoken.engine.compose import OWN_KEYS
 from foretoken.options.sampling import SamplingParams
 from foretoken.verifiers.kl_threshold import KlThresholdVerifier
@@ -230,6 +233,36 @@ def test_in_the_mean_the_meter_bounds_the_distance_of_whole_texts(rule: Any) -> 
         joint, truth = (law.flatten() for law in (step_law(rule, pair, shape, kind).joint, target_law(pair)))  # type: ignore[arg-type]
         assert total_variation(joint, truth) <= tv + 1e-9
         assert divergence(joint, truth) <= kl + 1e-9
+
+
+class WithGuess(Verifier):
+    """Verifies the first node of a chain of two, and decides the second one as a guess, which has no row after it."""
+
+    def __init__(self, rule: Any) -> None:
+        self.rule = rule
+
+    def verify(self, draft: Draft, target: Laws, rng: Streams) -> Verdict:
+        verdict = self.rule.verify_within(draft.part(0, 1), target, rng, None)
+        return self.rule.finish(verdict, draft.part(1), target, rng, None) if verdict.path else verdict
+
+
+def first_two(rule: Any, draft: Draft, target: Laws) -> dict[Any, float]:
+    """Probabilities of the first two emitted tokens with their charges."""
+    found: dict[Any, float] = {}
+    for chance, verdict in verdicts(rule, draft, target):
+        emitted = (*(draft.tree.tokens[node] for node in verdict.path), verdict.extra)[:2]
+        key = (emitted, *(round(each, 9) for each in (*verdict.distortions[:2], *verdict.divergences[:2])))
+        found[key] = found.get(key, 0.0) + chance
+    return found
+
+
+@pytest.mark.parametrize("bound", [{}, {"max_distortion": 0.1}], ids=["free", "bounded"])
+@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_guess_is_decided_and_charged_as_the_next_node(name: str, greedy: bool, bound: dict[str, float]) -> None:
+    (rule,) = (each for each in rules(**bound) if each.name == name)
+    for _, draft, target in enumeration.cases(TablePair(3, 5, greedy=greedy), (-1, 0), "sampled"):
+        assert first_two(WithGuess(rule), draft, target) == pytest.approx(first_two(rule, draft, target), abs=1e-12)
 
 
 @every_rule

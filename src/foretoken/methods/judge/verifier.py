@@ -23,7 +23,9 @@ from foretoken.core.randomness import Streams
 from foretoken.core.residual import ratio
 from foretoken.core.verdict import Verdict
 from foretoken.options.option import Option
+from foretoken.verifiers import guessed
 from foretoken.verifiers.lossy import BudgetedVerifier, LossyConfig, check_fit, descend, exactly, permitted
+from foretoken.verifiers.recursive import RecursiveVerifier
 from foretoken.verifiers.walk import Pick, Siblings
 
 
@@ -147,6 +149,10 @@ class JudgeVerifier(BudgetedVerifier):
             return exactly(p_V, q_V, tokens, rng)
 
         return descend(draft, target, rng, account, step)
+
+    def finish(self, verdict: Verdict, guess: Draft, target: Laws, rng: Streams, spent: Spent | None) -> Verdict:
+        """The exact test: the target has not read the guess, so there is no state of it to judge."""
+        return guessed.finish(RecursiveVerifier.decide, verdict, guess, target, rng)
 
     def approved(self, draft: Draft, target: Laws) -> list[bool]:
         """Return for every node whether the judge accepts its token."""
