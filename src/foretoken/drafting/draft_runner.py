@@ -55,6 +55,7 @@ DRAFT_CHECKPOINT = Option(
 )
 """Of drafters that have a model of their own."""
 
+_MARKED_BYTES = 1 << 28  # copies of states, of all requests
 _SLOTS = 1024  # requests at once, at most; buffers grow with use
 
 
@@ -177,6 +178,8 @@ class DraftRunner(Drafter, ABC):
         self._states: dict[int, State] = {}
         self._adapters: dict[Any, tuple[str, Adapter]] = {}  # by the adapter of the target: folder, adapter
         self._corrections: dict[int, Adapter] = {}  # by slot
+        # a text became shorter than states could: so with PEARL, which drafts after tokens that may be rejected
+        self._marks = False
 
     @property
     def flops(self) -> float:
@@ -341,21 +344,17 @@ class DraftRunner(Drafter, ABC):
         more.
         """
         slot, last = state.slot, len(tokens) - 1
-        held = self._common(state.tokens, tokens[:last])
+        held = common_length(state.tokens, tokens[:last])
         if self.cache.lengths[slot] > held:
-            held = self.cache.reachable(slot, held)
-            self.cache.rollback(slot, held)
-            del state.tokens[held:]
+            reached = self.cache.reachable(slot, held)
+            self._marks |= reached < held
+            self.cache.rollback(slot, reached)
+            del state.tokens[reached:]
         elif path := state.path_along(tokens[held:last]):
             self.cache.commit(slot, path)
             state.tokens += tokens[held : held + len(path)]
-
-    @staticmethod
-    def _common(read: list[int], tokens: Sequence[int]) -> int:
-        """How many tokens both begin with."""
-        if read == tokens[: len(read)]:  # nearly always
-            return len(read)
-        return next((i for i, (a, b) in enumerate(zip(read, tokens, strict=False)) if a != b), len(tokens))
+        if self._marks:
+            self.cache.mark(slot, _MARKED_BYTES)
 
     def _read(self, drafts: Sequence[RunnerBuilder]) -> None:
         """Read committed tokens, all but the last, in chunks; after the first draft there is at most one."""
@@ -456,6 +455,13 @@ class DraftRunner(Drafter, ABC):
     @abstractmethod
     def _finish(self, draft: RunnerBuilder) -> Draft:
         """The proposal; drafters add the distribution."""
+
+
+def common_length(read: list[int], tokens: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    if read == tokens[: len(read)]:  # nearly always
+        return len(read)
+    return next((i for i, (a, b) in enumerate(zip(read, tokens, strict=False)) if a != b), len(tokens))
 
 
 def _probabilities(laws: Mapping[int, tuple[Output, int]], tree: TokenTree) -> list[float]:

@@ -19,8 +19,8 @@ TEXT = [5, 9, 14, 23, 41, 7, 88, 3, 120, 77, 15, 16]
 BUDGET = Budget(4, 4)
 
 
-def drafter(tree: str = "chain") -> ModelDrafter:
-    recipe = with_config({"method": "draft_model", "model": "zoo:draft", "tree": tree}).recipe
+def drafter(tree: str = "chain", model: str = "zoo:draft") -> ModelDrafter:
+    recipe = with_config({"method": "draft_model", "model": model, "tree": tree}).recipe
     assert isinstance(recipe.drafter, ModelDrafter)
     return recipe.drafter
 
@@ -91,3 +91,19 @@ def test_a_branch_of_a_tree_that_stood_is_not_read_again() -> None:
     before = runner.model.layer_rows
     runner.propose([asked], [Budget(1, 1)])
     assert runner.model.layer_rows - before == runner.model.num_layers
+
+
+def test_a_draft_with_states_is_read_again_once_and_marked_from_then_on() -> None:
+    """As PEARL drafts: after tokens that are not verified yet, of which some are rejected."""
+    runner, asked = drafter(model="zoo:mamba"), request(TEXT)
+    read = []
+    for turn in range(3):
+        drafted, _ = proposed(runner, asked)
+        asked.tokens += drafted[:3]
+        proposed(runner, asked)
+        asked.tokens[-2:] = [200 + turn]
+        before = runner.model.layer_rows
+        found = proposed(runner, asked)
+        read.append((runner.model.layer_rows - before) // runner.model.num_layers - (len(found[0]) - 1))
+        assert found == proposed(drafter(model="zoo:mamba"), request(asked.tokens))
+    assert read == [len(TEXT) + 2, 1, 1]

@@ -1,11 +1,11 @@
 """PEARL's helper process: it drafts for an engine, and every order contains all that it needs.
 
-              ORDER ────►                   requests with all their tokens, their budgets, and requests to forget
+              ORDER ────►                   requests with their new tokens, their budgets, and requests to forget
               STOP  ────►                   return the drafts so far (only if the draft length is adaptive)
                     ◄──── REPLY             a draft for each request, or the reason why there is none
 
-One pipe (process.py), one order at a time. The helper keeps no state that an order could contradict: it compares the
-tokens to find the cache rows that are still valid (drafting/draft_runner.py).
+One pipe (process.py), one order at a time. An order names how many tokens of the one before are still valid; the
+drafter compares the tokens to find the cache rows that are (drafting/draft_runner.py).
 """
 
 from collections.abc import Callable
@@ -39,6 +39,8 @@ class Question:
     """One request of an order.
 
     Attributes:
+        kept: tokens of the request's last order that its text still begins with.
+        new: the tokens after them.
         seed: of its streams; with the order's epoch, of the draws here.
         budget: without a stop rule.
         past: of the request, which says how long a draft pays; None: drafts are full.
@@ -46,7 +48,8 @@ class Question:
     """
 
     request_id: int
-    tokens: list[int]
+    kept: int
+    new: list[int]
     num_prompt: int
     params: SamplingParams
     seed: int
@@ -97,6 +100,7 @@ class Helper:
         self._vocab_size = vocab_size
         self._stopped = stopped
         self._streams: dict[int, Streams] = {}
+        self._tokens: dict[int, list[int]] = {}
 
     @classmethod
     def made(
@@ -109,6 +113,7 @@ class Helper:
         """A draft for each question, or the error that it ended with."""
         for request_id in order.gone:
             if self._streams.pop(request_id, None) is not None:
+                del self._tokens[request_id]
                 self._drafter.release(request_id)
         contexts = [self._context(question, order.epoch) for question in order.questions]
         budgets = [self._budget(question) for question in order.questions]
@@ -131,11 +136,13 @@ class Helper:
             # draws of its own: not those of the engine's process, nor those of a helper that was there before
             streams = self._streams[question.request_id] = Streams(question.seed)
             streams.generator("draft").manual_seed(mix64(mix64(question.seed) ^ mix64(1 + epoch)) >> 1)
-        laws = LawMaker(question.params, question.tokens[: question.num_prompt], self._vocab_size, question.stop_ids)
-        laws.append(question.tokens[question.num_prompt :])
+        tokens = [*self._tokens.get(question.request_id, ())[: question.kept], *question.new]
+        self._tokens[question.request_id] = tokens
+        laws = LawMaker(question.params, tokens[: question.num_prompt], self._vocab_size, question.stop_ids)
+        laws.append(tokens[question.num_prompt :])
         return RemoteRequest(
             question.request_id,
-            question.tokens,
+            tokens,
             question.num_prompt,
             question.params,
             streams,

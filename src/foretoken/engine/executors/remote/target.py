@@ -8,6 +8,7 @@ from foretoken.core.draft import NO_DRAFT, Draft
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context, Drafter, Outcome
 from foretoken.drafting import process
+from foretoken.drafting.draft_runner import common_length
 from foretoken.drafting.process import HelperProcess
 from foretoken.engine.executors.overlap import AssumedContext, DraftOrError, OverlapRule
 from foretoken.engine.executors.remote.helper import Helper, Order, Question, TargetFacts
@@ -39,7 +40,7 @@ class RemoteDrafter(Drafter):
         facts = TargetFacts(
             target.name, target.vocab_size, target.dtype, target.device, target.trusted, target.tokenizer
         )
-        self._known: dict[int, int] = {}  # request -> number of its tokens that the helper has
+        self._known: dict[int, list[int]] = {}  # request -> its tokens that the helper has
         self._gone: list[int] = []
         self._helper = HelperProcess(
             Helper.made,
@@ -99,15 +100,16 @@ class RemoteDrafter(Drafter):
     # ------------------------------------------------------------------ the helper
 
     def _ask(self, contexts: Sequence[AssumedContext], budgets: Sequence[Budget]) -> list[DraftOrError]:
-        unread = sum(len(each.tokens) - self._known.get(each.request_id, 0) for each in contexts)
-        questions = tuple(map(_question, contexts, budgets))
+        kept = [common_length(self._known.get(each.request_id, []), each.tokens) for each in contexts]
+        questions = tuple(map(_question, contexts, kept, budgets))
+        unread = sum(len(each.new) for each in questions)
         order = Order(self._helper.next_number(), self._helper.epoch, questions, tuple(self._gone))
         stopped = next((b.stop_rule.stopped for b in budgets if isinstance(b.stop_rule, OverlapRule)), None)
         answers: list[DraftOrError] | None = self._helper.ask(order, more_seconds=_READING * unread, stopped=stopped)
         if answers is None:
             return [NO_DRAFT] * len(contexts)
         self._gone.clear()
-        self._known.update({each.request_id: len(each.tokens) for each in contexts})
+        self._known.update({each.request_id: each.tokens for each in contexts})
         return answers
 
     def _forget(self) -> None:
@@ -115,11 +117,12 @@ class RemoteDrafter(Drafter):
         self._gone.clear()
 
 
-def _question(context: AssumedContext, budget: Budget) -> Question:
+def _question(context: AssumedContext, kept: int, budget: Budget) -> Question:
     rule = budget.stop_rule
     return Question(
         context.request_id,
-        context.tokens,
+        kept,
+        context.tokens[kept:],
         context.num_prompt,
         context.params,
         context.streams.seed,

@@ -19,6 +19,7 @@ import pytest
 
 from foretoken.core.errors import ConfigError
 from foretoken.drafting import process
+from foretoken.engine.executors.remote.helper import Order
 from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.llm import LLM
 from foretoken.options.sampling import SamplingParams
@@ -76,6 +77,23 @@ def test_the_text_is_that_of_plain_decoding(helped: LLM) -> None:
     assert_idle(helped)
     outputs = helped.generate(list(PROMPTS), GREEDY)
     assert sum(each.metrics.num_accepted_tokens for each in outputs) > 40  # the helper's drafts stand
+
+
+def test_orders_carry_the_tokens_that_are_new(helped: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper, questions = helper_of(helped)._helper, []
+    ask = helper.ask
+
+    def watched(order: Order, **more: Any) -> Any:
+        questions.extend(order.questions)
+        return ask(order, **more)
+
+    monkeypatch.setattr(helper, "ask", watched)
+    (output,) = helped.generate(list(PROMPTS[:1]), GREEDY)
+    assert output.metrics.num_accepted_tokens > 5
+    first, *others = questions
+    assert first.kept == 0
+    assert all(each.kept >= first.num_prompt for each in others)
+    assert sum(len(each.new) for each in others) <= 4 * GREEDY.max_tokens  # not the whole text again
 
 
 @pytest.mark.full_product
