@@ -89,7 +89,12 @@ SETTINGS = (
         target="zoo:long",
         prompts="the bundled prompts after 4,000 tokens of others, greedy",
         options=("--prompt-tokens", "4000", "--limit", "2"),
-        methods={"longspec": "longspec", "sparse_verification": f"suffix+{_LONG}", "suffix": "suffix"},
+        methods={
+            "longspec": "longspec",
+            "sparse_verification": f"suffix+{_LONG}",
+            "sparse_votes": f"suffix+{_LONG}+verification.voters=all",
+            "suffix": "suffix",
+        },
     ),
 )
 

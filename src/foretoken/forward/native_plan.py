@@ -28,7 +28,8 @@ class Blocks:
         sets: "per_head", "global" (among the blocks of all key/value heads together) or "per_layer" (the same blocks
             for all of them).
         keep: for each segment, blocks to keep in a layer, over all heads; 0: dense attention.
-        score: the score of the root row that orders blocks: "exact", "bounds" or "mean".
+        score: the score that orders blocks: "exact", "bounds" or "mean".
+        voters: the rows of a segment that score, their sum counting: "root", the first one, or "all".
         selects: whether a layer selects; if not, it uses the previous layer's selection. The first layer of a forward
             that can select always does.
         summaries: for "bounds" (W = 2 D) and "mean" (W = D): summaries of a layer's whole committed blocks, float32
@@ -42,6 +43,7 @@ class Blocks:
     sets: str
     keep: Sequence[int]
     score: str
+    voters: str
     selects: Callable[[int], bool]
     summaries: Callable[[int], Tensor] | None
 

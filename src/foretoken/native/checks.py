@@ -20,7 +20,7 @@ from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native.layout import Block, Experts, Latent, Layout, MLPBlock, Projection, StateBlock
 from foretoken.native.packing import Tiles, form_of
 from foretoken.native.quantised import CodedTiles
-from foretoken.native.structs import SCORES, SETS
+from foretoken.native.structs import SCORES, SETS, VOTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +331,8 @@ def _check_blocks(sizes: Sizes, segments: Sequence[Segment], blocks: Blocks) -> 
             f"plan.blocks.score={blocks.score!r} {'without' if blocks.summaries is None else 'with'} summaries: "
             "exact without, bounds or mean with them"
         )
+    if blocks.voters not in VOTERS:
+        raise ValueError(f"plan.blocks.voters={blocks.voters!r}: one of {', '.join(VOTERS)}")
     if len(blocks.keep) != len(segments):
         raise ValueError(f"plan.blocks.keep has {len(blocks.keep)} entries for {len(segments)} segments")
     least = 1 if blocks.sets == "global" else sizes.kv_heads

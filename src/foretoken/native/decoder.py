@@ -250,6 +250,7 @@ class NativeDecoder:
             locals=blocks.locals,
             sets=structs.SETS[blocks.sets],
             score=structs.SCORES[blocks.score],
+            voters=structs.VOTERS[blocks.voters],
             capacity=next((each.shape[2] for each in summaries.values()), 0),
             most=most,
             selects=selects.buffer_info()[0],

@@ -11,6 +11,7 @@ _HEADER = Header(Path(__file__).with_name("types.h"))
 
 ACTIVATIONS = _HEADER.names("SILU")
 SCORES = _HEADER.names("EXACT")
+VOTERS = _HEADER.names("ROOT")
 SETS = _HEADER.names("PER_HEAD")
 SUPERBLOCKS = _HEADER.names("NO_SUPERBLOCK")
 BLOCKS = _HEADER.names("DENSE")

@@ -192,6 +192,8 @@ typedef struct {
 
 /* The score that orders blocks, see methods/sparse/blocks.py; structs.py reads these names. */
 enum { EXACT, BOUNDS, MEAN };
+/* The rows of a segment that score. */
+enum { ROOT, ALL };
 /* The scope of one chosen set of blocks. */
 enum { PER_HEAD, GLOBAL, PER_LAYER };
 
@@ -200,6 +202,7 @@ typedef struct {
     int64_t size, sinks, locals; /* see forward/native_plan.py */
     int64_t sets;                /* PER_HEAD, GLOBAL or PER_LAYER */
     int64_t score;               /* EXACT, BOUNDS or MEAN */
+    int64_t voters;              /* ROOT or ALL */
     int64_t capacity;            /* blocks of a slot and head in `summaries` */
     int64_t most;                /* blocks of a segment and head in `scores` and `chosen`, at most */
     const uint8_t *selects;      /* per layer */

@@ -92,7 +92,7 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
     long most_columns = 0, most_blocks = 0, behind = 0; /* the last: most columns of a tree after the prefix */
     for (long i = 0; i < call->num_segments; i++) {
         const Segment *s = call->segments + i;
-        if (s->keep && call->blocks->score == EXACT) most_columns = larger(most_columns, s->prefix + s->tail + 16);
+        if (s->keep && call->blocks->score == EXACT) most_columns = larger(most_columns, columns_of(s) + 15);
         if (s->seen) behind = larger(behind, s->tail + s->rows);
         if (call->blocks) most_blocks = larger(most_blocks, s->prefix / call->blocks->size);
     }

@@ -99,7 +99,8 @@ def verify(
     sparse, too: prefix_tree+verification.budget=0.2. attention is the part of a
     forward in attention (storing keys, selecting and attending); read is the
     share of the context that heads read. A sparse plan is sparse here from
-    the first token on: verification.dense_below is 0 if it is not set. --model
+    the first token on, whatever it costs: verification.dense_below is 0 and
+    verification.gate false if they are not set. --model
     shape:100m is a Llama shape with random weights, for times only.
 
     [bold]Examples[/bold]
@@ -214,6 +215,7 @@ def _parse_plans(text: str, sets: Sequence[str]) -> dict[str, dict[str, Any]]:
             plans[piece][f"{_KEY}attention"] = "per_head"
         if f"{_KEY}attention" in plans[piece]:
             plans[piece].setdefault(f"{_KEY}dense_below", 0)
+            plans[piece].setdefault(f"{_KEY}gate", False)
     return plans
 
 

@@ -92,7 +92,7 @@ class AttentionShapes:
             if sparse is not None and blocks and (not selected or sparse.selects(number)):
                 selected = True
                 products, numbers = _selection(layer, prefix, seen, blocks, sparse.rule.score)
-                attention += products
+                attention += products * (sparse.rule.num_voters(rows) if sparse.rule.score == "exact" else 1)
                 memory += numbers * (element if sparse.rule.score == "exact" else 4)
         total = attention + 2 * rows * _met(self.model)
         return Cost(total, attention, memory + self.model.weight_bytes, sum(shares) / len(shares))

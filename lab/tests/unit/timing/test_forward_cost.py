@@ -69,6 +69,15 @@ def test_sparse_counts_the_kept_columns_and_the_layers_that_select(
     assert cost.read == pytest.approx(kept / 100)
 
 
+def test_where_all_rows_vote_each_has_a_product_with_every_key() -> None:
+    shapes = AttentionShapes(make("llama"))
+    root, votes = (
+        shapes.cost(100, 3, SparseAttention(BlockRule(budget=0.5, dense_below=0, size=16, voters=voters)))
+        for voters in ("root", "all")
+    )
+    assert votes.attention_flops - root.attention_flops == 2 * 3 * 2 * 4 * 16 * 100
+
+
 def test_a_window_bounds_reads_and_untied_embeddings_are_not_multiplied() -> None:
     model = make("mistral", sliding_window=20, tie_word_embeddings=False)
     cost = AttentionShapes(model).cost(100, 2, SparseAttention(BlockRule(budget=0.1, dense_below=0, size=16)))

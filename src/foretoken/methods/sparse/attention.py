@@ -96,6 +96,7 @@ class SparseAttentionPlan(DensePlan):
         super().__init__(cache, batch)
         self.rule = rule = settings.rule
         self._selects = settings.selects
+        self._share = 1.0 if settings.anchors is None else len(settings.anchors) / max(1, cache.num_layers)
         self._summaries = summaries
         self._slots = [segment.slot for segment in batch.segments if segment.verification]
         self.chosen: dict[int, list[Tensor]] = {}  # by segment: the latest anchor's blocks of each head
@@ -114,30 +115,36 @@ class SparseAttentionPlan(DensePlan):
                 sets=rule.sets,
                 keep=keep,
                 score=rule.score,
+                voters=rule.voters,
                 selects=self._selects,
                 summaries=None if summaries is None else self._summaries_of,
             )
             self.native = NativePlan(cache, blocks)
 
     def _keep(self, segment: Segment, num_groups: int) -> int:
-        return self.rule.keep(segment.prefix, num_groups) if segment.verification else 0
+        keep = self.rule.keep(segment.prefix, num_groups) if segment.verification else 0
+        return keep if keep and self.rule.pays(segment.prefix, keep, num_groups, segment.num_rows, self._share) else 0
 
     def _summaries_of(self, layer: int) -> Tensor:
         assert self._summaries is not None, "only scores by summaries use them"
         return self._summaries.of(layer, self._slots)
 
-    def _scores(self, layer: int, segment: Segment, q_HD: Tensor, k_GLD: Tensor, scoring: Scoring) -> Tensor:
-        """Return the root row's scores of the blocks, float32 [G, N]."""
+    def _scores(self, layer: int, segment: Segment, q_HRD: Tensor, k_GLD: Tensor, scoring: Scoring) -> Tensor:
+        """Return the scores of the blocks, of the rows that vote, float32 [G, N]."""
         num_blocks = self.rule.num_blocks(segment.prefix)
+        voters = range(self.rule.num_voters(segment.num_rows))
         if self._summaries is not None:
+            q_HD = q_HRD[:, : len(voters)].sum(dim=1)
             return scores_of_summaries(q_HD, self._summaries_of(layer)[segment.slot, :, :num_blocks])
-        seen = segment.prefix + segment.tail + 1
-        k_GLD = k_GLD[:, :seen]
-        if segment.seen is not None and segment.tail:  # of a tree's tail the root sees its own path
-            behind = segment.seen[0, : segment.tail + 1].nonzero()[:, 0].to(k_GLD.device)
-            k_GLD = torch.cat([k_GLD[:, : segment.prefix], k_GLD[:, segment.prefix + behind]], dim=1)
         own: dict[str, Any] = {"scaling": scoring.scaling, "softcap": scoring.softcap, "sinks_H": scoring.sinks_H}
-        return weights_of_blocks(q_HD, k_GLD, self.rule.size, num_blocks, **own)
+        first, scores = segment.prefix + segment.tail, []
+        for row in voters:
+            k_GCD = k_GLD[:, : first + row + 1]
+            if segment.seen is not None:  # of a tree a row sees its own path
+                path = segment.prefix + segment.seen[row].nonzero()[:, 0].to(k_GLD.device)
+                k_GCD = torch.cat([k_GLD[:, : segment.prefix], k_GLD[:, path]], dim=1)
+            scores.append(weights_of_blocks(q_HRD[:, row], k_GCD, self.rule.size, num_blocks, **own))
+        return torch.stack(scores).sum(dim=0)
 
     def _over(
         self, layer: int, index: int, segment: Segment, q_HRD: Tensor, k_GLD: Tensor, v_GLD: Tensor, scoring: Scoring
@@ -147,7 +154,7 @@ class SparseAttentionPlan(DensePlan):
             return super()._over(layer, index, segment, q_HRD, k_GLD, v_GLD, scoring)
         chosen = self.chosen.get(index)
         if chosen is None or len(chosen) != k_GLD.shape[0] or self._selects(layer):
-            scores_GN = self._scores(layer, segment, q_HRD[:, 0], k_GLD, scoring)
+            scores_GN = self._scores(layer, segment, q_HRD, k_GLD, scoring)
             chosen = self.chosen[index] = self.rule.select(scores_GN, keep)
             self._lists.pop(index, None)
         kernel = loading.kernel(q_HRD.device.type)

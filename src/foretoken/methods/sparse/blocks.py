@@ -6,7 +6,7 @@
 Blocks are whole and committed. The rows after the last whole block (less than one block) and the rows in flight are
 always visible, and never selected: no row in flight can be part of a block.
 
-The score of a block for the root row with the queries q0 (``score``):
+The score of a block for a row with the queries q0 (``score``); the root row's, or the sum over all rows (``voters``):
 
     exact   the attention weight that the root gives to the block: the sum of its softmax over the block's columns
     bounds  an upper bound of q0 . k over the block, from the smallest and the largest value of each key coordinate
@@ -44,6 +44,8 @@ from foretoken.forward.cache import KVCache
 
 SCORES = ("exact", "bounds", "mean")
 SETS = ("per_head", "global", "per_layer")
+VOTERS = ("root", "all")
+_SCORING = 0.6  # cost of a row's exact scores, as a share of the row's dense attention; measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class BlockRule:
             "global": the N best of all (head, block) pairs of a layer; "per_layer": floor(N / G) blocks for all heads,
             those with the best scores, added over the heads.
         score: by what blocks are ordered, one of :data:`SCORES`.
+        voters: the rows that score, one of :data:`VOTERS`.
+        gated: attention is dense where choosing would cost more than it saves (:meth:`pays`).
     """
 
     budget: float = 0.1
@@ -68,6 +72,8 @@ class BlockRule:
     locals: int = 2
     sets: str = "per_head"
     score: str = "exact"
+    voters: str = "root"
+    gated: bool = False
 
     def num_blocks(self, prefix: int) -> int:
         """Whole blocks of a committed prefix."""
@@ -93,6 +99,20 @@ class BlockRule:
             return 1.0
         rest = prefix - self.num_blocks(prefix) * self.size
         return (keep * self.size / num_groups + rest) / prefix
+
+    def pays(self, prefix: int, keep: int, num_groups: int, rows: int, share: float) -> bool:
+        """Whether a step with so many rows costs less than dense attention, by the measured cost of scoring.
+
+        Args:
+            keep: from :meth:`keep`.
+            share: of the layers, those that choose blocks.
+        """
+        scoring = _SCORING * self.num_voters(rows) * share if self.score == "exact" else 0.0
+        return not self.gated or scoring < rows * (1 - self.read(prefix, keep, num_groups))
+
+    def num_voters(self, rows: int) -> int:
+        """Rows of a step that score, the first ones."""
+        return rows if self.voters == "all" else 1
 
     def select(self, scores_GN: Tensor, keep: int) -> list[Tensor]:
         """The kept blocks of each head, ascending, int64; of equal scores the earlier head, then the earlier block.
@@ -127,11 +147,11 @@ def weights_of_blocks(
     softcap: float | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Attention weight that the root's heads give to each block, added over the heads of a group, float32 [G, N].
+    """Attention weight that a row's heads give to each block, added over the heads of a group, float32 [G, N].
 
     Args:
-        q_HD: the root row's queries after rotary.
-        k_GLD: the keys of all columns that the root sees, the blocks first, itself last.
+        q_HD: the row's queries after rotary.
+        k_GLD: the keys of all columns that the row sees, the blocks first, itself last.
         scaling, softcap, sinks_H: of the attention; see forward/dense.py.
     """
     num_groups = k_GLD.shape[0]
@@ -149,7 +169,7 @@ def scores_of_summaries(q_HD: Tensor, summaries_GNW: Tensor) -> Tensor:
     """Return scores from block summaries, float32 [G, N]: W = D, mean; W = 2 D, bounds.
 
     Args:
-        q_HD: the root row's queries after rotary.
+        q_HD: the queries after rotary of a row, or of several rows, added.
         summaries_GNW: from :class:`BlockSummaries`.
     """
     num_groups, _, width = summaries_GNW.shape

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from foretoken.core.errors import ConfigError, nearest
-from foretoken.methods.sparse.blocks import SCORES, SETS
+from foretoken.methods.sparse.blocks import SCORES, SETS, VOTERS
 from foretoken.options.option import Checked, Option
 
 KEY = "verification"
 _SMALLEST_BLOCK = 16
 # a setting that says nothing while the parts that it belongs to are all off
 _PARTS_OF: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("budget", "dense_below", "block", "sinks", "locals", "score", "reuse"), ("attention",)),
+    **dict.fromkeys(("budget", "dense_below", "block", "sinks", "locals"), ("attention",)),
+    **dict.fromkeys(("score", "voters", "gate", "reuse"), ("attention",)),
     "theta": ("reuse",),
     "moe_rule": ("moe",),
     **dict.fromkeys(("refresh", "confirm"), ("attention", "ffn", "moe")),
@@ -62,11 +63,22 @@ class VerificationConfig(Checked):
     score: Annotated[
         str,
         Option(
-            "How the root row orders blocks: exact, by its attention weights; bounds or mean of their keys, which are "
+            "How a row orders blocks: exact, by its attention weights; bounds or mean of their keys, which are "
             "cheaper and find less.",
             choices=SCORES,
         ),
     ] = "exact"
+    voters: Annotated[
+        str,
+        Option(
+            "The rows that order blocks: root, or all rows of the draft together, which serves the draft better and "
+            "costs a product with every key for each of them (exact).",
+            choices=VOTERS,
+        ),
+    ] = "root"
+    gate: Annotated[
+        bool, Option("Attention stays dense where choosing blocks costs more than it saves, as for single rows.")
+    ] = True
     reuse: Annotated[
         str,
         Option(

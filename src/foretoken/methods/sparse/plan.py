@@ -250,6 +250,8 @@ def _sparse_attention(config: VerificationConfig, target: LanguageModel) -> Spar
         locals=config.locals,
         sets=config.attention,
         score=config.score,
+        voters=config.voters,
+        gated=config.gate,
     )
     return SparseAttention(rule, anchors)
 

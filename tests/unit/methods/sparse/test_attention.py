@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,6 +120,40 @@ def test_ragged_batch_equals_the_definition(
 ) -> None:
     rule = BlockRule(budget=budget, dense_below=10, size=8, sinks=1, locals=2, sets=sets, score=score)
     assert worst(Case(shape, RAGGED), rule) < 3e-6
+
+
+@pytest.mark.parametrize("tree", [TREE, CHAIN], ids=["tree", "chain"])
+def test_votes_are_the_attention_of_all_rows(tree: TokenTree) -> None:
+    """Each row's softmax over the prefix and its own path, added by blocks."""
+    case = Case((4, 2, 8, 8), [(83, tree)])
+    rule = BlockRule(budget=0.4, dense_below=0, size=8, sinks=1, locals=1, voters="all")
+    q_HTD, k, v = case.inputs()
+    plan = SparseAttention(rule)(case.cache, case.batch)
+    plan.attend(0, q_HTD, k, v, scaling=0.4)
+    assert isinstance(plan, SparseAttentionPlan)
+    keys = case.cache.keys[0]
+    assert keys is not None
+    votes_GN = torch.zeros(2, 10)
+    for row in range(1 + len(tree)):
+        path = [0, *(1 + node for node in tree.path_to(row - 1))] if row else [0]
+        columns = [*range(83), *(83 + each for each in path)]
+        for head in range(4):
+            weights_L = torch.softmax(keys[0, head // 2, columns] @ q_HTD[head, row] * 0.4, dim=0)
+            votes_GN[head // 2] += weights_L[:80].view(10, 8).sum(dim=1)
+    expected = rule.select(votes_GN, rule.keep(83, 2))
+    assert [each.tolist() for each in plan.chosen[0]] == [each.tolist() for each in expected]
+    root = SparseAttention(replace(rule, voters="root"))(case.cache, case.batch)
+    root.attend(0, q_HTD, k, v, scaling=0.4)
+    assert isinstance(root, SparseAttentionPlan)
+    assert [each.tolist() for each in root.chosen[0]] != [each.tolist() for each in expected]
+
+
+def test_single_rows_are_dense_where_the_choice_costs_more_than_it_saves() -> None:
+    rule = BlockRule(budget=0.5, dense_below=0, size=8, gated=True)
+    for tree, sparse_read in ((EMPTY, None), (CHAIN, pytest.approx(0.5, abs=0.1))):
+        case = Case((4, 2, 8, 8), [(160, tree)])
+        plan = SparseAttention(rule)(case.cache, case.batch)
+        assert plan.prefix_read == (None if sparse_read is None else [sparse_read])
 
 
 @settings(max_examples=25, deadline=None)

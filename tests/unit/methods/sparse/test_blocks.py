@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,26 @@ def test_the_budget_of_a_layer_is_floored_over_all_heads_or_for_each() -> None:
 def test_fixed_blocks_are_kept_under_a_smaller_budget() -> None:
     assert BlockRule(budget=0.01, dense_below=0, size=16, sinks=2, locals=3).keep(1000, 2) == 10
     assert BlockRule(budget=0.01, dense_below=0, size=16, sinks=0, locals=0).keep(160, 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "rows", "share", "expected"),
+    [
+        ({}, 1, 1.0, False),  # the root's scores cost 0.6 of its attention, and 0.55 is read
+        ({}, 2, 1.0, True),
+        ({}, 1, 0.5, True),  # half of the layers choose
+        ({"score": "mean"}, 1, 1.0, True),  # one product a block
+        ({"voters": "all"}, 8, 1.0, False),  # every row scores for itself
+        ({"voters": "all", "budget": 0.01, "dense_below": 1024}, 8, 1.0, True),
+        ({"voters": "all", "gated": False}, 8, 1.0, True),
+    ],
+)
+def test_attention_is_sparse_where_that_costs_less(
+    rule: dict[str, Any], rows: int, share: float, expected: bool
+) -> None:
+    """At the default budget after 8,192 rows."""
+    given = BlockRule(**{"gated": True, **rule})
+    assert given.pays(8192, given.keep(8192, 2), 2, rows, share) == expected
 
 
 @pytest.mark.parametrize("sets", SETS)

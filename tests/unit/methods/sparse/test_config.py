@@ -164,7 +164,7 @@ def test_a_sparse_recipe_promises_nothing_and_says_that_its_distance_is_not_know
 
 def test_the_read_share_of_the_prefix_is_reported():
     """Three blocks of 16 are kept whatever the budget is, and the rows after the last whole block."""
-    attention = {"attention": "per_head", "block": 16, "budget": 0.01, "dense_below": 0}
+    attention = {"attention": "per_head", "block": 16, "budget": 0.01, "dense_below": 0, "gate": False}
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     (output,) = with_config({"method": "none", "verification": attention}).generate(PROMPTS[2] * 5, params)
     first = len(output.prompt_token_ids)

@@ -20,6 +20,7 @@ SPARSE = {
     "verification.dense_below": 0,
     "verification.block": 16,
     "verification.budget": 0.3,
+    "verification.gate": False,
 }
 CONFIRMED = {**SPARSE, "verification.confirm": 5}
 LONG = " ".join(f"{name} has {count} apples." for count, name in enumerate(["Maria", "Tom", "Ann", "Leo"] * 12, 3))
