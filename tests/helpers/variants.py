@@ -17,6 +17,7 @@ from foretoken import catalog
 from foretoken.core.draft import Law, PointMass, Sampled
 from foretoken.core.needs import Variant
 from foretoken.core.protocols import Verifier
+from foretoken.drafting.level_tree import DRAWN
 from foretoken.models.language_model import LanguageModel
 from helpers.adapters import shelf
 from helpers.stores import stored
@@ -79,6 +80,16 @@ WITH_PARTS: dict[str, tuple[WithPart, ...]] = {
     "eagle": (
         WithPart(untrained=_FEW),
         WithPart(options={"tree": True, "width": 4, "max_depth": 4}, untrained=_FEW, **_TREES),
+        *(
+            WithPart(
+                options={"tree": True, "width": 3, "max_depth": 4, "draw": draw},
+                untrained=_FEW,
+                laws=(law,),
+                branches=True,
+                one_rule=True,
+            )
+            for draw, law in DRAWN.items()
+        ),
         WithPart(options={"max_depth": 3}, untrained={"algorithm": "eagle"}, one_rule=True),
     ),
     "sprinter": (

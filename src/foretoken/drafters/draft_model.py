@@ -13,27 +13,16 @@ from typing import Annotated, cast
 import torch
 from torch import Tensor
 
-from foretoken.core.draft import (
-    Coupled,
-    Draft,
-    HubPair,
-    Law,
-    PointMass,
-    Sampled,
-    Tabulated,
-    TopThenSampled,
-    WithoutReplacement,
-)
+from foretoken.core.draft import Coupled, Draft, HubPair, Law, PointMass, Sampled, Tabulated
 from foretoken.core.errors import ConfigError
 from foretoken.core.needs import Declared, Variant
 from foretoken.core.protocols import Context, Verifier
 from foretoken.core.randomness import gumbel
-from foretoken.core.siblings import draw_siblings
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary
 from foretoken.drafting.draft_builder import DraftBuilder, check_numbers
 from foretoken.drafting.draft_runner import DRAFT_CHECKPOINT, DRAFT_DTYPE, DraftRunner, Rows, RunnerBuilder
-from foretoken.drafting.level_tree import extend_chain
+from foretoken.drafting.level_tree import DRAWN, extend_chain, extend_drawn
 from foretoken.models.language_model import LanguageModel
 from foretoken.options.option import Checked, Option
 
@@ -42,15 +31,13 @@ _LAW_OF: dict[str, type[Law]] = {
     "coupled": Coupled,
     "topk": PointMass,
     "reranked": PointMass,
-    "sampled": Sampled,
-    "sampled_without_replacement": WithoutReplacement,
-    "top_then_sampled": TopThenSampled,
+    **DRAWN,
     "hub": HubPair,
 }
 _CHAINS = ("chain", "coupled")
 _RANKED = ("topk", "reranked")
 # where a rule takes several kinds: those with the higher optimum first
-_PREFERRED = ("sampled_without_replacement", "sampled", "top_then_sampled", "hub", "topk")
+_PREFERRED = (*DRAWN, "hub", "topk")
 _NUM_DRAFTS = 3  # children per node of a tree, by default
 
 
@@ -238,31 +225,9 @@ class ModelDrafter(DraftRunner):
         self._go_on(draft, rows, column if ids is None else int(ids[column]), confidence)
 
     def _expand_sampled(self, draft: RunnerBuilder, rows: Rows) -> None:
-        """Drawn children. Whether to draw them is decided from q alone, before the draw; then all of them stay."""
-        q_MV = torch.softmax(self._law(draft, rows), dim=-1)
-        if bool(q_MV[:, 0].isnan().any()):
-            check_numbers(rows.logits_MV, self.config.model)
+        """Drawn children, of a chain one."""
         kind = cast(type[Tabulated], _LAW_OF[self._tree])
-        streams = draft.context.streams
-        # sum q^2 is the chance that an independent draw from q agrees: known before the draw
-        agreement = (q_MV * q_MV).sum(-1).tolist()
-        fresh: list[tuple[float, int]] = []
-        for row, parent in enumerate(draft.frontier):
-            reach = draft.reach_of(parent)
-            room = draft.budget.max_nodes - len(draft.tokens)
-            # sqrt: a drawn token stands with probability sum min(p, q), which is far above sum q^2 when p is near q
-            confidence = agreement[row] ** 0.5
-            possible = confidence == confidence  # else no token of this row may be emitted
-            if room <= 0 or not possible or not draft.pays(reach, confidence):
-                continue
-            q_V = q_MV[row]
-            tokens = draw_siblings(kind, q_V, min(self._count, room), streams, rows.output.columns)
-            number = draft.keep(q_V, rows.output.columns)
-            nodes = [draft.add(token, parent, confidence, number) for token in tokens]
-            shares = _shares(kind, q_V, len(nodes))
-            fresh += [(draft.reach[node] * share, node) for node, share in zip(nodes, shares, strict=True)]
-        fresh.sort(key=lambda each: -each[0])
-        draft.frontier = [node for _, node in fresh[: self._count] if draft.has_room(node)]
+        extend_drawn(draft, rows.output, rows.start, kind, count=self._count, name=self.config.model)
 
     def _expand_topk(self, draft: RunnerBuilder, rows: Rows) -> None:
         """The most probable children of the frontier; the best of them by cumulative probability are expanded next."""
@@ -293,11 +258,3 @@ class ModelDrafter(DraftRunner):
             )
             reach = now
         return found
-
-
-def _shares(kind: type[Tabulated], q_V: Tensor, count: int) -> list[float]:
-    """The probability that each sibling is the accepted one, if p is q; independent of the drawn tokens."""
-    if kind is not TopThenSampled or count == 1:
-        return [1.0] * count
-    top = q_V.topk(count - 1).values.tolist()
-    return [*top, max(0.0, 1.0 - sum(top))]

@@ -13,7 +13,7 @@ Letters: T rows, M wanted rows, F width of the fused depths, W width.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from foretoken.core.draft import NO_DRAFT, Draft, GreedyLaws, Law, PointMass, Sampled
 from foretoken.core.errors import ConfigError, RequestError
 from foretoken.core.needs import HiddenLayers, Needs, Offers
-from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome
+from foretoken.core.protocols import Budget, Context, Drafter, Features, Outcome, Verifier
 from foretoken.core.tree import ROOT
 from foretoken.drafting import draft_vocabulary, learned_part
 from foretoken.drafting.draft_builder import no_numbers
@@ -30,7 +30,7 @@ from foretoken.drafting.feature_heads.description import Taps
 from foretoken.drafting.feature_heads.native.checks import Extent
 from foretoken.drafting.feature_heads.pending_states import Pending, PendingStates
 from foretoken.drafting.feature_heads.runner import Runner
-from foretoken.drafting.level_tree import extend_chain, grow_levels
+from foretoken.drafting.level_tree import DRAWN, extend_chain, extend_drawn, grow_levels
 from foretoken.drafting.prefetch import Prefetched, prefetch_plan
 from foretoken.drafting.reranked_tree import RerankedBuilder
 from foretoken.forward.batch import PackedBatch
@@ -86,6 +86,14 @@ class GrowthOptions(Checked):
 class HeadOptions(GrowthOptions):
     """Options of a drafter with a network in a folder."""
 
+    draw: Annotated[
+        str | None,
+        Option(
+            "Of a tree above temperature 0: how children are drawn, `width` of each node; None: none are, but for a "
+            "verifier that needs it.",
+            choices=tuple(DRAWN),
+        ),
+    ] = None
     head: Annotated[str | Path | None, learned_part.FOLDER] = None
     dtype: Annotated[
         str | None,
@@ -95,12 +103,17 @@ class HeadOptions(GrowthOptions):
         ),
     ] = None
 
+    def check_together(self) -> None:
+        if self.draw is not None and not self.tree:
+            raise ConfigError(f"draw={self.draw!r} with tree=False: a chain is drawn in any case; leave one out")
+
 
 class FeatureDrafter(Drafter):
     """Drafts with a network over the target's hidden states; a subclass finds the network.
 
-    Exact: chains carry the q they were drawn from (a point mass at temperature 0), trees are point masses; a token that
-    neither network nor draft vocabulary score has q = 0. Lossless under any lossless verifier that knows the kind.
+    Exact: chains and drawn trees carry the q they were drawn from (a point mass at temperature 0), other trees are
+    point masses; a token that neither network nor draft vocabulary score has q = 0. Lossless under any lossless
+    verifier that knows the kind.
 
     Args:
         options: of the drafts.
@@ -109,6 +122,7 @@ class FeatureDrafter(Drafter):
         taps: the states that are read; None: a subclass hands them over.
         masks: token and feature, [1, W], of the mask rows by which the network drafts a chain in one pass; None: each
             row follows the one before it.
+        draw: how a tree's children are drawn; None: they are the most probable ones.
     Raises:
         ConfigError: a draft vocabulary is given, and the target's whole LM head does not score.
         ModelError, MismatchError: the draft vocabulary is missing, damaged, or of another tokenizer.
@@ -118,6 +132,14 @@ class FeatureDrafter(Drafter):
     laws: tuple[type[Law], ...] = (Sampled,)
     offers = Offers(evidence=(GreedyLaws,))
 
+    @classmethod
+    def settle(cls, config: Any, verifier: Verifier | None) -> Any:
+        """A tree is drawn for a verifier of drawn trees."""
+        if not isinstance(config, HeadOptions) or not config.tree or config.draw is not None or verifier is None:
+            return config
+        fits = [] if PointMass in verifier.laws else [name for name, kind in DRAWN.items() if kind in verifier.laws]
+        return replace(config, draw=fits[0]) if fits else config
+
     def __init__(
         self,
         options: GrowthOptions,
@@ -125,10 +147,12 @@ class FeatureDrafter(Drafter):
         runner: Runner,
         taps: Taps | None,
         masks: tuple[int, Tensor] | None = None,
+        draw: str | None = None,
     ) -> None:
         self.options, self._masks = options, masks
         self.branches = options.tree
-        self.laws = (PointMass,) if options.tree else (Sampled,)
+        self._drawn = DRAWN[draw] if draw is not None else None if options.tree else Sampled
+        self.laws = (self._drawn or PointMass,)
         self._depths = () if taps is None else taps.of(target.num_layers)
         self.needs = Needs(hidden_layers=HiddenLayers(tuple(sorted(set(self._depths)))))
         self._runner = runner
@@ -183,10 +207,14 @@ class FeatureDrafter(Drafter):
 
     def _extend(self, draft: _Builder, output: Output, first: int) -> None:
         """Record a level of the tree, or draw a chain's next token."""
-        if self.options.tree:
+        drawn = self._drawn is not None and not draft.context.params.greedy
+        if self.options.tree and not drawn:
             draft.record_level(output, first, width=self.options.width, name=self.name)
+            return
+        draft.expanded = draft.frontier
+        if self.options.tree and self._drawn is not None:
+            extend_drawn(draft, output, first, self._drawn, count=self.options.width, name=self.name)
         else:
-            draft.expanded = draft.frontier
             extend_chain(draft, output, first, self.name)
 
     def _grow_at_once(self, active: Sequence[_Builder]) -> bool:
@@ -216,9 +244,9 @@ class FeatureDrafter(Drafter):
         return True
 
     def _finish(self, draft: _Builder) -> Draft:
-        if self.options.tree:
+        if self.options.tree and not draft.q_rows:
             draft.rerank()
-        return draft.finish(Sampled)
+        return draft.finish(self._drawn or PointMass)
 
     # ------------------------------------------------------------------ the network
 

@@ -21,11 +21,12 @@ class EagleDrafter(FeatureDrafter):
 
     Paper:   EAGLE-2, arXiv:2406.16858: the dynamic tree (sections 4.1 and 4.2); EAGLE-3, arXiv:2503.01840: the head.
              The config in the head's folder names the network.
-    Exact:   chains carry the q of their samples (a point mass at temperature 0), trees are point masses; a token
-             outside of the draft vocabulary has q = 0. Lossless under any lossless verifier of these draft kinds.
+    Exact:   chains and drawn trees carry the q of their samples (a point mass at temperature 0), other trees are point
+             masses; a token outside of the draft vocabulary has q = 0. Lossless under any lossless verifier of these
+             draft kinds.
     Differs: chains are supported, and the default; batches, each request with its own draft; the adaptive controller
              may end a draft before its next node is sampled, depending on q alone. A tree's children are
-             deterministic as in the released code, and declared so.
+             deterministic as in the released code, and declared so; ``draw`` draws them.
     """
 
     name = "eagle"
@@ -61,4 +62,4 @@ class EagleDrafter(FeatureDrafter):
                 description.masks.token,
                 runner.features(network.get_parameter(description.masks.states)[0].detach()),
             )
-        super().__init__(config, target, runner, description.taps, masks)
+        super().__init__(config, target, runner, description.taps, masks, config.draw)

@@ -53,7 +53,9 @@ class ScyllaDrafter(FeatureDrafter):
 
     def __init__(self, config: Config, target: LanguageModel) -> None:
         network = find(Scylla, config.head, target)
-        super().__init__(config, target, Runner(target, network, config.dtype), network.description.taps)
+        super().__init__(
+            config, target, Runner(target, network, config.dtype), network.description.taps, draw=config.draw
+        )
         folder = home_expanded(config.head) if config.head else folder_of(target.source) / Scylla.algorithm
         place = home_expanded(config.widths) if config.widths else folder / width.FILE
         self.widths: width.Widths | None = None
