@@ -49,7 +49,8 @@ class ModelDrafter(DraftRunner):
              best nodes (§4.2); sampled trees as SpecInfer, arXiv:2305.09781.
     Exact:   chains and sampled trees carry the q they were drawn from; at temperature 0, for `topk` and `reranked` the
              proposals are deterministic (point mass). Lossless under any lossless verifier that knows the kind.
-             `coupled` draws with the noise that `match` uses (the Gumbel coupling of arXiv:2408.07978).
+             `coupled` draws with the noise that `match` uses (the Gumbel coupling of arXiv:2408.07978), with several
+             children per node those that the noise puts first.
     Differs: the chain's length may be decided while drafting (adaptive). For drawn tokens that decision never looks
              at the token it would drop, else the distribution of the proposal would no longer be q.
     """
@@ -57,8 +58,9 @@ class ModelDrafter(DraftRunner):
     name = "draft_model"
     declared = Declared(
         draft_model=True,
-        variants=tuple(
-            Variant(options={"tree": tree}, laws=(law,), branches=tree not in _CHAINS) for tree, law in _LAW_OF.items()
+        variants=(
+            *(Variant(options={"tree": each}, laws=(_LAW_OF[each],), branches=each not in _CHAINS) for each in _LAW_OF),
+            Variant(options={"tree": "coupled", "num_drafts": 3}, laws=(Coupled,), branches=True),
         ),
     )
 
@@ -72,10 +74,11 @@ class ModelDrafter(DraftRunner):
             Option(
                 "Shape and distribution of the draft; None: a chain, or a tree for the verifier or num_drafts.",
                 choices=tuple(_LAW_OF),
-                more="`chain`; `coupled`: a chain with the noise of `match`, which keeps a seed's tokens; `topk`: a "
-                "tree of the most probable continuations; `reranked`: the best nodes of a larger one. Children are "
-                "drawn (at temperature 0 a chain) in `sampled`, `sampled_without_replacement`, `top_then_sampled` "
-                "(greedy draft sampling) and `hub` (SpecHub's pairs).",
+                more="`chain`; `coupled`: a chain, or a tree of num_drafts children, with the noise of `match`, which "
+                "keeps a seed's tokens; `topk`: a tree of the most probable continuations; `reranked`: the best nodes "
+                "of a larger one. Children are drawn (at temperature 0 a chain) in `sampled`, "
+                "`sampled_without_replacement`, `top_then_sampled` (greedy draft sampling) and `hub` (SpecHub's "
+                "pairs).",
             ),
         ] = None
         num_drafts: Annotated[
@@ -100,7 +103,7 @@ class ModelDrafter(DraftRunner):
 
         def check_together(self) -> None:
             count = self.num_drafts
-            if self.tree in _CHAINS and count is not None and count > 1:
+            if self.tree == "chain" and count is not None and count > 1:
                 raise ConfigError(
                     f"num_drafts={count} with tree='{self.tree}': a chain has one token per position; leave one out"
                 )
@@ -155,7 +158,7 @@ class ModelDrafter(DraftRunner):
             dtype=config.dtype,
             any_vocabulary=config.vocabulary != "same",
         )
-        self.branches = self._tree not in _CHAINS
+        self.branches = self._tree not in _CHAINS or self._count > 1
         # context rows of a draft vocabulary are chosen by tokens that it was shown, also where these did not stand
         self.offers = replace(self.offers, ahead=config.draft_vocab is None and self.other is None)
         self.laws: tuple[type[Law], ...] = (_LAW_OF[self._tree],)
@@ -196,33 +199,35 @@ class ModelDrafter(DraftRunner):
 
     def _expand_spelled(self, draft: RunnerBuilder, rows: Rows) -> None:
         """One child, the draft's own best token, whatever the request allows the target to emit."""
-        output, row = rows.output, rows.start
-        self._go_on(draft, rows, output.best[row], output.top_shares[row])
-
-    def _go_on(self, draft: RunnerBuilder, rows: Rows, token: int, confidence: float) -> None:
-        """Give the last node of a chain this child, if it is possible and pays."""
+        output, parent = rows.output, draft.frontier[0]
+        token, confidence = output.best[rows.start], output.top_shares[rows.start]
         if confidence != confidence:
             check_numbers(rows.logits_MV, self.config.model)
-        parent, draft.frontier = draft.frontier[0], []
-        if confidence == confidence and draft.pays(draft.reach_of(parent), confidence):
-            node = draft.add(token, parent, confidence, 0)
-            draft.frontier = [node] if draft.has_room(node) else []
+        pays = confidence == confidence and draft.pays(draft.reach_of(parent), confidence)
+        node = draft.add(token, parent, confidence, 0) if pays else None
+        draft.frontier = [node] if node is not None and draft.has_room(node) else []
 
     def _law(self, draft: RunnerBuilder, rows: Rows) -> Tensor:
         """Processed logits of the frontier."""
         return draft.process(rows.logits_MV, rows.output.columns)
 
     def _expand_coupled(self, draft: RunnerBuilder, rows: Rows) -> None:
-        """One child, drawn by the noise of its position. `match` does not mind which tokens are proposed."""
-        logits_V = self._law(draft, rows)[0]
-        context, parent = draft.context, draft.frontier[0]
-        position = len(context.tokens) + (0 if parent == ROOT else draft.depths[parent])
-        columns = rows.output.columns
+        """The children that the noise of their position puts first. `match` does not mind which tokens are proposed."""
+        columns, fresh = rows.output.columns, []
         ids = None if columns is None else columns.ids_C
-        noise_V = gumbel(context.streams.seed, (position,), self.vocab_size, logits_V.device, ids)[0]
-        column = int((noise_V + logits_V).argmax())
-        confidence = float(torch.softmax(logits_V, dim=-1)[column])
-        self._go_on(draft, rows, column if ids is None else int(ids[column]), confidence)
+        for parent, logits_V in zip(draft.frontier, self._law(draft, rows), strict=True):
+            position = len(draft.context.tokens) + (0 if parent == ROOT else draft.depths[parent])
+            noise_V = gumbel(draft.context.streams.seed, (position,), self.vocab_size, logits_V.device, ids)[0]
+            q_V = torch.softmax(logits_V, dim=-1)
+            if bool(q_V[0].isnan()):
+                check_numbers(rows.logits_MV, self.config.model)
+                continue  # no token of this row may be emitted
+            for column in (noise_V + logits_V).topk(self._count).indices.tolist():
+                confidence = float(q_V[column])
+                if len(draft.tokens) < draft.budget.max_nodes and draft.pays(draft.reach_of(parent), confidence):
+                    fresh.append(draft.add(column if ids is None else int(ids[column]), parent, confidence, 0))
+        fresh.sort(key=lambda node: -draft.reach[node])
+        draft.frontier = [node for node in fresh[: self._count] if draft.has_room(node)]
 
     def _expand_sampled(self, draft: RunnerBuilder, rows: Rows) -> None:
         """Drawn children, of a chain one."""

@@ -6,9 +6,12 @@ import math
 
 import pytest
 
-from foretoken.core.draft import Draft
+from foretoken.core.draft import Coupled, Draft
 from foretoken.core.protocols import Budget
+from foretoken.core.randomness import gumbel
 from foretoken.drafters.draft_model import ModelDrafter
+from foretoken.forward.batch import PackedBatch
+from foretoken.forward.dense import DensePlan
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.golden import tokens_of
@@ -88,3 +91,21 @@ def test_the_child_that_most_probably_stands_is_expanded(
     request = make_request(PROMPT, vocab_size=VOCAB_SIZE, temperature=temperature)
     (draft,) = one.propose([request], [Budget(6, 3)])
     assert draft.tree.parents == (-1, -1, -1, expanded, expanded, expanded)
+
+
+def test_coupled_children_are_those_that_the_target_s_noise_puts_first(target: LanguageModel, folder: str) -> None:
+    """At the root and at the nodes after it, each with the noise of its position."""
+    one = drafter(target, folder, "coupled")
+    request = make_request(PROMPT, vocab_size=VOCAB_SIZE, temperature=1.0)
+    (draft,) = one.propose([request], [Budget(12, 2)])
+    assert len(draft) == 12
+    for parent, children in draft.tree.children.items():
+        path = [] if parent < 0 else [draft.tree.tokens[node] for node in draft.tree.path_to(parent)]
+        cache, batch = one.model.new_cache(1), PackedBatch()
+        slot, read = cache.acquire(), [*PROMPT, *path]
+        cache.reserve(slot, len(read))
+        batch.add_chunk(slot, 0, read, wanted=1)
+        logits_V = one.model.forward(batch, DensePlan(cache, batch)).logits_MV[0].float()
+        noise_V = gumbel(request.streams.seed, (len(read),), VOCAB_SIZE)[0]
+        assert [draft.tree.tokens[node] for node in children] == (logits_V + noise_V).topk(3).indices.tolist()
+    assert isinstance(draft.law, Coupled)
