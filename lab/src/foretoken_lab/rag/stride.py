@@ -15,6 +15,7 @@ from foretoken_lab.rag.config import MOST_STRIDE
 
 _KEEPS = 0.9  # weight of older observations, at each new one
 _PRIOR = 1.0  # prior counts of right and wrong guesses
+_EXPLORES = 6  # every so many rounds another stride is tried: costs of strides that are not taken are forgotten
 
 
 def best_stride(
@@ -46,8 +47,10 @@ class Strides:
     """Chooses strides for all requests of a process. Texts do not depend on the stride.
 
     Paper:   arXiv:2401.14021, the optimal speculation stride scheduler.
-    Differs: b grows with the number of queries; the paper assumes a constant; gamma is the mean of a Beta
-             posterior over all guesses instead of the last five rounds', capped at 0.6.
+    Differs: b grows with the number of queries; the paper assumes a constant, which never keeps it from a longer
+             stride. So every sixth round takes twice or half the best stride: one slow search would be the only
+             measurement of long strides for a long time. gamma is the mean of a Beta posterior over all guesses
+             instead of the last five rounds', capped at 0.6.
 
     Args:
         fixed: a constant stride; None: adaptive, starting with 1.
@@ -58,6 +61,7 @@ class Strides:
         self._fixed = fixed
         self._asynchronous = asynchronous
         self._right = self._wrong = _PRIOR
+        self._rounds = 0
         self._step: float | None = None
         self._weight = self._s = self._b = self._ss = self._sb = 0.0
 
@@ -88,7 +92,12 @@ class Strides:
             return self._fixed
         if self._step is None or not self._weight:
             return 1
-        return best_stride(self.gamma, self._step, self.search_seconds, asynchronous=self._asynchronous)
+        best = best_stride(self.gamma, self._step, self.search_seconds, asynchronous=self._asynchronous)
+        self._rounds += 1
+        explored, later = divmod(self._rounds, _EXPLORES)
+        if later:
+            return best
+        return min(2 * best, MOST_STRIDE) if explored % 2 else max(1, best // 2)
 
     def stepped(self, seconds: float) -> None:
         """Record one step."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from foretoken_lab.rag.stride import Strides, best_stride
@@ -62,3 +64,31 @@ def test_a_fixed_stride_stays():
     strides = Strides(3, asynchronous=True)
     strides.judged(0, wrong=True)
     assert strides.next() == 3
+
+
+def replayed(strides: Strides, *, slow: set[int], gamma: float = 0.9, rounds: int = 300) -> float:
+    """Verified steps per second of rounds in which a search of many queries costs as much as one, and some are slow."""
+    rng, steps, seconds = random.Random(1), 0, 0.0
+    for _ in range(rounds):
+        stride = strides.next()
+        right = next((i for i in range(stride) if rng.random() >= gamma), stride)
+        search = 0.034 * (8.0 if stride in slow else 1.0)
+        slow.discard(stride)
+        strides.searched(stride, search)
+        strides.stepped(0.016)
+        strides.judged(right, wrong=right < stride)
+        whole = right == stride
+        seconds += (stride - 1) * 0.016 + max(0.016, search) if whole else stride * 0.016 + search
+        steps += min(right + 1, stride)
+    return steps / seconds
+
+
+@pytest.mark.parametrize(
+    ("slow", "least"),
+    [((), 0.95), ((6,), 0.92), ((2, 3, 4, 5, 6, 7, 8), 0.8)],
+    ids=["none", "one slow search", "each first one slow"],
+)
+def test_slow_searches_of_many_queries_do_not_keep_the_stride_short(slow: tuple[int, ...], least: float) -> None:
+    best = max(replayed(Strides(s, asynchronous=True), slow=set()) for s in range(1, 17))
+    assert replayed(Strides(None, asynchronous=True), slow=set(slow)) > least * best
+    assert replayed(Strides(1, asynchronous=True), slow=set()) < 0.75 * best  # the control: the shortest stride
