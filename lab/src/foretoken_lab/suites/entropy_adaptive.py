@@ -83,6 +83,12 @@ class Noted:
         ]
 
     @property
+    def switches(self) -> float:
+        """Changes of the writer in an answer, mean."""
+        runs = len(self.runs(True)) + len(self.runs(False))
+        return (runs - len(self.answers)) / max(1, len(self.answers))
+
+    @property
     def first(self) -> float:
         """The share of answers that the large model begins."""
         return sum(answer[0] for answer in self.answers.values()) / max(1, len(self.answers))
@@ -148,6 +154,9 @@ def study(run: Run) -> list[Section]:
     rows += _rows("small alone", small, reference, dict.fromkeys(small, 0.0))
     for threshold in THRESHOLDS:
         rows += _threshold(run, drafter, threshold, questions, reference)
+    ratio = drafter.model.num_parameters / plain.target.num_parameters
+    for row in rows:  # the paper's cost: parameters of the writer of a token over those of the large model
+        row["cost"] = row["share_of_large"] + (1 - row["share_of_large"]) * ratio
     return [Section("turns", "entropy-adaptive decoding and its controls, greedy answers", COLUMNS, rows)]
 
 
@@ -163,24 +172,29 @@ def _threshold(
         own = _watched(drafter, plain.target, schedule, threshold=threshold, **options)
         return questions.ask(plain.with_method({"method": own}), only=task), own.noted
 
+    def told(
+        found: dict[str, Report], its: Noted, task: str, entropy: dict[str, Report] | None = None
+    ) -> list[dict[str, Any]]:
+        return [{**row, "switches": its.switches} for row in _rows("", found, reference, {task: its.share}, entropy)]
+
     rows: dict[str, list[dict[str, Any]]] = {}
     for task in reference:
         run.progress(f"threshold={threshold:g}, {task}")
         entropy, noted = ask(task)
-        rows.setdefault(f"threshold={threshold:g}", []).extend(_rows("", entropy, reference, {task: noted.share}))
+        rows.setdefault(f"threshold={threshold:g}", []).extend(told(entropy, noted, task))
         methods = {"": (entropy, noted)}
         for name, options in VARIANTS.items():
             found, its = ask(task, **options)
-            rows.setdefault(f"  {name}", []).extend(_rows("", found, reference, {task: its.share}, entropy))
+            rows.setdefault(f"  {name}", []).extend(told(found, its, task, entropy))
             methods[f", {name}"] = (found, its)
         for name, (method, written) in methods.items():
             orders = []
             for seed in range(SEEDS):
                 found, its = ask(task, partial(random_turns, written, seed))
-                orders += _rows("", found, reference, {task: its.share}, method)
+                orders += told(found, its, task, method)
             rows.setdefault(f"  random{name}", []).append(_mean(orders))
         found, its = ask(task, partial(first_tokens, noted))
-        rows.setdefault("  position", []).extend(_rows("", found, reference, {task: its.share}, entropy))
+        rows.setdefault("  position", []).extend(told(found, its, task, entropy))
     return [{**row, "method": name} for name, each in rows.items() for row in each]
 
 
@@ -215,6 +229,8 @@ def _rows(
                 "minus_large": _minus(right, reference[task]),
                 "minus_entropy": None if entropy is None else _minus(right, entropy[task]),
                 "share_of_large": shares.get(task, 1.0),
+                "switches": None,
+                "seconds_per_answer": report.metrics.seconds / len(report.answers),
                 "distortion": report.distortion,
                 "target_calls_per_100_tokens": 100 * report.metrics.num_steps / max(1, report.metrics.num_tokens),
                 "target_calls_per_right_answer": report.metrics.num_steps / sum(right) if any(right) else None,
@@ -261,6 +277,9 @@ COLUMNS = (
     Column("- large, 95 %", _difference("minus_large")),
     Column("- entropy, 95 %", _difference("minus_entropy")),
     Column("by\nlarge", lambda row: row["share_of_large"], "{:.0%}"),
+    Column("cost", lambda row: row["cost"], "{:.2f}"),
+    Column("switches", lambda row: row["switches"], "{:.1f}"),
+    Column("s/answer", lambda row: row["seconds_per_answer"], "{:.2f}"),
     Column("TV", lambda row: row["distortion"], "{:.3f}"),
     Column("calls\n/100", lambda row: row["target_calls_per_100_tokens"], "{:.0f}"),
     Column("calls\n/right", lambda row: row["target_calls_per_right_answer"], "{:.1f}"),
