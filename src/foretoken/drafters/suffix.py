@@ -154,13 +154,12 @@ class SuffixDrafter(Drafter):
                 matched = length[state]
             if matched < min_match:
                 return []
-            edges = next_[state]
-            rate, longer = rates[_kind(automaton, edges)].rates[matched], matched + 1
+            edges, longer = next_[state], matched + 1
             if len(edges) == 1:
                 ((token, child),) = edges.items()
-                return [(rate, token, (child, longer))]
+                return [(rates[_ONCE if count[child] == 1 else _SAME].rates[matched], token, (child, longer))]
             ranked = [(count[child], token, child) for token, child in reversed(edges.items())]
-            rate /= sum(map(_by_count, ranked))
+            rate = rates[_VARIED].rates[matched] / sum(map(_by_count, ranked))
             ranked.sort(key=_by_count, reverse=True)
             return [(rate * number, token, (child, longer)) for number, token, child in ranked[:branching]]
 

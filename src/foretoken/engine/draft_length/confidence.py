@@ -1,6 +1,7 @@
 """How often draft nodes stand, by the confidence that their drafter had in them."""
 
 from collections.abc import Sequence
+from operator import truediv
 
 from foretoken.core.draft import Draft
 from foretoken.core.tree import ROOT
@@ -30,7 +31,7 @@ class Confidence:
 
     def by_tenth(self) -> tuple[float, ...]:
         """:meth:`stands` of each tenth of confidence."""
-        return tuple(stood / seen for stood, seen in zip(self.stood, self.seen, strict=True))
+        return tuple(map(truediv, self.stood, self.seen))
 
     def recall(self, by_tenth: Sequence[float]) -> None:
         """Begin with the probabilities of a former run, in place of the drafter's own."""
@@ -62,11 +63,10 @@ class Reaches:
         misses: how often nodes fall in this request, as a multiple of how often such nodes fall.
     """
 
-    __slots__ = ("_confidence", "_misses", "_of")
+    __slots__ = ("_by_tenth", "_of")
 
     def __init__(self, confidence: Confidence, misses: float = 1.0) -> None:
-        self._confidence = confidence
-        self._misses = misses
+        self._by_tenth = [max(_LEAST, 1.0 - (1.0 - stands) * misses) for stands in confidence.by_tenth()]
         self._of = {1.0: 1.0}
 
     def stands(self, reach: float, confidence: float) -> float:
@@ -76,8 +76,7 @@ class Reaches:
             reach: the product of the drafter's own confidences in the nodes above it.
             confidence: the drafter's, in the node itself.
         """
-        stands = max(_LEAST, 1.0 - (1.0 - self._confidence.stands(confidence)) * self._misses)
-        found = self._of.get(reach, reach) * stands
+        found = self._of.get(reach, reach) * self._by_tenth[_bin(confidence)]
         self._of[reach * confidence] = found
         return found
 

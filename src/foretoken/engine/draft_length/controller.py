@@ -31,6 +31,7 @@ weight is s + (1 - s) n / k for those and s for the others; 1 for all where a re
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,7 @@ _FEW = 3  # requests: where no more run together, what drafting may gain is wort
 _MOST_KEPT, _MOST_LOST = 1.0, 0.25  # tokens that a draft gains or loses by a former run
 _LONGEST_PASS = 4  # steps without a look-up of a request for which nothing was foretold lately, where more run together
 _KEEPS = 0.98
+_NEWEST = 32  # steps without a draft; their times are taken in once a draft is weighed against them
 _PLAIN_TURN = 64  # so many steps with drafts, and one is plain: the cost of plain steps changes, too
 _LONGEST_REST = 31  # steps without a call of the drafter and without measurement
 _PROBE_EVERY = 32  # after so many empty drafts in a row, draft once anyway: the text may have become predictable
@@ -93,6 +95,8 @@ class Controller:
         self._steps = {} if steps is None else steps
         self._regimes: dict[int, _Regime] = {}  # by the magnitude of the number of requests
         self._answer = Mean(_KEEPS)  # tokens of an answer
+        self._plain: deque[tuple[StepCosts, int, float]] = deque(maxlen=_NEWEST)  # rows and seconds of such steps
+        self._hurdles: dict[int, tuple[float, float, float, float]] = {}  # by the number of requests, see _promising
         self._asked: list[Candidate] = []
         self._before: list[tuple[int, int, int]] = []  # of each of them: tokens read, last call, unread
         self._backlog = self._newest = self._step = self._rest = self._rest_of = 0
@@ -178,16 +182,18 @@ class Controller:
         self._step += 1
         self._asked, self._before, self._backlog, self._probing = [], [], 0, False
         self._newest = max((each.request_id for each in requests), default=self._newest)
-        passed = not self._also and all(self.ledger(each).looks_at > self._step for each in requests)
-        if passed or not costs.known or regime.since_plain >= _PLAIN_TURN:
+        if not costs.known:
+            self._take_in_plain_steps()
+        if not costs.known or regime.since_plain >= _PLAIN_TURN:
             return [None] * len(requests)
-        self._weigh(requests, num_requests, costs, queued)
         if self._foretell is None:
+            self._weigh(requests, num_requests, costs, queued)
             self._asked = self._chosen(requests, num_requests, regime)
         else:
-            self._asked = self._promising(requests, num_requests, regime, self._foretell)
+            self._asked = self._promising(requests, num_requests, regime, queued, self._foretell)
         if not self._asked:
             return [None] * len(requests)
+        self._take_in_plain_steps()
         for request in self._asked:
             self._note(request)
         self._probing = not costs.row_known
@@ -216,9 +222,16 @@ class Controller:
             draft, total: seconds of drafting, and of the whole step.
             prompts: whether it read prompts, too: then the step's time says nothing about decoding.
         """
+        regime = self._regime(num_requests)
+        if self._foretell is not None and not self.drafts:  # nearly every step, where nothing repeats
+            regime.since_plain = 0
+            regime.save(_SHARE * num_requests)
+            if not prompts:
+                self._plain.append((regime.costs, num_requests + nodes, total - draft))
+            return
         cost = self._time_drafting(num_requests, nodes, draft) if self._asked else 0.0
         if not prompts:
-            self._regime(num_requests).costs.measure(num_requests + nodes, total - draft)
+            regime.costs.measure(num_requests + nodes, total - draft)
         self._book(num_requests, nodes, cost)
 
     @property
@@ -263,6 +276,11 @@ class Controller:
             self._backlog -= unread
             self._total_asked -= 1
 
+    def _take_in_plain_steps(self) -> None:
+        while self._plain:
+            costs, rows, seconds = self._plain.popleft()
+            costs.measure(rows, seconds)
+
     def _time_drafting(self, num_requests: int, nodes: int, draft: float) -> float:
         """Take in how long drafting took; returns it in steps of the fewest rows."""
         regime = self._regime(num_requests)
@@ -288,6 +306,7 @@ class Controller:
     def _book(self, num_requests: int, nodes: int, cost: float) -> None:
         """Book the drafts of a step for their requests."""
         regime, asked = self._regime(num_requests), self._asked
+        self._hurdles = {}
         if not asked:
             regime.since_plain = 0
             if regime.costs.known:
@@ -317,43 +336,53 @@ class Controller:
         self._answer.add(num_tokens)
 
     def _promising(
-        self, requests: Sequence[Candidate], num_requests: int, regime: _Regime, foretell: Callable[[Any], float]
+        self,
+        requests: Sequence[Candidate],
+        num_requests: int,
+        regime: _Regime,
+        queued: bool,
+        foretell: Callable[[Any], float],
     ) -> list[Candidate]:
         """The requests for which the first node is expected to pay, whatever drafts of other confidence have gained."""
-        costs = regime.costs
-        if not costs.row_known:  # its cost follows from neighbouring steps, with drafts and without
+        also, step = self._also, self._step
+        due = [each for each in requests if self.ledger(each).looks_at <= step or each.request_id in also]
+        if not due:
+            return []
+        if not regime.costs.row_known:  # its cost follows from neighbouring steps, with drafts and without
+            self._take_in_plain_steps()
             if regime.since_plain:
                 return []
-            return [each for each in requests if each.request_id in self._also or foretell(each) > 0.0]
-        token = costs.token(num_requests)
-        row, stands = costs.row / token, self.confidence.stands
-        surest = max(self.confidence.by_tenth())
+            return [each for each in due if each.request_id in also or foretell(each) > 0.0]
+        if num_requests not in self._hurdles:
+            token = regime.costs.token(num_requests)
+            lost = max(0.0, -regime.gain.value) if regime.believed else 0.0
+            asking = regime.drafting.intercept / token
+            self._hurdles[num_requests] = regime.costs.row / token, asking, lost, max(self.confidence.by_tenth())
+        row, asking, lost, surest = self._hurdles[num_requests]
+        self._weigh(requests, num_requests, regime.costs, queued)
         found: list[tuple[float, Candidate]] = []
-        for each in requests:
-            if each.request_id in self._also:
+        for each in due:
+            if each.request_id in also:
                 found.append((math.inf, each))
                 continue
             ledger = self.ledger(each)
-            if ledger.looks_at > self._step:
-                continue
             weight, misses = ledger.weight, ledger.misses
             if weight * (1.0 - (1.0 - surest) * misses) <= row:
                 continue  # nothing that could be found pays
             confidence = foretell(each)
-            gain = weight * (1.0 - (1.0 - stands(confidence)) * misses) - row if confidence > 0.0 else 0.0
-            if gain > 0.0:
+            gain = weight * (1.0 - (1.0 - self.confidence.stands(confidence)) * misses) - row
+            if confidence > 0.0 and gain > 0.0:
                 found.append((gain, each))
                 ledger.passes = 0
             elif num_requests > _FEW:  # a look-up takes as long as a tenth of its token there
                 ledger.passes = min(_LONGEST_PASS, ledger.passes + 1)
-                ledger.looks_at = self._step + 1 + ledger.passes
+                ledger.looks_at = step + 1 + ledger.passes
         if not found:
             return []
-        asking = regime.drafting.intercept / token / len(found)
-        lost = max(0.0, -regime.gain.value) if regime.believed else 0.0
-        chosen = [each for gain, each in found if gain > asking + lost]
+        chosen = [each for gain, each in found if gain > asking / len(found) + lost]
         if lost and len(chosen) < len(found):
             regime.gain.add(0.0)  # the loss is forgotten while nothing is learned
+            self._hurdles = {}
         return chosen
 
     def _chosen(self, requests: Sequence[Candidate], num_requests: int, regime: _Regime) -> list[Candidate]:

@@ -66,6 +66,7 @@ class Portfolio(Controller):
         """The rules of copies; :meth:`second` has those of the model."""
         self._seconds = {}
         if not self.model.resting:
+            self._take_in_plain_steps()  # the model's controller weighs drafts against them, too
             seen = [each for each in requests if each.shown and each.source != self._copies]
             rates = [self.model.rate(each, num_requests) for each in seen]
             for each, rule, rate in zip(seen, self.model.choose(seen, num_requests, queued=queued), rates, strict=True):
@@ -99,6 +100,11 @@ class Portfolio(Controller):
         request.ledger.count(len(draft) - own, max(0, accepted - own))
 
     def measure(self, *, num_requests: int, nodes: int, draft: float, total: float, prompts: bool = False) -> None:
+        if not self.drafts:
+            super().measure(num_requests=num_requests, nodes=nodes, draft=draft, total=total, prompts=prompts)
+            if not self.model.resting:
+                self.model._book(num_requests, 0, 0.0)
+            return
         regime = self._regime(num_requests)
         copied = sum(each.ledger.nodes for each in self._asked)
         copying = draft

@@ -65,13 +65,13 @@ class AutoDrafter(CopiesFirst):
             try:
                 inner = inner_of(options, catalog.find(options.drafter, "drafter").load(), kinds, target)
                 super().__init__(inner)
-                off = ""
+                off, why = ("no_drafter", "drafter=none") if inner.name == _NONE else ("", "")
                 break
             except Exception as error:
                 if named:
                     raise
                 off, why = _code_of(error), f"{options.drafter}: {error}"
-        if off:
+        else:
             nothing = catalog.find(_NONE, "drafter").load()
             super().__init__(inner_of(replace(config, drafter=_NONE), nothing, kinds, target))
         self.offers = Offers(portfolio=off, keeps_seeds=True, foretells=True)

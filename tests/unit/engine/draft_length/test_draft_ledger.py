@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -407,6 +408,49 @@ def test_a_request_drafts_where_its_gain_exceeds_its_reading_cost():
     request.tokens += [0] * 20
     request.tokens_left = 3
     assert step(controller, request) == [True]  # tokens that were read cost nothing again
+
+
+def quiet(controller, answer, steps, seconds):
+    """Steps in which nothing repeats."""
+    for _ in range(steps):
+        assert controller.choose([answer], 1) == [None]
+        controller.measure(num_requests=1, nodes=0, draft=0.0, total=seconds)
+
+
+def copying(found):
+    """A controller that knows the cost of a row, a tenth of a step, and has seen some steps without a draft."""
+    controller = Controller(copying=True, foretell=lambda context: found[0])
+    costs = controller._regime(1).costs
+    for rows in (1, 1, 1, 9, 1, 9):
+        costs.measure(rows, 1.0 + 0.1 * (rows - 1))
+    quiet(controller, Answer([0] * 60, 100, 60), 20, 1.0)
+    return controller
+
+
+def test_times_of_steps_in_which_nothing_repeats_are_taken_in_when_a_draft_is_weighed_against_them():
+    found = [0.0]
+    controller, answer = copying(found), Answer([0] * 60, 100, 60)
+    quiet(controller, answer, 100, 3.0)
+    found[0] = 0.9
+    assert controller.choose([answer], 1) != [None]
+    assert controller._regime(1).costs.base == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_step_in_which_nothing_repeats_takes_few_calls():
+    controller, answer = copying([0.0]), Answer([0] * 60, 100, 60)
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        controller.choose([answer], 1)
+        controller.measure(num_requests=1, nodes=0, draft=0.0, total=1.0)
+    finally:
+        sys.setprofile(None)
+    assert calls <= 25  # 46 where all is booked at once
 
 
 def test_a_request_that_ends_before_its_next_trial_is_hopeless():
