@@ -39,7 +39,9 @@ def check(model: str, settings: Mapping[str, Any] | None, **origin: Any) -> None
         ConfigError, ModelError, MismatchError: as the loaded model would be refused.
     """
     settings = dict(settings or {}) if isinstance(settings, Mapping) else {}
-    method = settings.get("method") or (method_for(settings["model"]) if settings.get("model") else "none")
+    method = settings.get("method") or (
+        catalog.for_model(settings["model"], settings) if settings.get("model") else "none"
+    )
     method = METHODS.get(method, method) if isinstance(method, str) else None
     drafter = _class_of(method, "drafter")
     verifier = _class_of(settings.get("verifier"), "verifier")

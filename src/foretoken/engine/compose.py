@@ -20,7 +20,6 @@ from foretoken.core.plain import plain, without_idle
 from foretoken.core.protocols import Drafter, PlanMaker, Verifier
 from foretoken.drafters.extended import ExtendedDrafter
 from foretoken.drafting import learned_part
-from foretoken.drafting.published.folder import method_for
 from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.executors.worker_thread import split
 from foretoken.engine.intake.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION
@@ -52,13 +51,14 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
             check_name(settings[key], f"{key:.60}=")
     own = RecipeOptions(**{key: value for key, value in settings.items() if key in OWN_KEYS})
     plan = plan_of(settings, target)
+    given = set(settings)
     if settings.get("num_speculative_tokens") is not None and not settings.keys() & {"method", "model"}:
         raise ConfigError("num_speculative_tokens is given without a method: add 'method', for example 'suffix'")
     for key in OWN_KEYS:
         settings.pop(key, None)
     method, wanted, executor, lane = own.method, own.verifier, own.executor, own.lane
     if method is None:
-        method = method_for(settings["model"]) if "model" in settings else "none"
+        method = catalog.for_model(settings["model"], given) if "model" in settings else "none"
     if isinstance(method, str):
         method = METHODS.get(method, method)
     _check_lane(lane, executor, method)

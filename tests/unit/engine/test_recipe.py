@@ -95,7 +95,10 @@ def test_a_config_that_is_no_mapping_is_refused(settings):
     ("settings", "method", "num_nodes", "adaptive"),
     [
         ({}, "none", 0, False),
-        ({"model": "zoo:draft"}, "draft_model", 16, True),
+        ({"model": "zoo:draft"}, "auto", 16, True),
+        ({"model": "zoo:draft", "num_speculative_tokens": 4}, "auto", 4, False),
+        ({"model": "zoo:draft", "dtype": "int8"}, "draft_model", 16, True),
+        ({"model": "zoo:draft", "verifier": "kseq"}, "draft_model", 16, True),
         ({"method": "ngram", "num_speculative_tokens": 0}, "ngram", 0, False),
         ({"method": "ngram", "num_speculative_tokens": 256}, "ngram", 256, False),
         ({"method": "ngram", "num_speculative_tokens": "auto"}, "ngram", 16, True),

@@ -94,13 +94,9 @@ def speculative_config(
 class RecipeFlags:
     """The flags from which a command makes its ``speculative_config``."""
 
-    method: Annotated[
-        str | None,
-        Option(
-            "Drafting method; 'foretoken methods' lists them.",
-            says_default="auto; with --draft-model that of its folder",
-        ),
-    ] = None
+    method: Annotated[str | None, Option("Drafting method; 'foretoken methods' lists them.", says_default="auto")] = (
+        None
+    )
     sets: Annotated[
         Sequence[str] | None,
         Option(
@@ -118,7 +114,7 @@ class RecipeFlags:
     def config(self, target: str) -> dict[str, Any]:
         """Return the ``speculative_config`` for a target.
 
-        The default method is that of the draft model's folder, see drafting/published/, and auto without one.
+        The default method is auto; with a draft model, see :func:`foretoken.catalog.for_model`.
         """
         if self.plan is not None:
             for option, value in (("--method", self.method), ("--set", self.sets), ("--draft-model", self.draft_model)):
@@ -126,8 +122,11 @@ class RecipeFlags:
                     raise ConfigError(f"--plan {self.plan} decides method and options: leave {option} out, or --plan")
             check_readable(self.plan, "--plan")
             return {"plan": str(self.plan.resolve())}
-        name = self.method or (DEFAULT_METHOD if self.draft_model is None else method_for(self.draft_model))
-        return speculative_config(name, parse_settings(self.sets or []), target=target, draft_model=self.draft_model)
+        if self.method is not None and not self.method.strip():
+            raise ConfigError("--method is empty: use a name from 'foretoken methods', or leave it out")
+        settings, draft = parse_settings(self.sets or []), self.draft_model
+        name = self.method or (DEFAULT_METHOD if draft is None else catalog.for_model(draft, settings))
+        return speculative_config(name, settings, target=target, draft_model=draft)
 
 
 def parse_numbers(text: str, option: str, kind: Callable[[str], Any], *, least: int | None = None) -> list[Any]:

@@ -61,6 +61,7 @@ class KangarooDrafter(Drafter):
 
     name = "kangaroo"
     laws: tuple[type[Law], ...] = (Sampled,)
+    offers = Offers(resumes=True)
     declared = Declared(
         learned_part="foretoken.methods.kangaroo.network:Adapter",
         variants=(

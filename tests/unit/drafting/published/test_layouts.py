@@ -61,9 +61,9 @@ def test_a_folder_says_its_method(config: dict[str, Any], names: list[str], meth
     save_file({name: torch.zeros(2) for name in names}, tmp_path / "model.safetensors")
     assert sorted(tensor_names(tmp_path)) == sorted(names)
     assert method_for(tmp_path) == method
-    if method == "eagle":
-        chosen = RecipeFlags(draft_model=str(tmp_path)).config("zoo:base")
-        assert chosen == {"method": "eagle", "model": str(tmp_path)}
+    assert RecipeFlags(draft_model=str(tmp_path)).config("zoo:base") == {"method": "auto", "model": str(tmp_path)}
+    chosen = RecipeFlags(method=method, draft_model=str(tmp_path)).config("zoo:base")
+    assert chosen == {"method": method, "model": str(tmp_path)}
 
 
 def test_a_name_that_is_no_folder_is_a_draft_model(tmp_path: Path) -> None:
