@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from functools import cache
-from time import perf_counter
+from time import perf_counter, sleep
 from types import SimpleNamespace
 
 import pytest
@@ -972,3 +972,16 @@ def test_tokens_accepted_beyond_the_end_are_not_counted():
     assert (metrics.num_tokens, metrics.num_steps, metrics.num_draft_tokens) == (end + 1, 2, 6)
     assert metrics.num_accepted_tokens == end  # the first token is the prompt's
     assert metrics.acceptance_by_position == [1.0] * end + [0.0] * (6 - end)
+
+
+def test_time_that_other_processes_took_does_not_count_against_drafts(monkeypatch):
+    """A draft that waits for its core is not a slow one."""
+    drafter = stubs.Oracle(truth(PROMPTS[:1]))
+    propose, told = drafter.propose, []
+    drafter.propose = lambda *given: sleep(0.05) or propose(*given)
+    llm = with_drafter(drafter, adaptive=True)
+    measure = llm.engine.controller.measure
+    llm.engine.controller.measure = lambda **step: told.append(step) or measure(**step)
+    llm.generate(PROMPTS[0], plan(24))
+    assert any(step["nodes"] for step in told)
+    assert all(step["draft"] < step["total"] < 0.05 for step in told)
