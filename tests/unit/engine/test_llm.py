@@ -985,3 +985,11 @@ def test_time_that_other_processes_took_does_not_count_against_drafts(monkeypatc
     llm.generate(PROMPTS[0], plan(24))
     assert any(step["nodes"] for step in told)
     assert all(step["draft"] < step["total"] < 0.05 for step in told)
+
+
+def test_a_drafter_is_believed_to_read_many_tokens_at_once():
+    """If each took a token's time in decoding, a long prompt would not be read for a short answer."""
+    with LLM("zoo:base", speculative_config={"method": "draft_model", "model": "zoo:draft"}) as llm:
+        controller, target = llm.engine.controller, llm.target
+        one_by_one = llm.recipe.drafter.reading_flops(1) / target.reading_flops(1)
+        assert controller._reading.token(1.0) < one_by_one / 4.0
