@@ -60,6 +60,27 @@ def find(model: Any) -> Anatomy:
     return Anatomy(body, embedding, layers, _final_norm(body, kind), head)
 
 
+def last_own_layers(text: Any) -> dict[str, int]:
+    """Of each type of attention, the last layer that has keys and values of its own.
+
+    Args:
+        text: config of the text part.
+    """
+    layers = text.num_hidden_layers
+    kind = "sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"
+    types = list(getattr(text, "layer_types", None) or [kind] * layers)
+    return {
+        kind: layer for layer, kind in enumerate(types[: layers - (getattr(text, "num_kv_shared_layers", None) or 0)])
+    }
+
+
+def kv_sources(text: Any) -> dict[int, int]:
+    """Of each layer that reads another layer's keys and values (Gemma 3n, Gemma 4), that layer."""
+    own, last = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0), last_own_layers(text)
+    types = list(getattr(text, "layer_types", None) or ())
+    return {layer: last[kind] for layer, kind in enumerate(types[own:], own)}
+
+
 def cache_argument(module: nn.Module) -> str:
     """The argument through which a module of transformers takes its cache: ``cache`` from 5.24 on."""
     named = inspect.signature(module.forward).parameters

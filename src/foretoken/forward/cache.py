@@ -12,7 +12,7 @@ Letters: S slots, G key/value heads, C capacity, D head width.
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -53,6 +53,7 @@ class KVCache:
         max_length: rows per slot, at most.
         kv_dtype: of keys and values; None: as they are computed. uint8: a row is a scale and a code of 8 bits for each
             element, [D + 4]; only the native decoder writes and reads such rows (native/int8_kv.h).
+        sources: of layers that read and write another layer's keys and values, that layer; they have none of their own.
     Attributes:
         lengths: committed rows of each slot.
         can_branch: whether a tail may be a tree; if not, drafts must be chains.
@@ -62,9 +63,16 @@ class KVCache:
     """
 
     def __init__(
-        self, num_layers: int, max_slots: int, max_length: int, *, kv_dtype: torch.dtype | None = None
+        self,
+        num_layers: int,
+        max_slots: int,
+        max_length: int,
+        *,
+        kv_dtype: torch.dtype | None = None,
+        sources: Mapping[int, int] | None = None,
     ) -> None:
         self.num_layers = num_layers
+        self.sources = sources or {}
         self.max_slots = max_slots
         self.max_length = max_length
         self.num_slots = 1
@@ -143,6 +151,7 @@ class KVCache:
                 "kv_cache_dtype='int8' is read by the native decoder alone, and here a plan has to read keys and "
                 "values: leave it out"
             )
+        layer = self.sources.get(layer, layer)
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
             keys, values = (
@@ -162,6 +171,7 @@ class KVCache:
         Raises:
             ValueError: nothing was written yet.
         """
+        layer = self.sources.get(layer, layer)
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
             raise ValueError(f"layer {layer} has no keys yet")

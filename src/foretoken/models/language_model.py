@@ -173,6 +173,7 @@ class LanguageModel:
         self.num_layers: int = text.num_hidden_layers
         self.width: int = text.hidden_size
         self.vocab_size: int = text.vocab_size
+        self.kv_sources = anatomy.kv_sources(text)
         first = next(model.parameters())
         self.device: torch.device = first.device
         self.dtype: torch.dtype = first.dtype
@@ -247,7 +248,9 @@ class LanguageModel:
     def new_cache(self, max_slots: int) -> KVCache:
         """An empty cache for this model."""
         if not self.mixers:
-            return KVCache(self.num_layers, max_slots, self.max_length, kv_dtype=self.kv_dtype)
+            return KVCache(
+                self.num_layers, max_slots, self.max_length, kv_dtype=self.kv_dtype, sources=self.kv_sources
+            )
         return cache_for(self.mixers, self.num_layers, max_slots, self.max_length, self.dtype, self.device)
 
     def forward(

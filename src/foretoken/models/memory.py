@@ -59,7 +59,8 @@ def bytes_of_token(config: Any, bytes_of_value: int = 2) -> int:
     heads = getattr(text, "num_attention_heads", None) or 1
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     shared = getattr(text, "num_key_value_heads", None) or heads
-    return int(2 * bytes_of_value * text.num_hidden_layers * shared * width)
+    layers = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)  # which keep none
+    return int(2 * bytes_of_value * layers * shared * width)
 
 
 def _of_system() -> int | None:

@@ -199,7 +199,9 @@ class BlockSummaries:
 
     def of(self, layer: int, slots: Sequence[int]) -> Tensor:
         """The layer's, float32 [S, G, N, W]; of these slots all whole committed blocks are valid."""
-        cache, known, size = self._cache, self._known[layer], self.size
+        cache, size = self._cache, self.size
+        layer = cache.sources.get(layer, layer)
+        known = self._known[layer]
         keys_SGCD = cache.keys[layer]
         assert keys_SGCD is not None, "a slot with committed rows has keys"
         summaries = self._room(layer, keys_SGCD)
