@@ -71,7 +71,8 @@ def test_logits_through_the_layers_equal_the_library(fused_pair: Pair, scenario:
 @pytest.mark.skipif(build_fused.library() is None, reason="no C compiler on this machine: the native path is off")
 def test_the_tests_run_the_fused_decoder(fused_pair: Pair) -> None:
     model, _ = fused_pair
-    odd = getattr(model.config, "head_dim", None) == 12 or getattr(model.config, "moe_intermediate_size", None) == 24
+    first = model.config.per_layer_config[0]
+    odd = getattr(first, "head_dim", None) == 12 or getattr(model.config, "moe_intermediate_size", None) == 24
     assert (model.native_decoder is None) == odd
 
 

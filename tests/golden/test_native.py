@@ -22,6 +22,7 @@ from helpers.native_models import COMMON, FAMILIES, error, make, plain, text
 pytestmark = pytest.mark.skipif(build.library() is None, reason="no C compiler on this machine: the native path is off")
 
 UNCOMMON = ("smollm3", "phi3", "granite", "olmo2", "gemma2", "gemma3", "glm4", "gpt_neox", "phi", "cohere", "nemotron")
+GEMMA4 = ("gemma4, shared keys and inputs", "gemma4, values are keys")
 PARALLEL = "stablelm, parallel, heads normed"
 
 
@@ -60,7 +61,7 @@ def test_a_wrong_position_is_far_outside_the_tolerance() -> None:
     assert error(session.forward(batch), plain(reference, tokens)) > 1e-2
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen2", "qwen3", "youtu", *UNCOMMON])
+@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen2", "qwen3", "youtu", *UNCOMMON, *GEMMA4])
 def test_bfloat16_is_as_close_to_exact_as_the_library_is(family: str) -> None:
     model, reference = make(family, torch.bfloat16)
     tokens = text(60)
@@ -73,7 +74,9 @@ def test_bfloat16_is_as_close_to_exact_as_the_library_is(family: str) -> None:
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "int8", "int4"], ids=str)
-@pytest.mark.parametrize("family", ["llama", "mistral, window", "qwen3", "olmo2", "gemma2", "glm4", "youtu", PARALLEL])
+@pytest.mark.parametrize(
+    "family", ["llama", "mistral, window", "qwen3", "olmo2", "gemma2", "glm4", "youtu", PARALLEL, *GEMMA4]
+)
 def test_a_row_does_not_depend_on_its_company_bit_for_bit(family: str, dtype: torch.dtype | str) -> None:
     """One token at a time, as plain decoding does, is the measure; every other way must give the same bits."""
     model, _ = make(family, dtype)

@@ -72,6 +72,17 @@ def compressed_rows_without_gain(layout: Layout) -> Layout:
     return replace(layout, blocks=blocks)
 
 
+def of_another_layer(layout: Layout) -> Layout:
+    blocks = [replace(each, kv_layer=0) if each.kv_layer == 2 else each for each in layout.blocks]
+    return replace(layout, blocks=blocks)
+
+
+def inputs_by_token(layout: Layout) -> Layout:
+    assert layout.inputs is not None
+    return replace(layout, inputs=layout.inputs._replace(gain_I=0 * layout.inputs.gain_I))
+
+
+GEMMA4 = "gemma4, shared keys and inputs"
 FAULTS: list[tuple[str, str, Change]] = [
     ("gemma2", "no cap of scores", of_all(score_cap=0.0)),
     ("gemma2", "no cap of logits", of_all(logit_cap=0.0)),
@@ -83,6 +94,10 @@ FAULTS: list[tuple[str, str, Change]] = [
     ("gemma3", "one rotary for all", of_blocks(rotary=1)),
     ("gemma3", "another activation", of_all(activation="silu")),
     ("gemma3", "heads not normed", of_blocks(q_norm_d=None, k_norm_d=None)),
+    (GEMMA4, "values as they are", of_blocks(norm_values=False)),
+    (GEMMA4, "layers without their factors", of_blocks(factor=1.0)),
+    (GEMMA4, "keys of the first layer of the same kind", of_another_layer),
+    (GEMMA4, "inputs of layers by their tokens alone", inputs_by_token),
     ("olmo2", "a norm before attention", lambda layout: of_blocks(attention_norm_D=layout.final_norm_D)(layout)),
     ("olmo2", "norms over each head", norms_of_one_head),
     ("smollm3", "rotary in every layer", of_blocks(rotary=0)),

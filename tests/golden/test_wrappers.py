@@ -62,6 +62,14 @@ WRAPPERS: dict[str, tuple[str, dict[str, Any]]] = {
             "eoi_token_index": 98,
         },
     ),
+    "gemma4": (
+        "Gemma4ForCausalLM",
+        {
+            "text_config": {**FAMILIES["gemma4_text"].options, "model_type": "gemma4_text"},
+            "vision_config": {**VISION, "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64},
+            "audio_config": None,
+        },
+    ),
     "aya_vision": ("AyaVisionForConditionalGeneration", {"text_config": text("cohere2"), "vision_config": SIGLIP}),
     "qwen2_vl": (
         "Qwen2VLForConditionalGeneration",

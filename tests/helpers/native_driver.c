@@ -109,6 +109,8 @@ static void build(Decoder *d, Kind kind) {
             .rot_dim = l ? HEAD_DIM : HEAD_DIM / 2,
             .angles = l,
             .index = l,
+            .head_dim = HEAD_DIM, .kv_heads = GROUPS, .kv_layer = l,
+            .factor = 1,
         };
     for (int i = 0; i < 2; i++)
         d->angles[i] = (Angles){own(d, filled(CAPACITY * HEAD_DIM / 2, 0, 1, 0)), own(d, filled(CAPACITY * HEAD_DIM / 2, 0, 1, 0))};
@@ -256,8 +258,10 @@ static void tree(const Decoder *d, const int32_t *tokens, const float *expected)
     const int64_t from[3] = {PREFIX + 1, PREFIX + 3, PREFIX + 5};
     for (int i = 0; i < 3; i++)
         must_equal(logits + (from[i] - PREFIX) * VOCAB, expected + (PREFIX + 1 + i) * VOCAB, VOCAB, "tree");
-    const Move move = {.num_layers = LAYERS, .kv_heads = GROUPS, .capacity = CAPACITY,
-                       .row_bytes = HEAD_DIM * (d->model.bf16 ? 2 : 4), .to = PREFIX + 1, .count = 3,
+    int64_t kv_heads[LAYERS], row_bytes[LAYERS];
+    for (int l = 0; l < LAYERS; l++) kv_heads[l] = GROUPS, row_bytes[l] = HEAD_DIM * (d->model.bf16 ? 2 : 4);
+    const Move move = {.num_layers = LAYERS, .kv_heads = kv_heads, .capacity = CAPACITY,
+                       .row_bytes = row_bytes, .to = PREFIX + 1, .count = 3,
                        .keys = cache.keys, .values = cache.values, .from_rows = from};
     foretoken_move(&move);
     const long begin = PREFIX + 4;

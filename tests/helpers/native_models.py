@@ -72,6 +72,20 @@ _LATENT = {
     "head_dim": 16, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
     "v_head_dim": 32,
 }  # fmt: skip
+_GEMMA4 = {
+    "num_hidden_layers": 5,
+    "sliding_window": 21,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 64,
+    "num_kv_shared_layers": 2,
+    "vocab_size_per_layer_input": 101,
+    "hidden_size_per_layer_input": 32,
+    "use_double_wide_mlp": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied, biased": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -204,6 +218,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {"logit_scale": 0.3}),
     "cohere, heads normed": ("cohere", {"use_qk_norm": True}),
     "cohere2": ("cohere2", _ALTERNATING),
+    "gemma4, shared keys and inputs": ("gemma4_text", _GEMMA4),
+    "gemma4, values are keys": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "vaultgemma": ("vaultgemma", {**_ALTERNATING, **_CAPS, "query_pre_attn_scalar": 12}),
 }
 
@@ -228,6 +254,8 @@ def twins(family: str, kind_of_weights: torch.dtype | str) -> tuple[Any, Any]:
         for name, buffer in reference.named_buffers():
             if "correction" in name:
                 buffer.copy_(0.3 * torch.randn(buffer.shape))
+            elif "layer_scalar" in name:
+                buffer.copy_(0.5 + torch.rand(buffer.shape))
     own = copy.deepcopy(config)  # from_config notes the attention implementation in it
     twin = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=attention.NAME).eval()
     twin.load_state_dict(reference.state_dict())

@@ -164,13 +164,13 @@ FAMILIES: dict[str, Family] = {
         {
             **_GROUPED,
             "head_dim": 16,
-            "global_head_dim": 24,
+            "global_head_dim": 32,
             "num_hidden_layers": 4,
             "sliding_window": WINDOW,
             "layer_types": 2 * _ALTERNATING,
             "num_kv_shared_layers": 2,
             "vocab_size_per_layer_input": VOCAB_SIZE,
-            "hidden_size_per_layer_input": 8,
+            "hidden_size_per_layer_input": 32,
         },
         windowed=True,
     ),
@@ -373,6 +373,9 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> None:
                 weight.copy_(level + 0.2 * noise)
             else:
                 weight.copy_(noise * (1.5 / weight.shape[-1] ** 0.5 if "embed" not in name else 0.7))
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):  # Gemma 4's
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
 
 
 def save_model(

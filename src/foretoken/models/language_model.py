@@ -248,9 +248,7 @@ class LanguageModel:
     def new_cache(self, max_slots: int) -> KVCache:
         """An empty cache for this model."""
         if not self.mixers:
-            return KVCache(
-                self.num_layers, max_slots, self.max_length, kv_dtype=self.kv_dtype, sources=self.kv_sources
-            )
+            return KVCache(self.num_layers, max_slots, self.max_length, kv_dtype=self.kv_dtype, sources=self.kv_sources)
         return cache_for(self.mixers, self.num_layers, max_slots, self.max_length, self.dtype, self.device)
 
     def forward(

@@ -56,11 +56,13 @@ def bytes_of_token(config: Any, bytes_of_value: int = 2) -> int:
         bytes_of_value: of the dtype that they are kept in.
     """
     text = config.get_text_config(decoder=True)
-    heads = getattr(text, "num_attention_heads", None) or 1
-    width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    shared = getattr(text, "num_key_value_heads", None) or heads
-    layers = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)  # which keep none
-    return int(2 * bytes_of_value * layers * shared * width)
+    values = 0
+    for layer in range(text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)):  # others keep none
+        own = text.per_layer_config[layer]
+        heads = getattr(own, "num_attention_heads", None) or 1
+        shared = getattr(own, "num_key_value_heads", None) or heads
+        values += shared * (getattr(own, "head_dim", None) or own.hidden_size // heads)
+    return int(2 * bytes_of_value * values)
 
 
 def _of_system() -> int | None:

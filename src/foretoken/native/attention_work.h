@@ -8,11 +8,14 @@ typedef struct {
     long span;            /* or -1: all of them */
 } Piece;
 
+/* Whether the layer projects and writes keys of its own. */
+static inline int writes_keys(const Layer *layer) { return !layer->external_kv && layer->kv_layer == layer->index; }
+
 /* Floats of a projected row before its keys. */
-static inline long keys_at(const Model *m, const Layer *layer) { return (layer->opens ? 2 : 1) * m->heads * m->head_dim; }
+static inline long keys_at(const Model *m, const Layer *layer) { return (layer->opens ? 2 : 1) * m->heads * layer->head_dim; }
 
 /* Elements of a head's value that the layer's last product reads. */
-static inline long value_dim(const Model *m, const Layer *layer) { return layer->latent ? layer->latent->value_dim : m->head_dim; }
+static inline long value_dim(const Model *m, const Layer *layer) { return layer->latent ? layer->latent->value_dim : layer->head_dim; }
 
 /* Floats of a row before keys and values are expanded, and of the expanded ones, end to end. */
 static inline long compressed_floats(const Layer *layer) {
@@ -23,20 +26,20 @@ static inline long expanded_floats(const Model *m, const Layer *layer) {
 }
 
 /* Tokens of a panel: as many as their folded rows, one for each query head of a group, fit. */
-static inline long panel_tokens(const Model *m) {
-    const long n = m->heads / m->kv_heads;
+static inline long panel_tokens(const Model *m, long kv_heads) {
+    const long n = m->heads / kv_heads;
     return n < PANEL ? PANEL / n : 1;
 }
 
 /* A segment that selects blocks is not divided: its choice is made once. */
-static inline long panels_of(const Job *job, const Segment *s) {
-    const long tokens = panel_tokens(job->model);
+static inline long panels_of(const Job *job, long kv_heads, const Segment *s) {
+    const long tokens = panel_tokens(job->model, kv_heads);
     return s->keep ? 1 : (s->rows + tokens - 1) / tokens;
 }
 
 static long panels_of_all(const Job *job) {
     long count = 0;
-    for (long i = 0; i < job->call->num_segments; i++) count += panels_of(job, job->call->segments + i);
+    for (long i = 0; i < job->call->num_segments; i++) count += panels_of(job, job->model->kv_heads, job->call->segments + i);
     return count;
 }
 
@@ -53,16 +56,16 @@ static long attention_items(const Job *job, const Layer *layer, int summed) {
     long count = 0;
     for (const Segment *s = job->call->segments; s < job->call->segments + job->call->num_segments; s++) {
         const long spans = spans_of(job, layer, s);
-        count += panels_of(job, s) * (summed ? spans > 0 : spans ? spans : 1);
+        count += panels_of(job, layer->kv_heads, s) * (summed ? spans > 0 : spans ? spans : 1);
     }
-    return count * job->model->kv_heads;
+    return count * layer->kv_heads;
 }
 
 /* Piece i. The last rows of a segment come first: they see the most, and threads should end together. */
 static Piece piece_of(const Job *job, const Layer *layer, long i, int summed) {
-    const long groups = job->model->kv_heads, tokens = panel_tokens(job->model);
+    const long groups = layer->kv_heads, tokens = panel_tokens(job->model, groups);
     for (const Segment *s = job->call->segments;; s++) {
-        const long panels = panels_of(job, s), spans = spans_of(job, layer, s);
+        const long panels = panels_of(job, groups, s), spans = spans_of(job, layer, s);
         const long apart = summed ? spans > 0 : spans ? spans : 1, count = panels * groups * apart;
         if (i >= count) {
             i -= count;

@@ -27,7 +27,7 @@ from foretoken.core.files import own_cache_folder
 from foretoken.forward.switch import native_wanted, variant_wanted
 from foretoken.native import selftest, variants
 
-_ABI = 20
+_ABI = 21
 _SCRATCH = "building-"
 
 log = logging.getLogger(__name__)

@@ -35,19 +35,22 @@ class CacheAddresses:
     """
 
     def __init__(self, library: ctypes.CDLL, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
-        one = next((pair[0] for pair in pairs if pair is not None), torch.empty(cache.num_slots, 0, cache.capacity, 0))
-        num_slots, num_groups, capacity, width = one.shape
-        row_bytes = width * one.element_size()
+        keys = [None if pair is None else pair[0] for pair in pairs]
+        self._groups, self._row_bytes = (
+            array("q", [0 if each is None else number(each) for each in keys])
+            for number in (lambda each: each.shape[1], lambda each: each.shape[3] * each.element_size())
+        )
         self._library = library
         self._generation = cache.generation
         self._whole = len(pairs) == cache.num_layers
-        self._sizes = (len(pairs), num_groups, capacity, row_bytes)
-        tiles = -(-capacity // _TILE)
+        self._capacity, tiles = cache.capacity, -(-cache.capacity // _TILE)
         with torch.inference_mode(False):
-            shape = (num_slots, num_groups, tiles, row_bytes // 4 * _TILE)
-            self._known_LSG = torch.zeros(len(pairs), num_slots, num_groups, dtype=torch.int32)
-            self._tiled = [None if pair is None else empty_rows(self._known_LSG, shape) for pair in pairs]
-        self.keys = _addresses(None if pair is None else pair[0] for pair in pairs)
+            self._known_LSG = torch.zeros(len(pairs), cache.num_slots, max(self._groups, default=0), dtype=torch.int32)
+            self._tiled = [
+                empty_rows(self._known_LSG, (cache.num_slots, groups, tiles, size // 4 * _TILE)) if groups else None
+                for groups, size in zip(self._groups, self._row_bytes, strict=True)
+            ]
+        self.keys = _addresses(keys)
         self.values = _addresses(None if pair is None else pair[1] for pair in pairs)
         self.tiled = _addresses(self._tiled)
         self.known = _addresses(self._known_LSG)
@@ -74,17 +77,18 @@ class CacheAddresses:
         """
         if not self.serves(cache):
             return False
-        num_layers, num_groups, capacity, row_bytes = self._sizes
-        within = 0 <= slot < self._known_LSG.shape[1] and 0 <= to <= rows[0] and rows[-1] < capacity
+        within = 0 <= slot < self._known_LSG.shape[1] and 0 <= to <= rows[0] and rows[-1] < self._capacity
         if not within or any(row >= after for row, after in pairwise(rows)):
-            raise ValueError(f"rows {list(rows)} of slot {slot} cannot go to {to}: increasing, and below {capacity}")
+            raise ValueError(
+                f"rows {list(rows)} of slot {slot} cannot go to {to}: increasing, and below {self._capacity}"
+            )
         source = array("q", rows)
         call = structs.Move(
-            num_layers=num_layers,
+            num_layers=len(self._groups),
             slot=slot,
-            kv_heads=num_groups,
-            capacity=capacity,
-            row_bytes=row_bytes,
+            capacity=self._capacity,
+            kv_heads=self._groups.buffer_info()[0],
+            row_bytes=self._row_bytes.buffer_info()[0],
             to=to,
             count=len(source),
             keys=ctypes.addressof(self.keys),

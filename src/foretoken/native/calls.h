@@ -21,7 +21,7 @@ int64_t foretoken_forward(Team *team, const Model *m, const Call *call) {
     Job job = {.run = run, .model = m, .call = call};
     Call rest;
     pthread_mutex_lock(&team->callers);
-    const int ready = clear_stages(team, &job, STAGES_OF_LAYER * (call->last - call->first) + 3) &&
+    const int ready = clear_stages(team, &job, STAGES_OF_LAYER * (call->last - call->first) + 5) &&
                       reserve_workspace(team, &job, threads);
     if (ready) leave_unread_out(team, &job, &rest);
     if (ready) together(team, &job, (int)threads);
@@ -32,9 +32,9 @@ int64_t foretoken_forward(Team *team, const Model *m, const Call *call) {
 /* Keep a branch of a draft: its rows become neighbours, ascending, so that none is written before it has been read. */
 void foretoken_move(const Move *move) {
     for (int64_t layer = 0; layer < move->num_layers; layer++)
-        for (int64_t g = 0; g < move->kv_heads; g++) {
+        for (int64_t g = 0; g < move->kv_heads[layer]; g++) {
             if (!move->keys[layer]) continue; /* it keeps none */
-            const size_t bytes = move->row_bytes, at = (move->slot * move->kv_heads + g) * move->capacity * bytes;
+            const size_t bytes = move->row_bytes[layer], at = (move->slot * move->kv_heads[layer] + g) * move->capacity * bytes;
             char *keys = (char *)move->keys[layer] + at, *values = (char *)move->values[layer] + at;
             for (int64_t i = 0; i < move->count; i++) {
                 if (move->from_rows[i] == move->to + i) continue;

@@ -20,7 +20,7 @@ from foretoken.forward.stored_weight import StoredWeight
 from foretoken.native.layout import Block, Experts, Latent, Layout, MLPBlock, Projection, StateBlock
 from foretoken.native.packing import Tiles, form_of
 from foretoken.native.quantised import CodedTiles
-from foretoken.native.structs import SCORES, SETS, VOTERS
+from foretoken.native.structs import SCORES, SETS, VOTERS, Layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,9 @@ class Sizes:
     """Sizes that the weights were packed for.
 
     Attributes:
-        num_layers, width, kv_heads, head_dim, vocab_size: as in the layout.
+        num_layers, width, vocab_size: as in the layout.
+        heads: of each layer key/value heads, and their width; zeros where it does not attend.
+        kv_heads, head_dim: of the first layer that sees the whole context.
         embedded: tokens that the embedding has; 0: it has none, and every forward is entered.
         max_length: positions that a row may have.
         dtype: of keys and values.
@@ -37,6 +39,7 @@ class Sizes:
 
     num_layers: int
     width: int
+    heads: Sequence[tuple[int, int]]
     kv_heads: int
     head_dim: int
     vocab_size: int
@@ -66,6 +69,15 @@ def check_layout(layout: Layout) -> None:
             raise ValueError(
                 f"layout.embedding_VD is {list(embedding.shape)} of {dtype}: [{embedding.shape[0]}, {layout.width}] "
                 f"of {layout.dtype}"
+            )
+    if layout.inputs is not None:
+        every = layout.num_blocks * layout.inputs.input_width
+        _check_projection("layout.inputs.projection", layout.inputs.projection, every, layout.width)
+        table = layout.inputs.embedding
+        dtype = torch.float32 if isinstance(table, StoredWeight) else table.dtype
+        if embedding is None or table.shape[0] < embedding.shape[0] or table.shape[1] != every or dtype != layout.dtype:
+            raise ValueError(
+                f"layout.inputs.embedding is {list(table.shape)} of {dtype}: as many rows as the embedding"
             )
     if isinstance(layout.head, Projection):
         _check_projection("layout.head", layout.head, layout.head.outputs, layout.width)
@@ -102,24 +114,31 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         check_block(layout, block.parallel_mixer, halves)
         if block.parallel or block.parallel_mixer.up is not None or block.parallel_mixer.experts is not None:
             raise ValueError("block.next to: a mixer without an MLP or experts, next to attention that is not parallel")
-    queries, keys = layout.heads * layout.head_dim, layout.kv_heads * layout.head_dim
+    head_dim, kv_heads = block.head_dim or layout.head_dim, block.kv_heads or layout.kv_heads
+    check_within("block.head_dim", head_dim, 16, layout.head_dim)
+    check_within("block.kv_heads", kv_heads, 1, layout.kv_heads)
+    queries, keys = layout.heads * head_dim, kv_heads * head_dim
     own = {"q": (queries, block.q), "opening": (queries, block.opening), "k": (keys, block.k), "v": (keys, block.v)}
     if block.latent is not None:
         _check_latent(layout, block, block.latent, halves)
         own, queries = {}, layout.heads * block.latent.value_dim
-    elif (block.k is None) != (block.v is None) or (block.k is None and (block.window or block.k_norm_d is not None)):
-        raise ValueError("a block that reads another decoder's keys has no k, no v, no k_norm_d and no window")
+    elif block.k is None and (block.v is not None or block.k_norm_d is not None):
+        raise ValueError("a block that reads another layer's keys has no k, no v and no k_norm_d")
+    if block.k is None and block.kv_layer is None and block.window:
+        raise ValueError("a block that reads another decoder's keys has no window")
+    if block.k is not None and block.kv_layer is not None:
+        raise ValueError(f"a block that reads the keys of layer {block.kv_layer} has no k")
     for name, (outputs, projection) in own.items():
         if projection is not None:
             _check_projection(f"block.{name}", projection, outputs, width, scaled=True)
     _check_projection("block.out", block.out, width, queries, scaled=True)
     for name in ("attention_norm_D", "attention_end_norm_D", "mlp_end_norm_D", "attention_shift_D", "mlp_shift_D"):
         _check_shape(f"block.{name} is", getattr(block, name), layout.width)
-    every = block.q_norm_d is not None and block.q_norm_d.dim() == 1 and len(block.q_norm_d) != layout.head_dim
-    for name, heads in (("q_norm_d", layout.heads), ("k_norm_d", layout.kv_heads)):
+    every = block.q_norm_d is not None and block.q_norm_d.dim() == 1 and len(block.q_norm_d) != head_dim
+    for name, heads in (("q_norm_d", layout.heads), ("k_norm_d", kv_heads)):
         gain = getattr(block, name)
-        if gain is None or gain.shape != (heads, layout.head_dim):
-            _check_shape(f"block.{name} is", gain, layout.head_dim * (heads if every else 1))
+        if gain is None or gain.shape != (heads, head_dim):
+            _check_shape(f"block.{name} is", gain, head_dim * (heads if every else 1))
     _check_shape("block.sinks_H is", block.sinks_H, layout.heads)
     if block.parallel:
         ends = block.attention_end_norm_D is not None or block.mlp_end_norm_D is not None
@@ -129,7 +148,29 @@ def check_block(layout: Layout, block: Block | StateBlock | MLPBlock, halves: Se
         raise ValueError("k_norm_d is missing: queries and keys are both normed over all heads, or neither is")
     if block.rotary is not None:
         check_within("block.rotary", block.rotary, 0, len(halves) - 1)
-        check_within("half of a rotary", halves[block.rotary], 0, layout.head_dim // 2)
+        check_within("half of a rotary", halves[block.rotary], 0, head_dim // 2)
+    _check_input(layout, block)
+
+
+def check_kv_layer(layers: Sequence[Layer], source: int) -> None:
+    """Check that the last layer so far can read the keys and values of another one."""
+    check_within("block.kv_layer", source, 0, len(layers) - 2)
+    own, other = layers[-1], layers[source]
+    if (own.head_dim, own.kv_heads, other.kv_layer) != (other.head_dim, other.kv_heads, source):
+        raise ValueError(f"block.kv_layer={source}: a layer with keys of its own, in heads of the same sizes")
+
+
+def _check_input(layout: Layout, block: Block) -> None:
+    if (block.input is None) != (layout.inputs is None):
+        raise ValueError("block.input: every block takes its own input, or the layout has no inputs")
+    if block.factor != 1 and block.mlp_end_norm_D is None and block.input is None:
+        raise ValueError(f"block.factor={block.factor}: only after a norm at the end of the layer")
+    if block.input is None or layout.inputs is None:
+        return
+    own, width = layout.inputs.input_width, layout.width
+    _check_projection("block.input.gate", block.input.gate, own, width)
+    _check_projection("block.input.out", block.input.out, width, own)
+    _check_shape("block.input.norm_D is", block.input.norm_D, width)
 
 
 def _check_latent(layout: Layout, block: Block, latent: Latent, halves: Sequence[int]) -> None:
@@ -248,9 +289,9 @@ def check_head(own: Tiles, packed: Tiles, count: int, top: int) -> None:
 
 def check_buffers(sizes: Sizes, cache: KVCache, pairs: Sequence[tuple[Tensor, Tensor] | None]) -> None:
     """Check the cache's keys and values of each layer with attention."""
-    width, dtype = sizes.head_dim + (4 if cache.coded else 0), cache.kv_dtype or sizes.dtype
-    expected = (cache.num_slots, sizes.kv_heads, cache.capacity, width)
-    for layer, pair in enumerate(pairs):
+    dtype = cache.kv_dtype or sizes.dtype
+    for layer, (pair, (heads, width)) in enumerate(zip(pairs, sizes.heads, strict=True)):
+        expected = (cache.num_slots, heads, cache.capacity, width + (4 if cache.coded else 0))
         for what, buffer in zip(("keys", "values"), pair or (), strict=pair is not None):
             if buffer.shape != expected or buffer.dtype != dtype or not is_plain(buffer):
                 raise ValueError(

@@ -26,7 +26,7 @@ from foretoken.native import checks, structs, team
 from foretoken.native.cache_addresses import CacheAddresses
 from foretoken.native.call import Angles, OpenCall, Ranked
 from foretoken.native.declared import NUMBERS
-from foretoken.native.layout import Block, Experts, Head, Layout, MLPBlock, PackedBlock, Projection, StateBlock
+from foretoken.native.layout import Block, Experts, Head, Inputs, Layout, MLPBlock, PackedBlock, Projection, StateBlock
 from foretoken.native.low_rank import RowAdapters
 from foretoken.native.packing import Tiles, described, packed_apart, packed_in_turn, packed_of
 from foretoken.native.rotary import RotaryTables
@@ -59,7 +59,7 @@ class NativeDecoder:
     ) -> None:
         self.library = library
         self._keep: list[Any] = []  # memory that native code reads
-        self._dtype, self._head_dim = layout.dtype, layout.head_dim
+        self._dtype = layout.dtype
         rotaries = layout.rotary if isinstance(layout.rotary, tuple) else (layout.rotary,)
         self._rotaries = [RotaryTables(each) for each in rotaries]
         checks.check_layout(layout)
@@ -69,26 +69,28 @@ class NativeDecoder:
         self._keyless: set[int] = set()  # layers that have no keys and values here
         for index, block in enumerate(layout.blocks):
             checks.check_block(layout, block, [each.half for each in self._rotaries])
-            packed = self._pack(layers[index], block, index)
+            packed = self._pack(layers[index], block, index, layout)
+            if isinstance(block, Block) and block.kv_layer is not None:
+                checks.check_kv_layer(layers[: index + 1], block.kv_layer)
             if taken is not None:
                 taken(index, packed)
         self.head = layout.head if isinstance(layout.head, Head) else self._packed_head(layout.head, layout)
         self.vocab_size = self.head.vocab_size
-        table, embedding_blocks = layout.embedding_VD, 0
-        if isinstance(table, StoredWeight):
-            embedding_blocks = block_number(table.kind.name)
-            table = table.blocks_OR
+        table, embedding_blocks = _table(layout.embedding_VD)
         embedding, position_embedding = (
             None if each is None else each.detach().contiguous() for each in (table, layout.position_embedding_ND)
         )
+        inputs = {} if layout.inputs is None else self._inputs(layout.inputs)
         self._keep += [embedding, position_embedding, layers, self.head]
         self._cache_addresses: WeakKeyDictionary[KVCache, CacheAddresses] = WeakKeyDictionary()
         self._shelf = Shelf()
+        whole = next((each for each in layers if each.head_dim and not each.window), structs.Layer())
         self.sizes = checks.Sizes(
             num_layers=layout.num_blocks,
             width=layout.width,
-            kv_heads=layout.kv_heads,
-            head_dim=layout.head_dim,
+            heads=[(each.kv_heads, each.head_dim) for each in layers],
+            kv_heads=whole.kv_heads or layout.kv_heads,
+            head_dim=whole.head_dim or layout.head_dim,
             vocab_size=self.vocab_size,
             embedded=0 if embedding is None else len(embedding),
             max_length=layout.max_length,
@@ -103,7 +105,8 @@ class NativeDecoder:
             bf16=int(layout.dtype == torch.bfloat16),
             num_layers=layout.num_blocks,
             vocab=self.vocab_size,
-            qkv_stride=(layout.heads * opened + 2 * layout.kv_heads) * layout.head_dim,
+            qkv_stride=max(((layout.heads * opened + 2 * each.kv_heads) * each.head_dim for each in layers), default=0),
+            **inputs,
             logits_stride=len(self.head.packed) * 16,
             activation=structs.ACTIVATIONS[layout.activation],
             eps=layout.norm_eps,
@@ -127,7 +130,8 @@ class NativeDecoder:
     def facts(self, layer: int) -> dict[str, float | bool]:
         """The numbers of a layer's description, and of all else whether it is there."""
         native = self._model.layers[layer]
-        found = {name: (kind, getattr(native, name)) for name, kind in native._fields_ if name != "index"}
+        own = {"index", "factor", *(["kv_layer"] if native.kv_layer == layer else [])}
+        found = {name: (kind, getattr(native, name)) for name, kind in native._fields_ if name not in own}
         return {name: value if kind in NUMBERS else bool(value) for name, (kind, value) in found.items()}
 
     def forward(
@@ -265,11 +269,10 @@ class NativeDecoder:
         found = self._cache_addresses.get(cache)
         if found is not None and found.serves(cache):
             return found
-        model = self._model
-        width = model.head_dim + (4 if cache.coded else 0)
-        row = torch.empty(model.kv_heads, 0, width, dtype=cache.kv_dtype or self._dtype)
-        layers = range(model.num_layers)
-        pairs = [None if layer in self._keyless else cache.buffers(layer, row, row) for layer in layers]
+        pairs: list[tuple[Tensor, Tensor] | None] = []
+        for layer, (heads, width) in enumerate(self.sizes.heads):
+            row = torch.empty(heads, 0, width + (4 if cache.coded else 0), dtype=cache.kv_dtype or self._dtype)
+            pairs.append(None if layer in self._keyless else cache.buffers(layer, row, row))
         checks.check_buffers(self.sizes, cache, pairs)
         found = self._cache_addresses[cache] = CacheAddresses(self.library, cache, pairs)
         return found
@@ -277,7 +280,9 @@ class NativeDecoder:
     # ------------------------------------------------------------------ packing
 
     @torch.no_grad()
-    def _pack(self, native: structs.Layer, block: Block | StateBlock | MLPBlock, index: int) -> PackedBlock:
+    def _pack(
+        self, native: structs.Layer, block: Block | StateBlock | MLPBlock, index: int, layout: Layout
+    ) -> PackedBlock:
         qkv: Tiles | MixedTiles | None = None
         out = gate_up = down = None
         experts: tuple[Tiles, Tiles] | None = None
@@ -285,6 +290,8 @@ class NativeDecoder:
         if isinstance(block, StateBlock):
             qkv, out = self._packed_mixer(native, block, index)
         elif isinstance(block, Block):
+            native.head_dim, native.kv_heads = block.head_dim or layout.head_dim, block.kv_heads or layout.kv_heads
+            native.kv_layer = index if block.kv_layer is None else block.kv_layer
             qkv, out = self._heads(native, block)
             native.parallel = int(block.parallel)
             native.attention_shift, native.mlp_shift = map(self._gain, (block.attention_shift_D, block.mlp_shift_D))
@@ -298,10 +305,10 @@ class NativeDecoder:
         if block.up is not None and block.down is not None:
             gate_up, down = self._packed_mlp(native, block.gate, block.up, block.down)
         native.mlp_norm = self._gain(block.mlp_norm_D)
-        native.index = index
+        native.index, native.factor = index, block.factor if isinstance(block, Block) else 1.0
         if native.external_kv:
             self._external_kv_layers.add(index)
-        if native.external_kv or not isinstance(block, Block):
+        if not isinstance(block, Block) or block.k is None:
             self._keyless.add(index)
         latent = () if not isinstance(block, Block) or block.latent is None else self._packed_latent(native, block)
         return PackedBlock(qkv, out, gate_up, down, experts, mixer, latent)
@@ -382,7 +389,14 @@ class NativeDecoder:
 
     def _heads(self, native: structs.Layer, block: Block) -> tuple[Tiles | MixedTiles, Tiles]:
         heads = [each for each in (block.q, block.opening, block.k, block.v) if each is not None]
-        native.external_kv, native.opens = int(block.k is None), int(block.opening is not None)
+        native.external_kv, native.opens = (
+            int(block.k is None and block.kv_layer is None),
+            int(block.opening is not None),
+        )
+        native.values_are_keys, native.norm_values = (
+            int(block.k is not None and block.v is None and block.latent is None),
+            int(block.norm_values),
+        )
         qkv = self._packed_apart(heads)
         native.qkv_scale, native.qkv_bias = self._scales(*heads), self._bias(*heads)
         out = self._packed(block.out)
@@ -396,16 +410,30 @@ class NativeDecoder:
         native.attention_end_norm, native.mlp_end_norm = map(
             self._gain, (block.attention_end_norm_D, block.mlp_end_norm_D)
         )
-        if block.q_norm_d is not None and block.q_norm_d.dim() == 1 and len(block.q_norm_d) > self._head_dim:
+        if block.input is not None:
+            native.input_gate, native.input_out = (described(self._packed(each)) for each in block.input[:2])
+            native.input_norm = self._floats(block.input.norm_D)
+        width = int(native.head_dim)
+        if block.q_norm_d is not None and block.q_norm_d.dim() == 1 and len(block.q_norm_d) > width:
             native.q_all_norm, native.k_all_norm = self._gain(block.q_norm_d), self._gain(block.k_norm_d)
         else:
             native.q_norm, native.k_norm = (
-                None
-                if gain is None or each is None
-                else self._gain(gain.expand(each.outputs // self._head_dim, self._head_dim))
+                None if gain is None or each is None else self._gain(gain.expand(each.outputs // width, width))
                 for gain, each in ((block.q_norm_d, block.q), (block.k_norm_d, block.k))
             )
         return qkv, out
+
+    def _inputs(self, inputs: Inputs) -> dict[str, Any]:
+        """Fields of the description."""
+        table, blocks = _table(inputs.embedding)
+        self._keep.append(table := table.detach().contiguous())
+        return {
+            **structs.same_named(structs.Model, inputs),
+            "input_projection": described(self._packed(inputs.projection)),
+            "input_embedding": table.data_ptr(),
+            "input_embedding_blocks": blocks,
+            "input_gain": self._floats(inputs.gain_I),
+        }
 
     def _packed_head(self, head: Projection, layout: Layout) -> Head:
         packed, bias_V = self._packed(head), None
@@ -452,6 +480,13 @@ class NativeDecoder:
         kept = values.detach().to(torch.float32).contiguous()
         self._keep.append(kept)
         return kept.data_ptr()
+
+
+def _table(embedding: Tensor | StoredWeight | None) -> tuple[Any, int]:
+    """The memory of an embedding, and the number of its blocks; 0: it has none."""
+    if isinstance(embedding, StoredWeight):
+        return embedding.blocks_OR, block_number(embedding.kind.name)
+    return embedding, 0
 
 
 def _address(values: Tensor | None) -> int | None:

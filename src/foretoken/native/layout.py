@@ -117,8 +117,11 @@ class Block:
     """One layer.
 
     Attributes:
-        q, k, v, out: projections of attention; without k and v it is cross-attention to the keys and values of another
-            decoder's layer.
+        q, k, v, out: projections of attention; without v, values are the projections to keys; without k and v, it reads
+            the keys and values of ``kv_layer`` or, without that, of another decoder's layer (cross-attention).
+        kv_layer: keys and values are read from this earlier layer, with heads of the same sizes; or None.
+        head_dim, kv_heads: of this layer; 0: the layout's.
+        norm_values: each head's value is normed, without a gain.
         attention_norm_D: gain of the norm before it; None: attention reads the residual stream as it is.
         attention_end_norm_D: gain of the norm of its output; None: the output is added to the stream as it is.
         opening: as q; the sigmoid of its outputs multiplies what each head attended to; or None.
@@ -137,6 +140,8 @@ class Block:
         parallel_mixer: a mixer with the input of attention, without an MLP; both outputs are added to the stream.
         latent: then q gives compressed queries, or queries, and k compressed keys and values and after them the rotated
             elements of keys, which all heads share; there is no v. A rotary turns the last elements of a head.
+        input: how the layer's own input is taken (Gemma 4), where the layout has one; after the MLP.
+        factor: of the stream at the end of the layer, which has a norm after its last branch.
     """
 
     q: Projection
@@ -163,6 +168,50 @@ class Block:
     norm_last: bool = False
     sinks_H: Tensor | None = None
     latent: Latent | None = None
+    kv_layer: int | None = None
+    head_dim: int = 0
+    kv_heads: int = 0
+    norm_values: bool = False
+    input: "LayerInput | None" = None
+    factor: float = 1.0
+
+
+class LayerInput(NamedTuple):
+    """``x += norm(out(act(gate(x)) * input))``, with the layer's I of the inputs that :class:`Inputs` describes.
+
+    Attributes:
+        gate: I outputs.
+        out: from them.
+        norm_D: the gain of the norm.
+    """
+
+    gate: Projection
+    out: Projection
+    norm_D: Tensor
+
+
+class Inputs(NamedTuple):
+    """Inputs of all L layers, ``(norm(projection(e) * projected_factor) + embedding[token] * token_factor) *
+    input_factor``, of a token's scaled embedding e; Gemma 4's per-layer embeddings.
+
+    Attributes:
+        projection: L I outputs.
+        embedding: [V, L I], as a layout's ``embedding_VD``.
+        gain_I: of the norm over each layer's part.
+        projected_factor, token_factor, input_factor: numbers.
+    """
+
+    projection: Projection
+    embedding: Tensor | StoredWeight
+    gain_I: Tensor
+    projected_factor: float
+    token_factor: float
+    input_factor: float
+
+    @property
+    def input_width(self) -> int:
+        """I."""
+        return len(self.gain_I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +302,7 @@ class Layout:
     Attributes:
         dtype: float32 or bfloat16, of weights that are not quantised, keys and values.
         width, heads, kv_heads, head_dim: sizes; ``head_dim`` a multiple of 16 of at most 512, ``width`` one of 32.
+            Where blocks have their own, these are the largest.
         mlp_width: of the widest MLP; each is a multiple of 32; 0: no block has one. Experts have widths of their own.
         norm_eps: of all norms.
         scaling: of attention scores.
@@ -275,6 +325,7 @@ class Layout:
         embedding_scale: of embeddings.
         residual_scale: of the outputs of attention and MLPs.
         logit_scale, logit_cap: of a head that is a projection; see :class:`Head`.
+        inputs: of each layer; or None.
     """
 
     dtype: torch.dtype
@@ -302,3 +353,4 @@ class Layout:
     centred: bool = False
     final_shift_D: Tensor | None = None
     position_embedding_ND: Tensor | None = None
+    inputs: Inputs | None = None

@@ -27,9 +27,9 @@ static double now(void) {
 #define SPINS_BETWEEN_LOOKS 256
 #define DISPLACED 1e-4 /* seconds between two looks at the clock: another program had the core */
 #define MAX_THREADS 256
-#define PARTS_OF_SCRATCH 15
-#define ROW_BUFFERS 13
-#define STAGES_OF_LAYER 19 /* at most */
+#define PARTS_OF_SCRATCH 16
+#define ROW_BUFFERS 14
+#define STAGES_OF_LAYER 22 /* at most */
 
 typedef struct {
     _Alignas(64) atomic_long next; /* first unclaimed piece */
@@ -46,7 +46,7 @@ typedef struct {
     Buffer part[PARTS_OF_SCRATCH]; /* queries, sums of a panel, scores, normed rows, scores of blocks, runs of columns or open
                                       units or pairs of rows and experts, weights of a tile, paths of a tree, coded rows, a row
                                       of floats, coded queries, opened values of a tile, scores of experts, external
-                                      keys, sums of corrections */
+                                      keys, sums of corrections, inputs of all layers */
 } Scratch;
 
 typedef struct Job {
@@ -63,6 +63,7 @@ typedef struct Job {
     void *entering;          /* the same of experts */
     int32_t *choices;        /* experts of each row */
     float *shares, *opened;  /* weights of each choice; of a row's shared MLP */
+    float *layer_inputs;     /* [num_rows][num_layers][input_width] */
     float *span_sums;        /* of attention that is divided among threads, see attention_work.h; NULL: it is not */
     long most_spans;
     Scratch *scratch; /* one for each thread */

@@ -2,7 +2,7 @@
 
 #define MAX_HEAD_DIM 512
 #define MAX_TAPS 8
-#define ABI 20
+#define ABI 21
 #define UNITS_AHEAD 48 /* units of a weight that a product prefetches: 3 KiB of each tile */
 /* A vector of 16 floats is PARTS of the processor's own, of which it has REGISTERS. The sums of up to MOST_ROWS rows and
  * TILES_FOR them are in registers together; where rows are more, they take turns at GROUP tiles. */
@@ -141,6 +141,11 @@ typedef struct Layer {
     int64_t window;                                 /* 0: full attention */
     int64_t rot_dim, angles;                        /* elements of a head that are rotated, 0 for none; by which angles */
     int64_t index;
+    int64_t head_dim, kv_heads;   /* of attention; 0 in other layers */
+    int64_t kv_layer;             /* keys and values are read from this layer of the decoder; if it is another one, none
+                                     are projected or written */
+    int64_t values_are_keys;      /* values are the projections of keys, before norm and rotary */
+    int64_t norm_values;          /* each head's value is normed, without a gain */
     int64_t external_kv;          /* cross-attention: only queries are projected; all rows of a segment attend to the first
                                      `far` rows of its slot in the call's `external_kv` */
     int64_t mlp_width, gated;     /* channels of the MLP; whether `gate_up` has a gate and another factor, tiles in turn */
@@ -149,6 +154,9 @@ typedef struct Layer {
     const Mixer *mixer;           /* in the place of attention; `qkv` is its in projection then; or NULL */
     const Experts *experts;       /* in the place of the MLP, or next to it: then the sum of both; or NULL */
     const Latent *latent;         /* or NULL */
+    Matrix input_gate, input_out; /* of the layer's own input, see Model: x += norm(out (act(gate x) * input)); or none */
+    const float *input_norm;
+    double factor;                /* of the stream at the layer's end; not 1 only where a norm is after its last branch */
 } Layer;
 
 /* A correction of a packed weight's outputs: out += up (down x); see low_rank.inc. */
@@ -165,7 +173,7 @@ enum { SILU, GELU_TANH, RELU_SQUARED, GELU, RELU, CLAMPED_SWIGLU };
 /* Read only: several teams may work with it at once. */
 typedef struct {
     int64_t bf16, num_layers, width, heads, kv_heads, head_dim, vocab;
-    int64_t qkv_stride, mlp_width, logits_stride; /* in floats; of the widest layers */
+    int64_t qkv_stride, mlp_width, logits_stride; /* in floats; of the widest layers, like kv_heads and head_dim */
     int64_t activation;
     int64_t centred;     /* norms subtract the mean first */
     int64_t interleaved; /* whether a rotation pairs neighbours, not elements of the two halves */
@@ -177,6 +185,14 @@ typedef struct {
     const void *embedding;    /* [token][width] in the model's dtype, or rows of blocks */
     int64_t embedding_blocks; /* what blocks: Q4_0_BLOCKS, ...; or DENSE */
     const void *position_embedding; /* [position][width], added to token embeddings; or NULL */
+    /* Inputs of each layer (Gemma 4), [layer][input_width]: (norm(input_projection (e) * projected_factor) +
+     * input_embedding[token] * token_factor) * input_factor, of a token's scaled embedding e; input_width 0: none. */
+    int64_t input_width;
+    double projected_factor, token_factor, input_factor;
+    Matrix input_projection;
+    const void *input_embedding;    /* [token][layers * input_width], as `embedding` */
+    int64_t input_embedding_blocks;
+    const float *input_gain;        /* [input_width], of each layer's part */
     Matrix head;
     const float *head_bias; /* [logits_stride], or NULL */
     const float *final_norm, *final_shift;
@@ -257,7 +273,7 @@ typedef struct {
     void *const *keys, *const *values; /* per layer [slot][kv head][capacity][head_dim], or rows of codes */
     void *const *tiled;                /* per layer [slot][kv head][tiles][unit][16], tiles = capacity / 16 rounded up:
                                           the keys once more, those of 16 rows side by side */
-    int32_t *const *known;             /* per layer [slot][kv head]: how many of these tiles are whole and committed */
+    int32_t *const *known;             /* per layer [slot][the model's kv_heads]: how many of these tiles are whole and committed */
     float *logits;                     /* [num_wanted][logits_stride] */
     int32_t *best;                     /* [num_wanted] */
     float *peaks;                      /* [num_wanted] */
@@ -283,7 +299,8 @@ typedef struct {
 
 /* Rows of one slot to move together, in every layer. */
 typedef struct {
-    int64_t num_layers, slot, kv_heads, capacity, row_bytes;
+    int64_t num_layers, slot, capacity;
+    const int64_t *kv_heads, *row_bytes; /* of each layer */
     int64_t to, count; /* rows to .. to + count - 1 */
     void *const *keys, *const *values;
     const int64_t *from_rows; /* [count], increasing, from_rows[i] >= to + i */

@@ -29,17 +29,17 @@ static long larger(long a, long b) { return a > b ? a : b; }
 static int reserve_workspace(Team *team, Job *job, long threads) {
     const Model *m = job->model;
     const Call *call = job->call;
-    const long T = call->num_rows, group = m->heads / m->kv_heads;
+    const long T = call->num_rows, inputs_of_layers = m->num_layers * m->input_width;
     const long entered = m->bf16 ? entered_bf16 : entered_f32; /* bytes */
     long projected = m->qkv_stride, mixed = 0, attended = m->heads * m->head_dim, walked = 0, levels = 0;
     for (long i = 0; call->states && i < call->num_segments; i++) levels = larger(levels, call->states->segments[i].levels);
-    long gated = T * 2 * m->mlp_width, hidden = gated / 2, choices = 0, routed = 0, pairs = 0; /* routed: scores of a row */
+    long gated = T * 2 * larger(m->mlp_width, m->input_width), hidden = gated / 2, choices = 0, routed = 0, pairs = 0; /* routed: scores of a row */
     long columns = 0; /* of a segment that may be divided by its spans */
     for (long i = 0; i < call->num_segments; i++)
         if (!call->segments[i].keep) columns = larger(columns, columns_of(call->segments + i));
     const int divided = columns > SPAN && threads > 1 && panels_of_all(job) * m->kv_heads < 4 * threads;
     job->most_spans = divided ? (columns + SPAN - 1) / SPAN : 0;
-    int branched = m->residual_scale != 1;
+    int branched = m->residual_scale != 1 || m->input_width;
     for (long l = call->first; l < call->last; l++) {
         const Experts *experts = m->layers[l].experts;
         if (experts) {
@@ -73,7 +73,8 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
                                       choices ? T * sizeof(float) : 0,
                                       (T + call->num_wanted + call->num_tap_rows) * sizeof(int32_t),
                                       T * m->heads * job->most_spans * span_floats(m) * sizeof(float),
-                                      call->adapters ? T * sizeof(LowRank *) : 0};
+                                      call->adapters ? T * sizeof(LowRank *) : 0,
+                                      T * inputs_of_layers * sizeof(float)};
     for (int i = 0; i < ROW_BUFFERS; i++)
         if (!reserve(team->rows + i, rows[i])) return 0;
     job->residual = team->rows[0].data;
@@ -86,9 +87,15 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
     job->choices = team->rows[7].data;
     job->shares = team->rows[8].data;
     job->opened = team->rows[9].data;
+    job->layer_inputs = team->rows[13].data;
     job->span_sums = divided ? team->rows[11].data : 0;
 
-    const long tokens = panel_tokens(m), folded = tokens * group;
+    long tokens = 0, folded = 0;
+    for (long l = call->first; l < call->last; l++) {
+        const long kv_heads = m->layers[l].kv_heads, of_panel = kv_heads ? panel_tokens(m, kv_heads) : 0;
+        tokens = larger(tokens, of_panel);
+        folded = larger(folded, kv_heads ? of_panel * (m->heads / kv_heads) : 0);
+    }
     long most_columns = 0, most_blocks = 0, behind = 0; /* the last: most columns of a tree after the prefix */
     for (long i = 0; i < call->num_segments; i++) {
         const Segment *s = call->segments + i;
@@ -102,16 +109,21 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
         const Experts *x = y->experts;
         const Latent *c = y->latent;
         if (c) entering = larger(entering, larger(c->rank, c->queries.tiles ? c->query_rank : 0));
-        const long inputs[10] = {m->width, y->mixer ? y->mixer->inner : m->heads * value_dim(m, y), m->width, y->mlp_width,
+        const long inputs[12] = {m->width, y->mixer ? y->mixer->inner : m->heads * value_dim(m, y), m->width, y->mlp_width,
                                  m->width, x ? x->width : 0, m->width, z ? z->mixer->inner : 0,
-                                 c ? c->query_rank : 0, c ? c->rank : 0};
-        const Matrix *matrices[10] = {&y->qkv, &y->out, &y->gate_up, &y->down, x ? &x->gate_up : 0, x ? &x->down : 0,
-                                      z ? &z->qkv : 0, z ? &z->out : 0, c ? &c->queries : 0, c ? &c->keys_values : 0};
-        for (int i = 0; i < 10; i++) {
+                                 c ? c->query_rank : 0, c ? c->rank : 0, m->width, m->input_width};
+        const Matrix *matrices[12] = {&y->qkv, &y->out, &y->gate_up, &y->down, x ? &x->gate_up : 0, x ? &x->down : 0,
+                                      z ? &z->qkv : 0, z ? &z->out : 0, c ? &c->queries : 0, c ? &c->keys_values : 0,
+                                      &y->input_gate, &y->input_out};
+        for (int i = 0; i < 12; i++) {
             if (!matrices[i] || !matrices[i]->bits) continue;
             coded = larger(coded, T * all_coded_bytes(matrices[i], inputs[i]));
             line = larger(line, lines_of(matrices[i]) * inputs[i]);
         }
+    }
+    if (m->input_projection.bits) {
+        coded = larger(coded, T * all_coded_bytes(&m->input_projection, m->width));
+        line = larger(line, lines_of(&m->input_projection) * m->width);
     }
     if (m->head.bits) {
         coded = larger(coded, call->num_wanted * all_coded_bytes(&m->head, m->width));
@@ -137,7 +149,8 @@ static int reserve_workspace(Team *team, Job *job, long threads) {
                                             call->coded ? (2 * TILE + 12 * m->head_dim) * sizeof(float) + TILE * m->head_dim : 0,
                                             routed * sizeof(float),
                                             (rest + 16) * m->head_dim * (m->bf16 ? 2 : 4),
-                                            T * call->most_rank * sizeof(float)};
+                                            T * call->most_rank * sizeof(float),
+                                            inputs_of_layers * sizeof(float)};
     const size_t held = team->scratch.size / sizeof(Scratch);
     if (held < (size_t)threads) {
         Scratch *more = realloc(team->scratch.data, threads * sizeof(Scratch));

@@ -275,7 +275,7 @@ def test_a_layout_that_does_not_fit_itself_is_refused(changes: dict[str, Any], m
 
 
 def sizes() -> checks.Sizes:
-    return checks.Sizes(2, 64, 2, 16, 50, 50, max_length=100, dtype=torch.float32, gated=True)
+    return checks.Sizes(2, 64, [(2, 16)] * 2, 2, 16, 50, 50, max_length=100, dtype=torch.float32, gated=True)
 
 
 def chunk(prefix: int, rows: int = 1) -> PackedBatch:

@@ -131,7 +131,7 @@ def fields_for(
         channels = channels[-1]
     quarter = channels // 4
     return {
-        **attention_of(text, heads, rope),
+        **attention_of(getattr(text, "per_layer_config", [text])[0], heads, rope),
         "target_width": width,
         "mlp_width": mlp_width or max(32, quarter // 32 * 32),
         "vocab_size": text.vocab_size,

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foretoken.forward.anatomy import kv_sources
 from foretoken.forward.quantised_experts import QuantisedExperts, in_halves
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight
 from foretoken.forward.ssm.layout import Mixer, is_short
-from foretoken.forward.stored_embedding import StoredEmbedding
-from foretoken.forward.stored_weight import RoundedWeight
-from foretoken.models.adoption.parts import Layer, Parts, head_dim_of
+from foretoken.forward.stored_embedding import StoredEmbedding, dtype_of
+from foretoken.forward.stored_weight import RoundedWeight, StoredWeight
+from foretoken.models.adoption.parts import INPUT, Layer, Parts, head_dim_of
 from foretoken.native import build
 from foretoken.native.dense_weights import can_round, find_parameters
-from foretoken.native.layout import Block, Experts, Latent, Layout, MLPBlock, Projection, StateBlock
+from foretoken.native.layout import Block, Experts, Inputs, Latent, LayerInput, Layout, MLPBlock, Projection, StateBlock
 from foretoken.native.quantised import joined
 
 
@@ -38,8 +39,8 @@ def layout_of(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]
         width=config.hidden_size,
         # a model without attention has unused heads
         heads=1 if attention is None else config.num_attention_heads,
-        kv_heads=1 if attention is None else _kv_heads(parts, config),
-        head_dim=16 if attention is None else head_dim_of(attention),
+        kv_heads=max((_kv_heads(each, config) for each in parts.attentions), default=1),
+        head_dim=max(map(head_dim_of, parts.attentions), default=16),
         mlp_width=max(parts.mlp_widths, default=0),
         norm_eps=next((getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name)), 1e-5),
         scaling=1.0 if attention is None else attention.scaling,
@@ -49,7 +50,8 @@ def layout_of(model: Any, parts: Parts, max_length: int, mixers: Sequence[Mixer]
         max_length=max_length,
         final_norm_D=final_norm_D,
         head=_projection(model.lm_head),
-        embedding_VD=parts.embedding.stored if isinstance(parts.embedding, StoredEmbedding) else parts.embedding.weight,
+        embedding_VD=_table(parts.embedding),
+        inputs=_inputs(parts.body) if parts.has_inputs else None,
         activation=next((layer.activation for layer in parts.layers if layer.activation is not None), "silu"),
         interleaved=parts.family.interleaved,
         score_cap=(capped and config.attn_logit_softcapping) or 0.0,
@@ -69,7 +71,7 @@ def _logit_scale(config: Any) -> float:
 
 
 def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Block | StateBlock | MLPBlock]:
-    config, kinds = model.config, list(parts.rotary_kinds)
+    config, kinds, sources = model.config, list(parts.rotary_kinds), kv_sources(model.config)
     for index, layer in enumerate(parts.layers):
         attention = layer.attention
         factors = parts.factors(index)
@@ -124,6 +126,12 @@ def _blocks(model: Any, parts: Parts, mixers: dict[int, Mixer]) -> Iterator[Bloc
             norm_last=hasattr(attention, "query_layernorm"),
             sinks_H=getattr(attention, "sinks", None),
             latent=_latent(layer) if layer.expansions else None,
+            kv_layer=sources.get(index),
+            head_dim=head_dim_of(attention),
+            kv_heads=_kv_heads(attention, config),
+            norm_values=hasattr(attention, "v_norm"),
+            input=_input(layer.whole) if parts.has_inputs else None,
+            factor=float(getattr(layer.whole, "layer_scalar", 1.0)),
         )
 
 
@@ -215,11 +223,11 @@ def _experts(layer: Layer) -> Experts:
     )
 
 
-def _kv_heads(parts: Parts, config: Any) -> int:
-    by_head = any(layer.attention is not None and layer.by_head for layer in parts.layers)
-    return int(
-        config.num_attention_heads if by_head else getattr(config, "num_key_value_heads", config.num_attention_heads)
-    )
+def _kv_heads(attention: Any, config: Any) -> int:
+    heads, groups = config.num_attention_heads, getattr(attention, "num_key_value_groups", None)
+    if groups is not None:
+        return int(heads // groups)
+    return int(heads if hasattr(attention, "query_key_value") else getattr(config, "num_key_value_heads", heads))
 
 
 def _latent(layer: Layer) -> Latent:
@@ -236,16 +244,36 @@ def _latent(layer: Layer) -> Latent:
     )
 
 
+def _inputs(body: Any) -> Inputs:
+    """Of all layers: Gemma 4's per-layer embeddings."""
+    table = body.embed_tokens_per_layer
+    scale = float(table.embed_scale.to(dtype_of(table)))
+    factors = body.per_layer_model_projection_scale, scale, body.per_layer_input_scale
+    gain_I = body.per_layer_projection_norm.weight
+    return Inputs(_projection(body.per_layer_model_projection), _table(table), gain_I, *factors)
+
+
+def _input(layer: Any) -> LayerInput:
+    gate, out = (_projection(getattr(layer, name)) for name in INPUT)
+    return LayerInput(gate, out, layer.post_per_layer_input_norm.weight)
+
+
+def _table(embedding: Any) -> Tensor | StoredWeight:
+    """The weight of an embedding; the blocks of a file where it is stored."""
+    return embedding.stored if isinstance(embedding, StoredEmbedding) else embedding.weight
+
+
 def _heads(layer: Layer, config: Any) -> list[Projection | None]:
-    """Projections to queries, perhaps gates, keys and values; of latent attention to compressed rows, and None."""
+    """Projections to queries, perhaps gates, keys and values, None for missing ones; of latent attention to compressed
+    rows, and None."""
     linears = [getattr(layer.attention, name) for name in layer.heads]
     found = [_ordered(layer, each) for each in linears]
     if layer.expansions:
         return [*found, None]
     if layer.opens:
         found[:1] = _split(found[0], [found[0].outputs // 2] * 2)
-    if len(found) > 1:
-        return [*found]
+    if len(found) > 1 or layer.heads[0] == "q_proj":
+        return [*found, *[None] * (3 - len(found))]
     if layer.by_head:
         return [*_split(found[0], [found[0].outputs // 3] * 3)]
     keys = getattr(config, "num_key_value_heads", config.num_attention_heads)

@@ -29,7 +29,7 @@ from foretoken.native.superblocks import MixedTiles
 from foretoken.native.tiled_experts import TiledExperts
 
 # tables that do not depend on the sequence at hand; longrope's do so beyond the positions that are served
-_PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn", "longrope", "ntk_alpha"})
+_PLAIN_ROPE = frozenset({"default", "linear", "llama3", "yarn", "longrope", "ntk_alpha", "proportional"})
 
 _PROJECTED = ("project_in", "project_out")  # of OPT's smallest but one
 _SILENCE = 1.0  # seconds of packing before a line says how far it is
@@ -53,6 +53,8 @@ def odd_anatomy(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
         return f"its dtype is {str(first.dtype).removeprefix('torch.')}: use bfloat16, which is as small, or float32"
     if config.model_type not in FAMILIES:
         return f"its type '{config.model_type}' is not one of {', '.join(sorted(FAMILIES))}"
+    if getattr(config, "enable_moe_block", False):
+        return "its experts stand next to an MLP, each with norms of its own"
     unusual = unusual_module(model, mixers)
     if unusual is not None:
         return unusual
@@ -66,7 +68,8 @@ def odd_anatomy(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     reason = _odd_heads(parts)
     if reason is not None:
         return reason
-    if config.hidden_size % 32 or any(width % 32 for width in parts.mlp_widths):
+    widths = config.hidden_size, *parts.mlp_widths, getattr(config, "hidden_size_per_layer_input", None) or 0
+    if any(width % 32 for width in widths):
         return "its widths are not multiples of 32"
     return states.misfit(mixers[0]) if mixers else None
 
@@ -79,13 +82,15 @@ def _odd_heads(parts: Parts) -> str | None:
     for kind, how in parts.rotary_kinds.items():
         if how not in _PLAIN_ROPE:
             return f"its rotary embedding is of type '{how}'"
-        if 2 * parts.rotary(kind, 1)(torch.zeros(1, dtype=torch.int64))[0].shape[1] > head_dim_of(attention):
+        served = [each for each in parts.attentions if parts.rotary_of(each) == kind]
+        rotated = 2 * parts.rotary(kind, 1)(torch.zeros(1, dtype=torch.int64))[0].shape[1]
+        if rotated > min(map(head_dim_of, served), default=rotated):
             return "its rotary embedding is wider than its heads"
     if getattr(attention.config, "clip_qkv", None) is not None:
         return "its queries, keys and values are clipped"
-    width = head_dim_of(attention)
-    if width % 16 or width > 512:
-        return f"its head width {width} is not a multiple of 16"
+    for width in map(head_dim_of, parts.attentions):
+        if width % 16 or width > 512:
+            return f"its head width {width} is not a multiple of 16"
     latent = [getattr(attention, name, 32) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
     ranks = [getattr(attention, name, None) or 32 for name in ("q_lora_rank", "kv_lora_rank")]
     if any(each % 16 for each in latent) or any(each % 32 for each in ranks):
@@ -138,10 +143,10 @@ def unusual_module(model: Any, mixers: Sequence[Mixer] = ()) -> str | None:
     reason = _not_plain(model.lm_head, dtype)
     if reason is not None:
         return f"its head {reason}"
-    embedding = parts.embedding
-    if not is_plain_embedding(embedding) or dtype_of(embedding) != dtype:
-        return f"its embedding is a {type(embedding).__name__} of {dtype_of(embedding)}, not a plain one of {dtype}"
-    return None
+    for embedding in (parts.embedding, getattr(parts.body, "embed_tokens_per_layer", parts.embedding)):
+        if not is_plain_embedding(embedding) or dtype_of(embedding) != dtype:
+            return f"its embedding is a {type(embedding).__name__} of {dtype_of(embedding)}, not a plain one of {dtype}"
+    return _not_plain(parts.body.per_layer_model_projection, dtype) if parts.has_inputs else None
 
 
 def _not_plain(linear: Any, dtype: torch.dtype) -> str | None:

@@ -55,6 +55,7 @@ _MIXERS = (  # projections to the gate and the convolution's channels, to a row'
     (("in_proj_qkvz",), ("in_proj_ba",), "out_proj"),  # Qwen3-Next's, by groups of heads
     (("g_proj", "q_proj", "k_proj", "v_proj"), ("a_proj", "b_proj"), "o_proj"),  # OLMo's
 )
+INPUT = ("per_layer_input_gate", "per_layer_projection")  # of a layer's own input
 ROUTERS = ("gate", "wg")  # in AFMoE's and Hunyuan's routers
 _COMPRESSED = "kv_a_proj_with_mqa"  # keys and values of latent attention
 _BY_HEAD = "query_key_value"  # one projection: outputs are a head's query, key and value, then the next head's
@@ -67,6 +68,7 @@ class Layer(NamedTuple):
         opening: gate of the MLP next to experts.
         correction: added to the experts' scores for their choice; or None.
         block: the module with the experts.
+        whole: the layer.
     """
 
     attention: Any
@@ -81,6 +83,7 @@ class Layer(NamedTuple):
     opening: Any
     correction: Any
     block: Any
+    whole: Any
 
     @property
     def norms(self) -> tuple[Any, Any, Any, Any]:
@@ -94,6 +97,10 @@ class Layer(NamedTuple):
             return _GATED_HEADS
         if hasattr(self.attention, _COMPRESSED):
             return ("q_a_proj" if len(self.expansions) > 1 else "q_proj", _COMPRESSED)
+        if getattr(self.attention, "is_kv_shared_layer", False):
+            return _HEADS[:1]
+        if getattr(self.attention, "v_proj", self) is None:  # values are the projections to keys
+            return _HEADS[:2]
         return next(((name,) for name in ("qkv_proj", "c_attn", _BY_HEAD) if hasattr(self.attention, name)), _HEADS)
 
     @property
@@ -141,6 +148,7 @@ class Layer(NamedTuple):
             (self.attention, (*self.heads, *self.expansions, self.out)),
             (self.mixer, (*self.mixing[0], *self.mixing[1], self.mixing[2])),
             (self.mlp, (*self.way.into, self.way.out)),
+            (self.whole if hasattr(self.whole, INPUT[0]) else None, INPUT),
         )
         return [(part, name) for part, names in parts if part is not None for name in names]
 
@@ -186,7 +194,17 @@ class Parts(NamedTuple):
     @property
     def attention(self) -> Any:
         """The first layer's that has some; None if none has."""
-        return next((layer.attention for layer in self.layers if layer.attention is not None), None)
+        return next(iter(self.attentions), None)
+
+    @property
+    def attentions(self) -> list[Any]:
+        """Of the layers that have one."""
+        return [layer.attention for layer in self.layers if layer.attention is not None]
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether each layer has an input of its own."""
+        return hasattr(self.layers[0].whole, INPUT[0])
 
     @property
     def mlp_widths(self) -> set[int]:
@@ -311,7 +329,7 @@ def parts_of(model: Any) -> Parts:
         if parallel and mlp_norm is None:  # StableLM's parallel blocks have one
             mlp_norm = norm
         norms = norm, end_norm, mlp_norm, mlp_end_norm
-        layers.append(Layer(attention, mixer, mlp, *norms, experts, router, opening, correction, block))
+        layers.append(Layer(attention, mixer, mlp, *norms, experts, router, opening, correction, block, layer))
     return Parts(family, parallel, body, layers, getattr(body, family.embedding), getattr(body, family.final_norm))
 
 

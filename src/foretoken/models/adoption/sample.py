@@ -39,6 +39,7 @@ _COLUMNS = 512
 _FEWEST = 2  # layers: one alone would not show what happens between two
 _COMPARED = 32  # outputs of a native product
 _SMALL_BUFFER = 4096  # elements that are compared by value
+_FACTORS = frozenset({"layer_scalar"})  # buffers that are weights: Gemma 4's
 _OF_MODULES = frozenset(vars(nn.Module()))  # kept by torch for every module
 _NUMBERS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 
@@ -205,7 +206,8 @@ def _kind_of(layer: nn.Module, index: int) -> Hashable:
         for key, weight in module._parameters.items():
             found.append((key, None if weight is None else _of_tensor(weight, 1)))
         for key, buffer in module._buffers.items():
-            found.append((key, None if buffer is None else _of_tensor(buffer, _SMALL_BUFFER)))
+            most = 0 if key in _FACTORS else _SMALL_BUFFER
+            found.append((key, None if buffer is None else _of_tensor(buffer, most)))
     return tuple(found)
 
 

@@ -338,7 +338,7 @@ def test_tokens_of_a_text_do_not_matter_to_the_adapter() -> None:
     [
         ("cohere2_moe", {"layer_norm_eps": 1e-4, "num_key_value_heads": 2}, 1, {"norm_eps": 1e-4, "kv_heads": 2}),
         ("gemma4_text", FAMILIES["gemma4_text"].options, 1, {"head_dim": 16, "rope_theta": 1e4}),
-        ("gemma4_text", FAMILIES["gemma4_text"].options, 2, {"head_dim": 24, "rope_theta": 1e6}),
+        ("gemma4_text", FAMILIES["gemma4_text"].options, 2, {"head_dim": 32, "rope_theta": 1e6}),
         ("gemma3_text", FAMILIES["gemma3_text"].options, 2, {"head_dim": 16, "rope_theta": 1e6}),
     ],
     ids=str,
