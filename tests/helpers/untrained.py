@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
+from transformers import Gemma4AssistantConfig, Gemma4TextConfig
 
 from foretoken.drafting.feature_heads.block import BlockConfig
 from foretoken.drafting.feature_heads.state_network import StateNetwork
-from foretoken.drafting.learned_part import LearnedPart
+from foretoken.drafting.learned_part import CONFIG, WEIGHTS, LearnedPart
 from foretoken.drafting.logistic import Logistic
 from foretoken.forward import anatomy, target_kv
+from foretoken.methods.gemma4_assistant.assistant import AssistantConfig, Gemma4Assistant
 from foretoken.methods.judge.network import JudgeConfig, JudgeHead
 from foretoken.methods.kangaroo.network import Adapter, AdapterConfig
 from foretoken.methods.longspec.network import LongSpec, config_for
@@ -29,7 +33,13 @@ def untrained(kind: type[LearnedPart], target: LanguageModel, folder: Path, **op
     Args:
         options: of :func:`random_part`.
     """
-    random_part(kind, target, **options).save(folder)
+    part = random_part(kind, target, **options)
+    if isinstance(part, Gemma4Assistant):  # never trained here, so it has no way of its own to be saved
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(json.dumps(dict(part.config.settings)))
+        save_file(part.tensors(), folder / WEIGHTS)
+    else:
+        part.save(folder)
     return str(folder)
 
 
@@ -37,7 +47,14 @@ def random_part(kind: Any, target: LanguageModel, **options: Any) -> Any:
     """A part of a kind; the functions below name their options."""
     if issubclass(kind, StateNetwork):
         return _network(kind, target, **options)
-    return {Adapter: _adapter, LongSpec: _long, JudgeHead: _judge, SprinterHead: _sprinter}[kind](target, **options)
+    kinds = {
+        Adapter: _adapter,
+        LongSpec: _long,
+        JudgeHead: _judge,
+        SprinterHead: _sprinter,
+        Gemma4Assistant: _assistant,
+    }
+    return kinds[kind](target, **options)
 
 
 def random_unit(width: int, *, bias: float, spread: float, seed: int) -> Logistic:
@@ -105,6 +122,59 @@ def _long(target: LanguageModel, *, seed: int = 0, **fields: Any) -> LongSpec:
         for weight in head.parameters():
             weight.add_(0.2 * weight.std() * torch.randn(weight.shape, generator=generator))
     return head.eval()
+
+
+def _assistant(
+    target: LanguageModel, *, kinds: tuple[str, ...] = ("full_attention",), centroids: int = 0, seed: int = 0
+) -> Gemma4Assistant:
+    """A Gemma 4 assistant that mostly hands the target's feature on.
+
+    Args:
+        kinds: of its layers.
+        centroids: clusters of tokens, half of which are scored, if they can be of one size; 0: all tokens are scored.
+    """
+    text = target.config.get_text_config(decoder=True)
+    last, width = anatomy.last_own_layers(text), target.width
+    attention_heads = getattr(text, "num_attention_heads", 4)  # a target of states has none
+    centroids = centroids if centroids and text.vocab_size % centroids == 0 else 0
+    sizes = {kind: text.per_layer_config[last.get(kind, 0)] for kind in kinds}
+    heads = {kind: getattr(each, "head_dim", None) or width // attention_heads for kind, each in sizes.items()}
+    own = Gemma4TextConfig(
+        vocab_size=text.vocab_size,
+        hidden_size=width,
+        intermediate_size=96,
+        num_hidden_layers=len(kinds),
+        num_attention_heads=attention_heads,
+        num_key_value_heads=getattr(sizes[kinds[0]], "num_key_value_heads", 1),
+        layer_types=list(kinds),
+        head_dim=heads.get("sliding_attention", 16),
+        global_head_dim=heads.get("full_attention", 16),
+        sliding_window=getattr(text, "sliding_window", None) or 16,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=0,
+        num_kv_shared_layers=len(kinds),
+    )
+    config = Gemma4AssistantConfig(
+        text_config=own,
+        backbone_hidden_size=width,
+        use_ordered_embeddings=centroids > 0,
+        num_centroids=max(1, centroids),
+        centroid_intermediate_top_k=max(1, centroids // 2),
+    )
+    settings = json.loads(config.to_json_string(use_diff=False))
+    part = Gemma4Assistant(AssistantConfig(target=target.name, target_fingerprint="", settings=settings))
+    generator, tensors = torch.Generator().manual_seed(seed), part.state_dict()
+    for weight in tensors.values():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.is_floating_point():
+            weight.copy_(1 + 0.2 * noise if weight.dim() < 2 else noise / weight.shape[-1] ** 0.5)
+        else:
+            weight.copy_(noise.argsort())
+    handed_on = torch.cat([torch.zeros(width, width), torch.eye(width)], dim=1)
+    tensors["pre_projection.weight"].mul_(0.05).add_(handed_on)
+    tensors["post_projection.weight"].mul_(0.05).add_(torch.eye(width))
+    tensors["model.embed_tokens.weight"].copy_(anatomy.find(target.model).head.weight.detach())
+    return part.eval()
 
 
 def _judge(

@@ -98,6 +98,10 @@ WITH_PARTS: dict[str, tuple[WithPart, ...]] = {
         WithPart(untrained={"feature": "post"}, one_rule=True),
         WithPart(options={"stop": "confidence"}, one_rule=True),
     ),
+    "gemma4_assistant": (
+        WithPart(options={"probe": False}, untrained={}),
+        WithPart(options={"probe": False, "max_depth": 3}, untrained={"centroids": 4}, one_rule=True),
+    ),
     "dflash": (
         WithPart(untrained=_FEW),
         WithPart(untrained={"markov_rank": 8, "markov_kind": "rnn", "anchor_predicts": True}),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 WEIGHTS, BIN = "model.safetensors", "pytorch_model.bin"
 _GGUF = {"eagle3": EAGLE, "dflash": DFLASH}  # methods of architectures
-_REFUSED_GGUF = {"gemma4-assistant": "gemma4_assistant"}  # types of the same in config.json
+_REFUSED_GGUF = {"gemma4-assistant": "Gemma 4 assistant: it is not read from GGUF files: name its folder"}
 INDEX = f"{WEIGHTS}.index.json"
 
 
@@ -38,7 +38,7 @@ def method_for(model: Any) -> str:
         if folder.is_file() and is_gguf(folder):
             kind = architecture_named(folder)
             if kind in _REFUSED_GGUF:
-                recognise({"model_type": _REFUSED_GGUF[kind]}, ())
+                raise ModelError(_REFUSED_GGUF[kind])
             return _GGUF.get(kind, DRAFT_MODEL)
         if not (folder / CONFIG).is_file():
             return DRAFT_MODEL

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 PROBE = Option("At load, count whether a head without the target's fingerprint agrees with the target on a text.")
 LEAST = 0.05  # a pair that agrees less is refused
 _TOKENS = 128
-_FEWEST = 32  # a target with fewer positions is not probed
+FEWEST = 32  # a target with fewer positions is not probed
 _PRODUCTS = 5e11  # of the network in all readings, about half a minute on two processors
 _TEXT = """\
 The river rises in the hills to the north of the town and flows through it from east to west. In spring, when the snow \
@@ -141,6 +141,12 @@ def scored(n_RW: Tensor, head_KW: Tensor) -> Tensor:
     return F.linear(n_RW.to(head_KW.dtype), head_KW).float()
 
 
+def probe_tokens(target: LanguageModel) -> list[int]:
+    """Return the text that targets read here, in a target's tokens; below ``FEWEST`` it is too short."""
+    tokens: list[int] = target.tokenizer.encode(_TEXT)
+    return tokens[: min(_TOKENS, target.max_length - 1)]
+
+
 def compared(head: AnyHead, target: LanguageModel, probe: bool) -> tuple[AnyHead, str]:
     """Return a head with the config that agrees best with the target, and a line about it; none for its own target.
 
@@ -157,8 +163,8 @@ def compared(head: AnyHead, target: LanguageModel, probe: bool) -> tuple[AnyHead
         if owner == fingerprint_of(target.source):
             return head, ""
         said, silent = f"the head was trained for other weights, those of '{head.config.target}': ", frozenset()
-    tokens = target.tokenizer.encode(_TEXT)[: min(_TOKENS, target.max_length - 1)] if probe else []
-    if len(tokens) < _FEWEST:
+    tokens = probe_tokens(target) if probe else []
+    if len(tokens) < FEWEST:
         return head, f"{said}only its shapes were compared with the target"
     readings = head.readings(target)
     own = {name: values[0] for name, values in readings.items()}
@@ -172,9 +178,9 @@ def compared(head: AnyHead, target: LanguageModel, probe: bool) -> tuple[AnyHead
     ]
     num_open = sum(changes in open_ for changes in wanted)
     products = head.rows_per_token * sum(each.numel() for each in head.layers.parameters())
-    if products * _FEWEST * len(wanted) > _PRODUCTS:
+    if products * FEWEST * len(wanted) > _PRODUCTS:
         wanted = wanted[:num_open]  # stated values are kept anyway
-    tokens = tokens[: max(_FEWEST, int(_PRODUCTS / products / len(wanted)))]
+    tokens = tokens[: max(FEWEST, int(_PRODUCTS / products / len(wanted)))]
     PHASES.info(f"comparing the head with the target on {len(tokens)} tokens; readings of its config: {len(wanted)}")
     configs = [replace(head.config, **changes) for changes in wanted]
     with torch.inference_mode():

@@ -22,7 +22,6 @@ REFUSED = {
     "Medusa without its config": ({}, ["medusa_head.0.0.linear.weight"]),
     "Hydra": ({"hydra_num_heads": 4}, ["hydra_head.0.weight"]),
     "MLP speculator": ({"model_type": "mlp_speculator"}, ["speculator.emb.0.weight"]),
-    "Gemma 4 assistant": ({"model_type": "gemma4_assistant"}, ["pre_projection.weight"]),
     "Domino": ({"model_type": "qwen3"}, ["prefix_gru.weight_ih_l0"]),
     "MTP of speculators": ({"speculators_model_type": "mtp"}, ["mtp_layers.0.input_proj.weight"]),
 }
@@ -54,6 +53,7 @@ def test_every_layout_is_run_by_a_method_or_refused() -> None:
         ({"model_type": "llama"}, ["midlayer.hidden_norm.weight", "fc.weight"], "eagle"),
         ({"model_type": "llama"}, ["layers.0.self_attn.q_proj.weight", "fc.weight"], "eagle"),
         ({"speculators_model_type": "scylla"}, ["fc.weight"], "scylla"),
+        ({"model_type": "gemma4_unified_assistant"}, ["pre_projection.weight"], "gemma4_assistant"),
     ],
 )
 def test_a_folder_says_its_method(config: dict[str, Any], names: list[str], method: str, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_name_that_is_no_folder_is_a_draft_model(tmp_path: Path) -> None:
 def test_a_gguf_file_says_its_method(tmp_path: Path) -> None:
     for kind, method in (("llama", "draft_model"), ("eagle3", "eagle"), ("dflash", "dflash")):
         assert method_for(vocabulary(tmp_path / f"{kind}.gguf", {"general.architecture": kind})) == method
-    with pytest.raises(ModelError, match=r"assistant\.gguf: Gemma 4 assistant: its layers read keys"):
+    with pytest.raises(ModelError, match=r"assistant\.gguf: Gemma 4 assistant: it is not read from GGUF files"):
         method_for(vocabulary(tmp_path / "assistant.gguf", {"general.architecture": "gemma4-assistant"}))
     assert method_for(tmp_path / "missing.gguf") == "draft_model"
 
