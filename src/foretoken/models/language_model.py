@@ -44,6 +44,7 @@ from foretoken.native.apart import pack_quantised
 from foretoken.native.call import Ranked
 from foretoken.native.kept_tiles import KeptTiles
 from foretoken.native.layout import Head
+from foretoken.native.team import torch_on_one_thread
 
 _SMALL = 1 << 26  # parameters: a trial forward of all layers, on one thread, takes hundredths of a second
 _SLOW = 0.5  # of float32's speed: then twice the memory to read is the lesser evil
@@ -199,11 +200,12 @@ class LanguageModel:
                 f"kv_cache_dtype='float32': model '{name}' computes keys and values in {self.dtype}; leave it out, or "
                 "choose dtype='float32'"
             )
-        self._sample = None if self.num_parameters <= _SMALL else _sample(model)  # None: probes run all layers
+        small = self.num_parameters <= _SMALL
+        self._sample = None if small else _sample(model)  # None: probes run all layers
         if self._sample is None:  # every forward of a trial would make stored weights again
             hold(model)
-        # the trial forwards of a small model are many small operations, after each of which torch's threads spin
-        with one_thread() if self.num_parameters <= _SMALL else nullcontext():
+        # trial forwards, but for those of all layers of a large model, are many small operations of torch
+        with one_thread() if small else nullcontext() if self._sample is None else torch_on_one_thread():
             self.window = self._probe()  # the smallest sliding window of any layer; None: there is none
             if narrow:
                 self._check_codes("it has state-space layers" if self.mixers else misfit(model))
@@ -408,7 +410,8 @@ class LanguageModel:
 def _sample(model: Any) -> Sample | None:
     """Layers to try in place of all; None: there is no telling which."""
     try:
-        return Sample(model)
+        with torch_on_one_thread():
+            return Sample(model)
     except Exception as error:  # hundreds of families have parts that are not where others have them
         log.debug("all layers are tried: %s", error)
         return None

@@ -19,6 +19,7 @@ from foretoken.cli.main import main
 from foretoken.core.errors import ConfigError, ForetokenError, MismatchError, ModelError, UnsupportedArchitecture
 from foretoken.models import language_model
 from foretoken.models.load import load
+from foretoken.native import team
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import FAMILIES, VOCAB_SIZE, save_model, save_tokenizer
 
@@ -35,7 +36,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("small", "threads"), [(1 << 26, 1), (1, 2)])
-def test_a_small_model_is_tried_on_one_thread(
+def test_a_model_is_tried_on_one_thread_of_torch_and_a_large_one_is_packed_by_all(
     saved: Path, monkeypatch: pytest.MonkeyPatch, small: int, threads: int
 ) -> None:
     monkeypatch.setattr(language_model, "_SMALL", small)
@@ -44,11 +45,12 @@ def test_a_small_model_is_tried_on_one_thread(
         (language_model.probe, "check"),
         (language_model.trial, "check_positions"),
         (language_model.native_trial, "adopt"),
+        (language_model, "Sample"),
     ]:
         tried = getattr(module, name)
 
         def watched(*given: Any, tried: Callable[..., Any] = tried, name: str = name, **options: Any) -> Any:
-            seen.add((name, torch.get_num_threads()))
+            seen.add((name, torch.get_num_threads(), team.current().threads))
             return tried(*given, **options)
 
         monkeypatch.setattr(module, name, watched)
@@ -56,7 +58,8 @@ def test_a_small_model_is_tried_on_one_thread(
     torch.set_num_threads(2)
     try:
         load(saved)
-        assert seen == {(name, threads) for name in ("check", "check_positions", "adopt")}
+        tried_by = ("check", "check_positions", "adopt", *(("Sample",) if small == 1 else ()))
+        assert seen == {(name, 1, threads) for name in tried_by}
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -14,7 +14,7 @@ import torch
 from foretoken.core.threads import usable_cores
 from foretoken.models.load import use_threads
 from foretoken.native import build
-from foretoken.native.team import Team, current
+from foretoken.native.team import Team, current, torch_on_one_thread
 from helpers import warm
 from helpers.golden import Session
 from helpers.zoo_llms import target
@@ -42,6 +42,19 @@ def test_a_team_has_the_threads_that_it_was_given() -> None:
             assert torch.equal(logits(), expected)
         assert current() is not team
         team.close()
+
+
+def test_a_team_keeps_its_threads_while_torch_has_one() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        threads = current().threads
+        with torch_on_one_thread():
+            assert torch.get_num_threads() == 1
+            assert current().threads == threads
+        assert (torch.get_num_threads(), current().threads) == (3, threads)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_more_threads_than_cores_compute_on_as_many_as_there_are(monkeypatch, caplog) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
+from foretoken.core.threads import one_thread
 from foretoken.forward.quantised_experts import QuantisedExperts
 from foretoken.forward.quantised_weight import QuantisedWeight
 from foretoken.models.gguf.architecture import architecture_of
@@ -70,7 +71,8 @@ class GGUFCheckpoint:
                 :class:`StoredWeight`. Otherwise those that native products read as they are.
         """
         try:
-            return fill(skeleton(auto, self.config, dtype, **options), self._tensors(stored=stored), name)
+            with one_thread():  # a look at each tensor's scales: torch's threads would spin after each
+                return fill(skeleton(auto, self.config, dtype, **options), self._tensors(stored=stored), name)
         except ModelError as error:
             message = str(error)
             raise type(error)(message if message.startswith("model ") else f"model '{name}': {message}") from None

@@ -22,6 +22,7 @@ from foretoken.core.errors import ModelError, UnsupportedArchitecture  # noqa: E
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight  # noqa: E402
 from foretoken.models import language_model  # noqa: E402
 from foretoken.models.fingerprint import fingerprint, fingerprint_of  # noqa: E402
+from foretoken.models.gguf import checkpoint  # noqa: E402
 from foretoken.models.gguf.container import GGUFFile  # noqa: E402
 from foretoken.models.load import load, load_as_is, load_config, load_tokenizer  # noqa: E402
 from foretoken.native import build  # noqa: E402
@@ -111,6 +112,18 @@ def test_a_large_file_is_packed_from_where_it_lies(
     for name, module in before.items():
         if hasattr(module, "weight"):
             assert torch.equal(module.weight, after[name].weight), name
+
+
+def test_a_files_scales_are_looked_at_on_one_thread(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, before = set(), torch.get_num_threads()
+    read = checkpoint.fill
+    monkeypatch.setattr(checkpoint, "fill", lambda *given: seen.add(torch.get_num_threads()) or read(*given))
+    torch.set_num_threads(2)
+    try:
+        load(saved)
+        assert (seen, torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_without_a_compiler_a_large_file_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
