@@ -3,8 +3,8 @@
     python lab/benchmarks/loading.py MODEL[@DTYPE] ... [--against CHECKOUT] [--repeats 3] [--json OUT]
 
 Each run is ``foretoken generate`` with one token, imports included. ``peak`` is the most that was resident, pages of
-mapped files included. Each checkout loads each model once beforehand: the native decoder is compiled at its first use,
-and the files' pages are then in the system's cache. Checkouts take turns.
+mapped files included. Each checkout loads each model once beforehand: its modules and the native decoder are compiled
+at their first use, and the files' pages are then in the system's cache. Checkouts take turns.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run(model: str, dtype: str, tree: Path) -> dict[str, float]:
     begin = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "foretoken", *ANSWER, "--model", model, "--dtype", dtype],
-        env={**os.environ, "PYTHONPATH": str(tree / "src")},
+        env={**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": ""},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
