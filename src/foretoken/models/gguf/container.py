@@ -15,6 +15,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from errno import ENOMEM
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ModelError
+from foretoken.core.errors import ModelError, NoMemory
 from foretoken.models.gguf.magic import MAGIC
 
 _VERSIONS = (2, 3)  # version 1 counts in 32 bits and is no longer written
@@ -70,6 +71,7 @@ class GGUFFile:
         begin: where the first tensor lies.
     Raises:
         ModelError: it is not a GGUF file of version 2 or 3, or it is damaged.
+        NoMemory: it is larger than the memory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,6 +81,11 @@ class GGUFFile:
                 # a page that is written would be copied; none is, and torch takes no memory that must not be written
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            if isinstance(error, OSError) and error.errno == ENOMEM:  # the system maps no more than it has
+                raise NoMemory(
+                    f"model '{path}' has {path.stat().st_size / 1e9:.1f} GB, more than this machine's memory: take "
+                    "a smaller model or one of fewer bits"
+                ) from None
             raise ModelError(f"model '{path}' cannot be read: {error}") from None
         try:
             self.fields, self.entries, self.alignment, self.begin = _read(self._bytes)

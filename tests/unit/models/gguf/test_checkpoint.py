@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import re
 import struct
@@ -18,11 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 gguf = pytest.importorskip("gguf", reason="needs the package gguf (extra 'dev')")
 
-from foretoken.core.errors import ModelError, UnsupportedArchitecture  # noqa: E402
+from foretoken.core.errors import ModelError, NoMemory, UnsupportedArchitecture  # noqa: E402
 from foretoken.forward.quantised_weight import QuantisedLinear, QuantisedWeight  # noqa: E402
 from foretoken.models import language_model  # noqa: E402
 from foretoken.models.fingerprint import fingerprint, fingerprint_of  # noqa: E402
-from foretoken.models.gguf import checkpoint  # noqa: E402
+from foretoken.models.gguf import checkpoint, container  # noqa: E402
 from foretoken.models.gguf.container import GGUFFile  # noqa: E402
 from foretoken.models.load import load, load_as_is, load_config, load_tokenizer  # noqa: E402
 from foretoken.native import build  # noqa: E402
@@ -529,6 +530,15 @@ def test_a_tensor_that_is_missing(saved: Path, tmp_path: Path) -> None:
 def test_a_name_without_a_file() -> None:
     with pytest.raises(ModelError, match=r"'nowhere\.gguf' does not exist"):
         load("nowhere.gguf")
+
+
+def test_a_file_that_is_larger_than_the_memory(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any, **options: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(container.mmap, "mmap", full)
+    with pytest.raises(NoMemory, match=r"has 0\.0 GB, more than this machine's memory"):
+        load(saved)
 
 
 def test_another_file(tmp_path: Path) -> None:
