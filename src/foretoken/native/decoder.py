@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from foretoken.core.pages import give_back_free_memory
 from foretoken.forward.batch import PackedBatch
 from foretoken.forward.cache import KVCache
 from foretoken.forward.native_plan import Blocks, NativePlan
@@ -74,6 +75,7 @@ class NativeDecoder:
                 checks.check_kv_layer(layers[: index + 1], block.kv_layer)
             if taken is not None:
                 taken(index, packed)
+        give_back_free_memory()  # of layers that were decoded: the head takes the most
         self.head = layout.head if isinstance(layout.head, Head) else self._packed_head(layout.head, layout)
         self.vocab_size = self.head.vocab_size
         table, embedding_blocks = _table(layout.embedding_VD)

@@ -48,6 +48,6 @@ class AWQ:
         zeros = layer.part("qzeros", (count, layer.outputs // _PER_WORD), (torch.int32,))
         scales = layer.part("scales", (count, layer.outputs), SCALES)
         layer.refuse_the_rest("bias")
-        codes_OK = unpacked(words, 4, dim=1, order=_PLACES).T.contiguous()
-        zeros_OG = unpacked(zeros, 4, dim=1, order=_PLACES).T
+        codes_OK = unpacked(words.T.contiguous(), 4, dim=0, order=_PLACES)
+        zeros_OG = unpacked(zeros.T.contiguous(), 4, dim=0, order=_PLACES)
         return with_zeros(codes_OK, zeros_OG, scales.T, 4, order_K=None, name=f"{layer.name}.qweight")

@@ -22,6 +22,7 @@ from foretoken.models.quantised.awq import AWQ
 from foretoken.models.quantised.compressed_tensors import CompressedTensors
 from foretoken.models.quantised.formats import Format, Layer
 from foretoken.models.quantised.gptq import GPTQ
+from foretoken.native.mapped import leave
 
 FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Format]] = {
     "awq": AWQ,
@@ -115,8 +116,12 @@ def _read(model: Any, tensors: "_Tensors", layout: Format) -> Iterator[tuple[str
     passing = re.compile("|".join([_OLD_BUFFER, *(model._keys_to_ignore_on_load_unexpected or ())]))
     for module, keys in tensors.by_module.items():
         if layout.mark not in keys:
-            names = (f"{module}.{key}".lstrip(".") for key in keys)
-            yield from ((each, tensors.get(each)) for each in names if passing.search(each) is None)
+            names = [f"{module}.{key}".lstrip(".") for key in keys]
+            for each in names:
+                if passing.search(each) is None:
+                    value = tensors.get(each)
+                    yield each, value
+                    leave(value)
             continue
         linear = linears.get(module)
         if linear is None:
@@ -131,6 +136,8 @@ def _read(model: Any, tensors: "_Tensors", layout: Format) -> Iterator[tuple[str
         bias = parts.get("bias")
         if bias is not None and (f"{module}.bias" in own or bool(bias.any())):
             yield f"{module}.bias", bias
+        for part in parts.values():
+            leave(part)
 
 
 class _Tensors:

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from foretoken.core.errors import ModelError
 from foretoken.forward.quantised_weight import QuantisedLinear
 from foretoken.models.fingerprint import fingerprint
 from foretoken.models.load import load, load_as_is
+from foretoken.models.quantised import folder as quantised_folder
 from foretoken.native import build
 from helpers import quantised_folders as made
 from helpers.tiny_models import save_model
@@ -239,6 +241,15 @@ def test_more_than_one_number_for_a_whole_tensor(key: str, count: int, plain: Pa
     dtype = torch.bfloat16 if key == "weight_scale" else torch.int8
     made.change(tmp_path / "q", **{f"{GATE}.{key}": torch.ones(count, dtype=dtype)})
     assert f"the tensor '{GATE}.{key}' is [{count}]" in refusal(tmp_path / "q")
+
+
+def test_the_files_pages_are_left_as_tensors_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = []
+    monkeypatch.setattr(quantised_folder, "leave", lambda tensor: left.append(tensor.numel() * tensor.element_size()))
+    load(folder)
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        sizes = [each.numel() * each.element_size() for each in map(file.get_tensor, file.keys())]
+    assert sorted(left) == sorted(sizes)
 
 
 def test_values_that_are_not_finite_in_unquantised_tensors(folder: Path) -> None:
