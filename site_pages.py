@@ -46,3 +46,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if here.startswith(_RESULTS):
         markdown = _BLOCK.sub(lambda block: f"```{block[1] or 'bash'}\n{block[2]}```", markdown)
     return _LINK.sub(moved, markdown)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Let a search for the words of a message find its remedy before pages that share some of the words."""
+    here = page.file.src_uri
+    if here == "messages.md" or here.startswith(_RESULTS):
+        page.meta["search"] = {"boost": 2 if here == "messages.md" else 0.5}
+    return html
