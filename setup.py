@@ -2,16 +2,17 @@
 
 A wheel that holds them needs no C compiler where it is installed. Where it is built without one, or with
 FORETOKEN_PREBUILT=0, it holds the sources alone and is for any machine; they are compiled at the first use then.
-FORETOKEN_PREBUILT=1 refuses to build such a wheel. Everything else about the package is in pyproject.toml.
+FORETOKEN_PREBUILT=1 refuses to build such a wheel. With a cross compiler, the platform is named as for any package:
+CC=aarch64-linux-gnu-gcc _PYTHON_HOST_PLATFORM=linux-aarch64. Everything else about the package is in pyproject.toml.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,9 +33,10 @@ ASKED = os.environ.get("FORETOKEN_PREBUILT", "")
 
 def prebuilt() -> list:
     """The variants to compile; none where that is not possible, or not wished for."""
-    if ASKED == "0" or (ASKED != "1" and (sys.platform != "linux" or variants.compiler_command() is None)):
+    system, _, machine = sysconfig.get_platform().partition("-")
+    if ASKED == "0" or (ASKED != "1" and (system != "linux" or variants.compiler_command() is None)):
         return []
-    return variants.of_architecture(platform.machine())
+    return variants.of_architecture(machine)
 
 
 class BuildWithLibraries(build_py):
@@ -53,8 +55,9 @@ class BuildWithLibraries(build_py):
             target = folder / variant.library.name
             try:
                 variants.compile_library(compiler, variant.options, target)
-            except subprocess.CalledProcessError as error:
-                problem = f"the decoder for {variant.name} cannot be compiled: {error.stderr[-2000:]}"
+            except (OSError, subprocess.SubprocessError) as error:
+                detail = str(getattr(error, "stderr", None) or error)
+                problem = f"the decoder for {variant.name} cannot be compiled: {detail[-2000:]}"
                 if ASKED == "1":
                     raise SystemExit(problem) from None
                 self.warn(problem)  # an old compiler does not know every processor
