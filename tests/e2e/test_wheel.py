@@ -44,3 +44,24 @@ def test_a_wheel_brings_its_decoder(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith("installed, ")
+
+
+@pytest.mark.parametrize(
+    ("platform", "kinds"), [("linux-aarch64", {"neon-dotprod", "neon"}), ("linux-x86_64", {"amx", "x86_64"})]
+)
+def test_a_cross_compiler_gets_the_processors_of_its_platform(platform: str, kinds: set[str]) -> None:
+    pytest.importorskip("setuptools", minversion="77")
+    listed = (
+        "import runpy, setuptools; setuptools.setup = lambda **_: None;"
+        "print(*(each.name for each in runpy.run_path('setup.py')['prebuilt']()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", listed],
+        cwd=ROOT,
+        env={**os.environ, "_PYTHON_HOST_PLATFORM": platform, "FORETOKEN_PREBUILT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert kinds <= set(done.stdout.split())
+    assert all(("neon" in name) == platform.endswith("aarch64") for name in done.stdout.split())
