@@ -52,6 +52,7 @@ class Case:
 
 def blocks(**changes: Any) -> Blocks:
     sound: dict[str, Any] = {"size": 16, "sinks": 1, "locals": 1, "sets": "global", "keep": (0,), "score": "mean"}
+    sound["voters"] = "root"
     sound |= {"selects": lambda layer: True, "summaries": lambda layer: torch.zeros(1)}
     return Blocks(**{**sound, **changes})
 
