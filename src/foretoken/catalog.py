@@ -9,7 +9,7 @@ import importlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from foretoken.core.errors import ConfigError, nearest
 from foretoken.core.importing import lean_imports
-from foretoken.drafting.published.folder import method_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,30 +96,6 @@ def entries(kind: str | None = None) -> list[Entry]:
 def _plugins() -> tuple[Entry, ...]:
     # this reads the metadata of every installed package: some milliseconds
     return tuple(point.load() for point in entry_points(group="foretoken.methods"))
-
-
-_OF_ONE_DRAFTER = {"extend", "executor", "lane", "verifier"}  # recipe options that a portfolio may not take
-
-
-def for_model(model: Any, options: Iterable[str] = ()) -> str:
-    """Return the method of a draft model or head that is named without one.
-
-    It is `auto`, which drafts with the model, by copies, or not at all. It is the model's own method where drafts of
-    that cannot be mixed with copies, or where an option of it is given that `auto` does not have.
-
-    Args:
-        options: names of the recipe's options.
-    Raises:
-        ModelError: the folder's layout is unknown, or refused.
-    """
-    own = method_for(model)
-    drafters = {entry.name: entry for entry in entries("drafter")}
-    if own not in drafters:  # the head of a verifier, say
-        return own
-    drafter, auto = drafters[own].load(), drafters["auto"].load()
-    only = {each.name for each in fields(drafter.Config)} - {each.name for each in fields(auto.Config)}
-    named = {each.removeprefix(f"{own}.") for each in options} & (only | _OF_ONE_DRAFTER)
-    return own if named or drafter.offers.resumes or drafter.declared.own_verifier is not None else "auto"
 
 
 _LABELS = {"drafter": "method", "verifier": "verifier", "plan": "plan"}  # the keys that select them

@@ -15,6 +15,7 @@ from foretoken.core.errors import MismatchError
 from foretoken.drafting import learned_part
 from foretoken.drafting.published.folder import method_for
 from foretoken.engine.intake.vllm_options import METHODS
+from foretoken.engine.method_of_model import method_of_model
 from foretoken.models.load import load_config, load_tokenizer, source_of
 from foretoken.models.vocabulary import different_vocabulary
 
@@ -40,7 +41,7 @@ def check(model: str, settings: Mapping[str, Any] | None, **origin: Any) -> None
     """
     settings = dict(settings or {}) if isinstance(settings, Mapping) else {}
     method = settings.get("method") or (
-        catalog.for_model(settings["model"], settings) if settings.get("model") else "none"
+        method_of_model(settings["model"], settings) if settings.get("model") else "none"
     )
     method = METHODS.get(method, method) if isinstance(method, str) else None
     drafter = _class_of(method, "drafter")

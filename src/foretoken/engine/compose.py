@@ -23,6 +23,7 @@ from foretoken.drafting import learned_part
 from foretoken.engine.executors.remote.target import RemoteDrafter
 from foretoken.engine.executors.worker_thread import split
 from foretoken.engine.intake.vllm_options import METHODS, SPECULATION, UNASKED_SPECULATION
+from foretoken.engine.method_of_model import method_of_model
 from foretoken.engine.recipe import MAX_NODES, Recipe, verifier_named
 from foretoken.forward.dense import DensePlans
 from foretoken.options.option import declared
@@ -58,7 +59,7 @@ def build(settings: Mapping[str, Any] | None, target: Any) -> Recipe:
         settings.pop(key, None)
     method, wanted, executor, lane = own.method, own.verifier, own.executor, own.lane
     if method is None:
-        method = catalog.for_model(settings["model"], given) if "model" in settings else "none"
+        method = method_of_model(settings["model"], given) if "model" in settings else "none"
     if isinstance(method, str):
         method = METHODS.get(method, method)
     _check_lane(lane, executor, method)

@@ -12,6 +12,7 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.files import check_name, check_readable
 from foretoken.drafting.published.folder import method_for, takes
 from foretoken.drafting.published.layouts import DRAFT_MODEL
+from foretoken.engine.method_of_model import method_of_model
 from foretoken.options.option import Option
 
 DEFAULT_MODEL = "zoo:base"
@@ -114,7 +115,7 @@ class RecipeFlags:
     def config(self, target: str) -> dict[str, Any]:
         """Return the ``speculative_config`` for a target.
 
-        The default method is auto; with a draft model, see :func:`foretoken.catalog.for_model`.
+        The default method is auto; with a draft model, see :func:`foretoken.engine.method_of_model.method_of_model`.
         """
         if self.plan is not None:
             for option, value in (("--method", self.method), ("--set", self.sets), ("--draft-model", self.draft_model)):
@@ -125,7 +126,7 @@ class RecipeFlags:
         if self.method is not None and not self.method.strip():
             raise ConfigError("--method is empty: use a name from 'foretoken methods', or leave it out")
         settings, draft = parse_settings(self.sets or []), self.draft_model
-        name = self.method or (DEFAULT_METHOD if draft is None else catalog.for_model(draft, settings))
+        name = self.method or (DEFAULT_METHOD if draft is None else method_of_model(draft, settings))
         return speculative_config(name, settings, target=target, draft_model=draft)
 
 
