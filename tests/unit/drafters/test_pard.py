@@ -88,7 +88,7 @@ def test_the_folder_says_that_it_is_pard(folders: tuple[Path, Path]) -> None:
     params = SamplingParams(max_tokens=20, temperature=0)
     plain = LLM(str(target), device="cpu", speculative_config=None).generate(["abc", "Tom"], params)
     llm = LLM(str(target), device="cpu", speculative_config={"model": str(draft)})
-    assert llm.recipe.method == "pard"
+    assert (llm.recipe.method, llm.recipe.drafter.sources) == ("auto", ("suffix", "pard"))
     assert [each.token_ids for each in llm.generate(["abc", "Tom"], params)] == [each.token_ids for each in plain]
 
 

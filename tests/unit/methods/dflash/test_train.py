@@ -118,7 +118,7 @@ def test_a_folder_has_the_layout_of_speculators_and_drafts(
     assert ("lm_head.weight" in names) == (not dspark)
     llm = LLM(str(folder / "target"), device="cpu", speculative_config={"model": str(out), "num_speculative_tokens": 3})
     (found,) = llm.generate(["What is 3 + 1?"], SamplingParams(max_tokens=8, temperature=0))
-    assert llm.recipe.method == "dflash"
+    assert (llm.recipe.method, llm.recipe.drafter.sources) == ("auto", ("suffix", "dflash"))
     assert found.metrics.num_draft_tokens >= 6
 
 
