@@ -59,6 +59,7 @@ from foretoken.train.command import Command, Common
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Common):
+    '''Learn to stutter.'''
     stammer: Annotated[int, Option("How often.", above=0)] = 3
 
 
@@ -67,7 +68,7 @@ def run(config, session):
 
 
 COMMAND = Command(
-    name="stutter", help="Learn to stutter.", example="foretoken train stutter --out DIR", config=Config, run=run,
+    name="stutter", example="foretoken train stutter --out DIR", config=Config, run=run,
     say=lambda record, out: [f"{record['stammer']} times"],
 )
 """

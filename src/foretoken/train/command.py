@@ -1,6 +1,7 @@
 """What a ``foretoken train NAME`` command is, as data; the command line (cli/learn/train.py) makes it from this.
 
-    Command ── Config    a frozen dataclass: a field is an option, with its type, its default, and its description
+    Command ── Config    a frozen dataclass: a field is an option, with its type, its default, and its description; its
+            │             docstring is the command's help
             ── run       (config, session) -> the record of the run
             ── say       (record, out) -> lines for a person
 
@@ -186,15 +187,14 @@ class Command:
 
     Attributes:
         name: NAME.
-        help: a line, an empty line, and paragraphs.
         example: a whole command line.
-        config: its options: a frozen dataclass that inherits :class:`Common`.
+        config: its options: a frozen dataclass that inherits :class:`Common`. Its docstring is the command's help: a
+            line, an empty line, and paragraphs.
         run: does it; raises ForetokenError.
         say: the lines to print at the end.
     """
 
     name: str
-    help: str
     example: str
     config: type[Common]
     run: Callable[[Any, Session], dict[str, Any]]

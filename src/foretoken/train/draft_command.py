@@ -10,7 +10,11 @@ from foretoken.train.command import Command, Compiling, Judged, Session, shown_l
 
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig(Compiling, Judged):
-    """Options of ``foretoken train draft``."""
+    """Distil a small draft model from a target, on text that the target writes.
+
+    At the end the engine measures tokens per step and acceptance by position on held-out prompts, greedy and at
+    temperature 1; with --from also before the training.
+    """
 
     target: Annotated[str, Option("The model to draft for: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
     start: Annotated[str | None, Option("A draft to go on from; default: a new one of 2 thin layers.", name="from")] = (
@@ -70,12 +74,6 @@ def say_draft(record: dict[str, Any], out: Path) -> list[str]:
 
 COMMAND = Command(
     name="draft",
-    help="""\
-    Distil a small draft model from a target, on text that the target writes.
-
-    At the end the engine measures tokens per step and acceptance by position on held-out prompts, greedy and at
-    temperature 1; with --from also before the training.
-    """,
     example="foretoken train draft --target zoo:base --from zoo:draft --corpus chats.jsonl --minutes 30 --out my-draft",
     config=DraftConfig,
     run=train_draft,

@@ -15,7 +15,12 @@ from foretoken_lab.recipes import NAMES
 
 @dataclass(frozen=True, kw_only=True)
 class BaseConfig(Compiling):
-    """Options of ``foretoken train base``; ``out`` None: where the zoo looks for models that are not bundled."""
+    """Make one model of the zoo: tokenizer, data, training, and an ordinary Hugging Face folder.
+
+    A recipe is a file of lab/src/foretoken_lab/recipes, which defines model and training. The text comes from the
+    folder of public corpora (--data), or from files of yours (--corpus): JSON Lines with messages, prompt +
+    response, or text; or plain text. After a stop the same command goes on from the last checkpoint.
+    """
 
     recipe: Annotated[str, Option("The model, by its recipe: " + ", ".join(NAMES) + ".", "-r")]
     out: Annotated[
@@ -76,13 +81,6 @@ def say_base(record: dict[str, Any], out: Path) -> list[str]:
 
 BASE = Command(
     name="base",
-    help="""\
-    Make one model of the zoo: tokenizer, data, training, and an ordinary Hugging Face folder.
-
-    A recipe is a file of lab/src/foretoken_lab/recipes, which defines model and training. The text comes from the
-    folder of public corpora (--data), or from files of yours (--corpus): JSON Lines with messages, prompt +
-    response, or text; or plain text. After a stop the same command goes on from the last checkpoint.
-    """,
     example="foretoken train base --recipe base --corpus generated --out my-base --minutes 10",
     config=BaseConfig,
     run=train_base,

@@ -15,7 +15,14 @@ DEFAULT_TASKS = "profiles,code,arithmetic,keys"
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Common):
-    """Options of ``foretoken train judge``; ``tasks`` None: the default tasks, or no tasks with triples."""
+    """Train a judge: it reads the target's last hidden state of a draft token and decides whether the token is fine.
+
+    Target and draft stay unchanged. Labels are mined from tasks with checkable answers: a draft token replaces one
+    token of the target's answer, the target continues, and the token is fine if the answer is still right. The tasks
+    are those of foretoken-lab, or your own: JSON Lines with question and answer (a number, or words). Alternatively,
+    labels come from annotations (--triples). Measured on held-out questions: ROC AUC, and the shares of fine and of
+    bad tokens above the threshold.
+    """
 
     target: Annotated[str, Option("The model that verifies: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
     draft: Annotated[str | None, DRAFT] = None
@@ -106,15 +113,6 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
 
 COMMAND = Command(
     name="judge",
-    help="""\
-    Train a judge: it reads the target's last hidden state of a draft token and decides whether the token is fine.
-
-    Target and draft stay unchanged. Labels are mined from tasks with checkable answers: a draft token replaces one
-    token of the target's answer, the target continues, and the token is fine if the answer is still right. The tasks
-    are those of foretoken-lab, or your own: JSON Lines with question and answer (a number, or words). Alternatively,
-    labels come from annotations (--triples). Measured on held-out questions: ROC AUC, and the shares of fine and of
-    bad tokens above the threshold.
-    """,
     example="foretoken train judge --target zoo:base --draft-model zoo:draft --out my-judge",
     config=Config,
     run=run,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, getdoc
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Group(ExtendedGroup):
         if not isinstance(declared, Command):
             return super().command_of(name, declared)
         epilog = f"Example: {declared.example}"
-        return command_of_function(name, _function(declared), help=declared.help, epilog=epilog)
+        return command_of_function(name, _function(declared), help=getdoc(declared.config), epilog=epilog)
 
     def _collect(self) -> None:
         if self._collected:

@@ -9,7 +9,12 @@ from foretoken.train.feature_heads.command import NetworkOptions, network_comman
 
 @dataclass(frozen=True, kw_only=True)
 class Config(NetworkOptions):
-    """Options of ``foretoken train dflash``; None: the recipe's value."""
+    """Train a DFlash or DSpark network: a few layers that fill a block of masks from a target's hidden states.
+
+    The target stays unchanged, and generates the text by default. During training, the network drafts for the
+    target's answers to held-out prompts; the printed tokens per step are those of serving. At the end, the
+    engine drafts for these prompts. The folder has the layout of speculators.
+    """
 
     layers: Annotated[int, Option("Decoder layers of the network.", metavar="N", least=1, most=32)] = 2
     slots: Annotated[int, Option("Tokens that one pass drafts.", metavar="N", least=1, most=63)] = 7
@@ -31,13 +36,6 @@ class Config(NetworkOptions):
 
 COMMAND = network_command(
     "dflash",
-    help="""\
-    Train a DFlash or DSpark network: a few layers that fill a block of masks from a target's hidden states.
-
-    The target stays unchanged, and generates the text by default. During training, the network drafts for the
-    target's answers to held-out prompts; the printed tokens per step are those of serving. At the end, the
-    engine drafts for these prompts. The folder has the layout of speculators.
-    """,
     config=Config,
     title="training a DFlash network",
     called=lambda record: f"{'DSpark' if record['markov_rank'] else 'DFlash'} network",

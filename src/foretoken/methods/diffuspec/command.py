@@ -10,7 +10,12 @@ from foretoken.train.feature_heads.command import NetworkOptions, network_comman
 
 @dataclass(frozen=True, kw_only=True)
 class Config(NetworkOptions):
-    """Options of ``foretoken train diffuspec``; None: the recipe's value."""
+    """Train DiffuSpec's block network: a few layers that fill a block of masks from a target's hidden states.
+
+    The target stays unchanged, and generates the text by default. During training, the network drafts for the
+    target's answers to held-out prompts; the printed tokens per step are those of serving. At the end, the
+    engine drafts for these prompts. A trigram model of the same text is stored with the network.
+    """
 
     layers: Annotated[int, Option("Decoder layers of the network.", metavar="N", least=1, most=32)] = 2
     slots: Annotated[int, Option("Tokens that one pass drafts.", metavar="N", least=1, most=64)] = 8
@@ -28,13 +33,6 @@ class Config(NetworkOptions):
 
 COMMAND = network_command(
     "diffuspec",
-    help="""\
-    Train DiffuSpec's block network: a few layers that fill a block of masks from a target's hidden states.
-
-    The target stays unchanged, and generates the text by default. During training, the network drafts for the
-    target's answers to held-out prompts; the printed tokens per step are those of serving. At the end, the
-    engine drafts for these prompts. A trigram model of the same text is stored with the network.
-    """,
     config=Config,
     title="training a block network",
     called=lambda record: "block network",

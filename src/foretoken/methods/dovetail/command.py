@@ -9,7 +9,12 @@ from foretoken.train.feature_heads.command import UnrolledOptions, network_comma
 
 @dataclass(frozen=True, kw_only=True)
 class Config(UnrolledOptions):
-    """Options of ``foretoken train dovetail``; None: the recipe's value."""
+    """Train Dovetail's head: decoder blocks after a gate, over a target's last state.
+
+    The target stays unchanged. During training, the head drafts for the target's answers to held-out
+    prompts; the printed tokens per step are those of serving. At the end the engine drafts for these
+    prompts, and measures them once more.
+    """
 
     blocks: Annotated[int, Option("Decoder blocks.", metavar="N", least=1, most=32)] = 2
     fusion: Annotated[
@@ -20,13 +25,6 @@ class Config(UnrolledOptions):
 
 COMMAND = network_command(
     "dovetail",
-    help="""\
-    Train Dovetail's head: decoder blocks after a gate, over a target's last state.
-
-    The target stays unchanged. During training, the head drafts for the target's answers to held-out
-    prompts; the printed tokens per step are those of serving. At the end the engine drafts for these
-    prompts, and measures them once more.
-    """,
     config=Config,
     title="training a Dovetail head",
     called=lambda record: f"Dovetail head of {record['blocks']} blocks ({record['fusion']})",

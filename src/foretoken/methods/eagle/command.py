@@ -10,7 +10,12 @@ from foretoken.train.feature_heads.command import UnrolledOptions, network_comma
 
 @dataclass(frozen=True, kw_only=True)
 class Config(UnrolledOptions):
-    """Options of ``foretoken train eagle``; None: the recipe's value."""
+    """Train EAGLE's head: one decoder layer that drafts from a target's hidden states.
+
+    The target stays unchanged. During training, the head drafts for the target's answers to held-out
+    prompts; the printed tokens per step are those of serving. At the end the engine drafts for these
+    prompts, and measures them once more.
+    """
 
     algorithm: Annotated[str, Option("eagle3, or eagle for the network of EAGLE-2.", choices=("eagle3", "eagle"))] = (
         "eagle3"
@@ -39,13 +44,6 @@ class Config(UnrolledOptions):
 
 COMMAND = network_command(
     "eagle",
-    help="""\
-    Train EAGLE's head: one decoder layer that drafts from a target's hidden states.
-
-    The target stays unchanged. During training, the head drafts for the target's answers to held-out
-    prompts; the printed tokens per step are those of serving. At the end the engine drafts for these
-    prompts, and measures them once more.
-    """,
     config=Config,
     title="training an EAGLE head",
     called=lambda record: f"{record['algorithm']} head",

@@ -12,7 +12,12 @@ from foretoken.train.drafting_part import FeatureOptions, summary, train_and_dra
 
 @dataclass(frozen=True, kw_only=True)
 class Config(FeatureOptions, Continued):
-    """Options of ``foretoken train kangaroo``."""
+    """Train Kangaroo's adapter: one attention layer that drafts from an early layer of a target.
+
+    The target is frozen. Measured on held-out text, before and after the training: the expected share of accepted
+    draft tokens at temperature 1, and how often the target's most probable token is among the adapter's three most
+    probable ones. At the end the engine drafts for held-out prompts, six tokens a step, and measures acceptance.
+    """
 
     exit_layer: Annotated[int, Option("Layers of the target below the adapter, 1 to L - 1.", metavar="E")]
 
@@ -56,13 +61,6 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
 
 COMMAND = Command(
     name="kangaroo",
-    help="""\
-    Train Kangaroo's adapter: one attention layer that drafts from an early layer of a target.
-
-    The target is frozen. Measured on held-out text, before and after the training: the expected share of accepted
-    draft tokens at temperature 1, and how often the target's most probable token is among the adapter's three most
-    probable ones. At the end the engine drafts for held-out prompts, six tokens a step, and measures acceptance.
-    """,
     example="foretoken train kangaroo --target zoo:base --exit-layer 2 --corpus generated --minutes 30 "
     "--out my-adapter",
     config=Config,

@@ -13,7 +13,13 @@ from foretoken.train.drafting_part import PartOptions, summary, train_and_draft
 
 @dataclass(frozen=True, kw_only=True)
 class Config(PartOptions):
-    """Options of ``foretoken train longspec``."""
+    """Train LongSpec's head: one block with a short window of its own and cross-attention to the target's KV cache.
+
+    The target is frozen. The run reads short blocks of text at large positions first, then long blocks at their own.
+    Measured on held-out text, before and after the training, for every number of hidden target keys (the gap): the
+    expected share of accepted draft tokens at temperature 1, and how often head and target have the same most probable
+    token. At the end the engine drafts for held-out prompts.
+    """
 
     levels: Annotated[int, Option("Tokens of a draft; training hides as many keys.", metavar="N", least=1, most=64)] = 5
     mlp_width: Annotated[
@@ -64,14 +70,6 @@ def say(record: dict[str, Any], out: Path) -> list[str]:
 
 COMMAND = Command(
     name="longspec",
-    help="""\
-    Train LongSpec's head: one block with a short window of its own and cross-attention to the target's KV cache.
-
-    The target is frozen. The run reads short blocks of text at large positions first, then long blocks at their own.
-    Measured on held-out text, before and after the training, for every number of hidden target keys (the gap): the
-    expected share of accepted draft tokens at temperature 1, and how often head and target have the same most probable
-    token. At the end the engine drafts for held-out prompts.
-    """,
     example="foretoken train longspec --target zoo:long --corpus generated --minutes 60 --out my-head",
     config=Config,
     run=run,

@@ -9,21 +9,19 @@ from foretoken.train.feature_heads.command import HeadOptions, network_command
 
 @dataclass(frozen=True, kw_only=True)
 class Config(HeadOptions):
-    """Options of ``foretoken train mtp``; None: the recipe's value."""
+    """Train a next-token-prediction layer, and write the target's checkpoint with it, in the published layout.
+
+    The target stays unchanged; a target of a family without such layers (Llama, Qwen2, Qwen3) is converted to
+    GLM-4-MoE, which computes the same. During training, the layer drafts for the target's answers to held-out
+    prompts; the printed tokens per step are those of serving. At the end the engine drafts for these prompts with
+    the new checkpoint.
+    """
 
     steps: Annotated[int, Option("Steps that training unrolls.", metavar="N", least=1, most=64)] = 3
 
 
 COMMAND = network_command(
     "mtp",
-    help="""\
-    Train a next-token-prediction layer, and write the target's checkpoint with it, in the published layout.
-
-    The target stays unchanged; a target of a family without such layers (Llama, Qwen2, Qwen3) is converted to
-    GLM-4-MoE, which computes the same. During training, the layer drafts for the target's answers to held-out
-    prompts; the printed tokens per step are those of serving. At the end the engine drafts for these prompts with
-    the new checkpoint.
-    """,
     config=Config,
     title="training a prediction layer",
     called=lambda record: "next-token-prediction layer",

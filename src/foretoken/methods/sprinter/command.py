@@ -10,7 +10,12 @@ from foretoken.train.command import DRAFT, Command, Judged, Session, Text
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Text, Judged):
-    """Options of ``foretoken train sprinter``."""
+    """Train SPRINTER's head: from the draft's last state it predicts whether the target would accept a token.
+
+    Draft and target stay unchanged. Tokens are drafted after the first 30 % of each document, and the head learns
+    whether the target would certainly accept each of them. Measured on held-out documents: ROC AUC and accuracy. At the
+    end the engine drafts for held-out prompts, and measures tokens per step and distortion.
+    """
 
     target: Annotated[str, Option("The model that verifies: zoo:NAME, folder or hub id.", "-t", metavar="MODEL")]
     draft: Annotated[str, DRAFT]
@@ -102,13 +107,6 @@ def _text(area: float | None) -> str:
 
 COMMAND = Command(
     name="sprinter",
-    help="""\
-    Train SPRINTER's head: it reads the draft's last hidden state and predicts whether the target would accept a token.
-
-    Draft and target stay unchanged. Tokens are drafted after the first 30 % of each document, and the head learns
-    whether the target would certainly accept each of them. Measured on held-out documents: ROC AUC and accuracy. At the
-    end the engine drafts for held-out prompts, and measures tokens per step and distortion.
-    """,
     example="foretoken train sprinter --target zoo:base --draft-model zoo:draft --corpus generated --out my-head",
     config=Config,
     run=run,

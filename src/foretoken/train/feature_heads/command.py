@@ -16,7 +16,7 @@ from foretoken.train.drafting_part import FeatureOptions, summary
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions(FeatureOptions):
-    """Options of every such command; a subclass adds the network's shape."""
+    """Options of every such command; a subclass adds the network's shape. None: the recipe's value."""
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -55,7 +55,6 @@ class UnrolledOptions(NetworkOptions):
 def network_command(
     name: str,
     *,
-    help: str,  # noqa: A002  (Command calls it so)
     config: type[HeadOptions],
     title: str,
     called: Callable[[Mapping[str, Any]], str],
@@ -70,7 +69,7 @@ def network_command(
     when the command runs.
 
     Args:
-        name, help, config: see :class:`Command`.
+        name, config: see :class:`Command`.
         title: of the progress, as in "training an EAGLE head".
         called: (record) -> the network, as in "CALLED of 1.2 M parameters".
         chain: (options) -> options of the method that draft as many tokens a step as training unrolled.
@@ -105,4 +104,4 @@ def network_command(
         return [*summary(record, first), *hint.format(name=name, target=record["target"], out=out).splitlines()]
 
     example = f"foretoken train {name} --target zoo:base --corpus generated --minutes 30 --out {out}"
-    return Command(name=name, help=help, example=example, config=config, run=run, say=say)
+    return Command(name=name, example=example, config=config, run=run, say=say)
