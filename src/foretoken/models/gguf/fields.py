@@ -1,8 +1,10 @@
 """The fields of a GGUF file that describe its architecture, each checked before it is used."""
 
+import json
 import math
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from foretoken.core.errors import ModelError, UnsupportedArchitecture
@@ -10,22 +12,7 @@ from foretoken.models.gguf.container import Entry, GGUFFile
 
 _MOST = 2**31 - 1  # of a size
 # fields that could change the computation, and their neutral values
-_NEUTRAL = {
-    "expert_count": 0,
-    "attention.causal": True,
-    "attention.scale": 0.0,
-    "attention.sliding_window": 0,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attn_logit_softcapping": 0.0,
-    "final_logit_softcapping": 0.0,
-    "rope.freq_base_swa": 0.0,
-    "rope.scaling.attn_factor": 1.0,
-    "rope.scaling.yarn_log_multiplier": 0.0,
-    "logit_scale": 0.0,
-    "embedding_scale": 0.0,
-    "residual_scale": 0.0,
-}
+_NEUTRAL: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))["neutral"]
 
 
 class Fields:

@@ -6,13 +6,15 @@ Two kinds are read, by ``tokenizer.ggml.model``:
     llama    SentencePiece BPE with byte fallback: tokens and scores, from which the merges follow
 
 How text is split cannot be seen in the file, and a wrong split is another text, silently; so a name that is not in
-``_SPLITS`` is refused. The library's own conversion is not used: it takes unknown names for GPT-2's, adds an end of
+tokenizer.json is refused. The library's own conversion is not used: it takes unknown names for GPT-2's, adds an end of
 text to vocabularies without one, and differs between the versions that we support.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -23,36 +25,7 @@ from foretoken.core.errors import ModelError
 from foretoken.models.gguf.container import GGUFFile, text_field
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
-# as llama.cpp knows them by their text
-_TURN_ENDS = {
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|end_of_turn|>",
-    "<end_of_turn>",
-    "<end_of_utterance>",
-}
 _PADDING = re.compile(r"\[PAD\d+\]")  # rows of the embedding beyond the vocabulary, as converters name them
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_QWEN35 = _QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_GPT4O = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_ENDING}"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_ENDING}"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _WORDS = {str: "texts", int: "whole numbers", float: "numbers"}
 
 
@@ -75,24 +48,13 @@ class _Split:
     begin: bool = False
 
 
-_LLAMA3_SPLIT = _Split(_LLAMA3, whole=True, begin=True)
-_DIGITS_SPLIT = _Split(_GPT2, digits=True)
+_TABLES: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 _SPLITS = {
-    "gpt-2": _Split(_GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS_SPLIT),
-    **dict.fromkeys(
-        (
-            "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
-        ),
-        _LLAMA3_SPLIT,
-    ),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), _Split(_LLAMA3)),
-    "tekken": _Split(_TEKKEN, whole=True, begin=True),
-    "qwen2": _Split(_QWEN2, composed=True),
-    **dict.fromkeys(("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _Split(_QWEN2)),
-    "qwen35": _Split(_QWEN35, composed=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _Split(_GPT4O)),
-}  # fmt: skip
+    name: _Split(_TABLES["patterns"][pattern], **ways)
+    for names, pattern, ways in map(dict.values, _TABLES["splits"])
+    for name in names
+}
+_TURN_ENDS = frozenset(_TABLES["turn_ends"])  # as llama.cpp knows them by their text
 _GEMMA = ("gemma", "gemma2", "gemma3")  # architectures
 _SPACES = re.compile("  +")
 
