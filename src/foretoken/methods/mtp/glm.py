@@ -21,6 +21,11 @@ from foretoken.models.load import load_as_is
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 EXPERTS, CHOSEN = 4, 2
+KEPT = (  # fields of the config that are the same in both
+    *("vocab_size", "hidden_size", "intermediate_size", "hidden_act", "rms_norm_eps", "dtype"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+)
 
 
 def relaid(model: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
@@ -48,16 +53,8 @@ def relaid(model: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
         raise UnsupportedArchitecture(f"method 'mtp': '{name}' has sliding windows, which GLM-4-MoE lacks")
     width = theirs.intermediate_size // EXPERTS // 32 * 32
     config = Glm4MoeConfig(
-        vocab_size=theirs.vocab_size,
-        hidden_size=theirs.hidden_size,
-        intermediate_size=theirs.intermediate_size,
-        num_hidden_layers=theirs.num_hidden_layers,
-        num_attention_heads=theirs.num_attention_heads,
-        num_key_value_heads=theirs.num_key_value_heads,
+        **{name: getattr(theirs, name) for name in KEPT},
         head_dim=getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
-        hidden_act=theirs.hidden_act,
-        max_position_embeddings=theirs.max_position_embeddings,
-        rms_norm_eps=theirs.rms_norm_eps,
         rope_parameters={**theirs.rope_parameters, "partial_rotary_factor": 1.0},
         attention_bias=any(each.endswith("q_proj.bias") for each in weights),
         use_qk_norm=any(each.endswith("q_norm.weight") for each in weights),
@@ -68,10 +65,6 @@ def relaid(model: Any, name: str) -> tuple[Any, dict[str, Tensor]]:
         moe_intermediate_size=max(32, width),
         tie_word_embeddings=False,
         num_nextn_predict_layers=1,
-        bos_token_id=theirs.bos_token_id,
-        eos_token_id=theirs.eos_token_id,
-        pad_token_id=theirs.pad_token_id,
-        dtype=theirs.dtype,
         architectures=["Glm4MoeForCausalLM"],
     )
     weights.setdefault("lm_head.weight", model.get_output_embeddings().weight)
