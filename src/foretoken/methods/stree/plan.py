@@ -5,8 +5,8 @@
                           state       stays that of the committed prefix; after the verdict it is updated with the
                                       accepted rows' inputs (activation replay)            forward/ssm/state.py
 
-The algorithm on one page is tree_scan.py. Attention layers of a hybrid model are dense, and all other modules are those
-of transformers. Every target with state-space layers gets this plan without an option.
+The algorithm on one page is tests/helpers/stree_page.py. Attention layers of a hybrid model are dense, and all other
+modules are those of transformers. Every target with state-space layers gets this plan without an option.
 """
 
 import dataclasses

@@ -15,11 +15,10 @@ from torch import Tensor
 from foretoken.core.tree import TokenTree
 from foretoken.forward.ssm import scan
 from foretoken.forward.ssm.scan import Rows
-from foretoken.methods.stree.tree_scan import activation_replay, tree_mask
 from foretoken.models.language_model import LanguageModel
 from foretoken.models.load import load
 from helpers.golden import PARENTS, LayerPlan, Session, tokens_of
-from helpers.stree_page import by_the_page
+from helpers.stree_page import activation_replay, by_the_page, tree_mask
 from helpers.threads import one_thread  # noqa: F401  (a fixture)
 from helpers.tiny_models import VOCAB_SIZE, save_model
 
