@@ -1,6 +1,6 @@
 """Pydantic fields of a request, from the declarations of options (options/option.py)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, Field, create_model
@@ -8,17 +8,14 @@ from pydantic import BaseModel, Field, create_model
 from foretoken.options.option import Declared, declared
 
 
-def request_of(options: type, base: type[BaseModel], names: Iterable[str] | None = None) -> Any:
+def request_of(options: type, base: type[BaseModel]) -> Any:
     """Create a body with a field for each option that HTTP requests may set; each may be null or absent.
 
     Args:
         options: a dataclass; its fields carry an Option.
         base: base class of the body.
-        names: the options to include; None: all.
     """
-    wanted = None if names is None else set(names)
-    found = [each for each in declared(options) if each.option.over_http and (wanted is None or each.name in wanted)]
-    fields: dict[str, Any] = {each.name: (_typed(each), None) for each in found}
+    fields: dict[str, Any] = {each.name: (_typed(each), None) for each in declared(options) if each.option.over_http}
     return create_model(f"Declared{options.__name__}", __base__=base, __module__=__name__, **fields)
 
 

@@ -3,7 +3,9 @@
 Counters are read from the loop at each scrape; histograms get one value per request.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -13,22 +15,7 @@ from prometheus_client.registry import Collector
 from foretoken.engine.totals import Totals
 from foretoken.serve.loop import EngineLoop, Ticket
 
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
-_MEAN = "Mean time between tokens of a request, after the first."
-_HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
-    "time_to_first_token_seconds": ("Time from arrival to the first token.", _SECONDS),
-    "inter_token_latency_seconds": (_MEAN, _BETWEEN),
-    "request_time_per_output_token_seconds": (_MEAN, _BETWEEN),
-    "request_queue_time_seconds": ("Time from arrival to a slot.", _SECONDS),
-    "request_prefill_time_seconds": ("Time from a slot to the first token.", _SECONDS),
-    "request_decode_time_seconds": ("Time from the first token to the last.", _SECONDS),
-    "request_inference_time_seconds": ("Time from a slot to the last token.", _SECONDS),
-    "e2e_request_latency_seconds": ("Time from arrival to the last token.", _SECONDS),
-    "request_prompt_tokens": ("Number of prompt tokens of a request.", _TOKENS),
-    "request_generation_tokens": ("Number of generated tokens of a request.", _TOKENS),
-}
+_TABLES: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
 class Histograms:
@@ -39,8 +26,8 @@ class Histograms:
         ProcessCollector(registry=self.registry)  # processor time and resident memory
         labels = ("model_name",)
         self.families = {
-            kind: Histogram(f"vllm:{kind}", what, labelnames=labels, buckets=buckets, registry=self.registry)
-            for kind, (what, buckets) in _HISTOGRAMS.items()
+            kind: Histogram(f"vllm:{kind}", what, labels, buckets=_TABLES["buckets"][of], registry=self.registry)
+            for kind, (what, of) in _TABLES["histograms"].items()
         }
         what = "Fields of requests that have no effect."
         self.ignored = Counter("foretoken:ignored_fields", what, labelnames=labels, registry=self.registry)

@@ -18,16 +18,7 @@ PREFIX = "zoo:"
 ENVIRONMENT = "FORETOKEN_ZOO"
 _HERE = Path(__file__).resolve().parent
 
-MODELS = {
-    "base": "dense target: Llama layout, 15.7 M parameters; answers word problems, profiles, JSON and functions",
-    "draft": "draft of base: Llama layout, 2 layers, width 192, 2.4 M parameters, distilled on base's own words",
-    "moe": "base with experts: Mixtral layout, 8 layers, width 384, 4 experts of which 2 compute a token",
-    "hybrid": "base as a hybrid: Bamba layout, 8 layers, width 384, a Mamba-2 mixer for every second attention",
-    "mamba": "state space: pure Mamba-2, 4 layers, width 256, 64 states a channel",
-    "diffusion": "masked diffusion, not for generating alone: ModernBERT layout, bidirectional, fills runs of masks",
-    "base-ee": "base twice as deep, for early exits (LayerSkip): Llama layout, 16 layers, width 384, 28.3 M parameters",
-    "long": "base continued to 16,384 positions (YaRN), with keys and sentences to find far back",
-}
+MODELS: dict[str, str] = json.loads((_HERE / "models.json").read_text(encoding="utf-8"))  # name -> description
 
 # weights that lie in a folder of another name, under which results and records know them
 _FOLDERS = {"moe": "moe-tasks", "hybrid": "hybrid-tasks", "long": "long-tasks"}

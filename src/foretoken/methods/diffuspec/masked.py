@@ -44,19 +44,8 @@ from foretoken.models.language_model import LanguageModel, Output
 from foretoken.models.load import load_config, load_network, load_tokenizer, source_of
 
 _SLOTS = 1024  # maximum number of requests in one pass
-_LLADA_FIXED = {"block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "rope": True}
-_LLADA_ABSENT = ("alibi", "include_bias", "include_qkv_bias", "attention_layer_norm", "scale_logits")
-_LLADA_NAMES = {
-    "attn_norm": "input_layernorm",
-    "q_proj": "self_attn.q_proj",
-    "k_proj": "self_attn.k_proj",
-    "v_proj": "self_attn.v_proj",
-    "attn_out": "self_attn.o_proj",
-    "ff_norm": "post_attention_layernorm",
-    "ff_proj": "mlp.gate_proj",
-    "up_proj": "mlp.up_proj",
-    "ff_out": "mlp.down_proj",
-}
+# fields of LLaDA's config: the known value, and those that must be absent; its weights' names -> Llama's
+_LLADA: Mapping[str, Any] = json.loads(Path(__file__).with_name("llada.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +205,10 @@ def _dream(name: str, folder: Path, settings: Mapping[str, Any], target: Languag
 
 def _llada(name: str, folder: Path, settings: Mapping[str, Any], target: LanguageModel) -> Checkpoint:
     """Load Llama under LLaDA's tensor names; a row predicts its own position."""
-    for field, value in _LLADA_FIXED.items():
+    for field, value in _LLADA["fixed"].items():
         if settings.get(field, value) != value:
             raise ValueError(f"{field}={settings[field]!r}, only {value!r} is known")
-    for field in _LLADA_ABSENT:
+    for field in _LLADA["absent"]:
         if settings.get(field):
             raise ValueError(f"{field}={settings[field]!r} is not known")
     heads = settings["n_heads"]
@@ -246,17 +235,13 @@ def _llada(name: str, folder: Path, settings: Mapping[str, Any], target: Languag
 def _renamed(key: str) -> str:
     """Return Llama's name of a LLaDA weight."""
     bare = key.removeprefix("model.transformer.")
-    whole = {
-        "wte.weight": "model.embed_tokens.weight",
-        "ln_f.weight": "model.norm.weight",
-        "ff_out.weight": "lm_head.weight",
-    }
+    whole: Mapping[str, str] = _LLADA["whole"]
     if bare in whole:
         return whole[bare]
     parts = bare.split(".")
-    if len(parts) != 4 or parts[0] != "blocks" or parts[2] not in _LLADA_NAMES:
+    if len(parts) != 4 or parts[0] != "blocks" or parts[2] not in _LLADA["of_layer"]:
         raise ValueError(f"the tensor {key} does not belong to a LLaDA model")
-    return f"model.layers.{parts[1]}.{_LLADA_NAMES[parts[2]]}.{parts[3]}"
+    return f"model.layers.{parts[1]}.{_LLADA['of_layer'][parts[2]]}.{parts[3]}"
 
 
 def _decoder(kind: Any, config: Any, weights: dict[str, Tensor], name: str, target: LanguageModel) -> Any:
