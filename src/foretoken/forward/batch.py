@@ -20,6 +20,7 @@ from foretoken.core.tree import TokenTree
 
 if TYPE_CHECKING:
     from foretoken.forward.adapter import Adapter
+    from foretoken.forward.cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,15 @@ class PackedBatch:
         self.positions: list[int] = []
         self.segments: list[Segment] = []
         self.wanted: list[int] = []
+
+    @classmethod
+    def of_text(cls, tokens: Sequence[int], cache: KVCache | None = None) -> PackedBatch:
+        """One text from its beginning, in slot 0 or in a new slot of a cache; logits of all rows."""
+        batch, slot = cls(), 0 if cache is None else cache.acquire()
+        if cache is not None:
+            cache.reserve(slot, len(tokens))
+        batch.add_chunk(slot, 0, tokens, wanted=len(tokens))
+        return batch
 
     def __len__(self) -> int:
         return len(self.tokens)

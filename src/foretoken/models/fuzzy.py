@@ -82,10 +82,7 @@ def _coarse(dtype: torch.dtype) -> float:
 def _logits(model: LanguageModel, parts: Anatomy | None) -> Tensor:
     """Of the trial's tokens by the library's layers, or by their four parts."""
     cache = model.new_cache(1)
-    slot = cache.acquire()
-    cache.reserve(slot, len(_TRIED))
-    batch = PackedBatch()
-    batch.add_chunk(slot, 0, list(_TRIED), wanted=len(_TRIED))
+    batch = PackedBatch.of_text(_TRIED, cache)
     plan = DensePlan(cache, batch)
     plan.native = None
     if parts is None:

@@ -312,8 +312,7 @@ class LanguageModel:
             final_norm: False if they have been normed already.
             head: score these rows of the head in place of all.
         """
-        batch = PackedBatch()
-        batch.add_chunk(0, 0, [0] * len(hidden_MD), wanted=len(hidden_MD))
+        batch = PackedBatch.of_text([0] * len(hidden_MD))
         span = Span(self.num_layers, self.num_layers, hidden_MD, final_norm=final_norm)
         return self.forward(batch, _NO_ATTENTION, top=top, span=span, head=head)
 

@@ -52,10 +52,8 @@ class LastStates:
         return (self._norm(residual_MD) if normed else residual_MD).float()
 
     def _agrees(self, model: LanguageModel) -> bool:
-        batch, cache = PackedBatch(), model.new_cache(1)
-        slot = cache.acquire()
-        cache.reserve(slot, 3)
-        batch.add_chunk(slot, 0, range(3), wanted=3)
+        cache = model.new_cache(1)
+        batch = PackedBatch.of_text(range(3), cache)
         output = model.forward(batch, DensePlan(cache, batch), span=self.span)
         residual_MD = output.hidden[self._depth]
         h_MD = self._state(residual_MD, normed=True).to(residual_MD.dtype)

@@ -211,10 +211,8 @@ def compared(head: AnyHead, target: LanguageModel, probe: bool) -> tuple[AnyHead
 def _agreements(head: PublishedHead, configs: Sequence[Any], target: LanguageModel, tokens: list[int]) -> list[Tensor]:
     """Where the first drafts of each config agree with the target's greedy tokens."""
     num_layers, dtype = target.num_layers, target.dtype
-    batch, cache = PackedBatch(), target.new_cache(1)
-    slot = cache.acquire()
-    cache.reserve(slot, len(tokens))
-    batch.add_chunk(slot, 0, tokens, wanted=len(tokens))
+    cache = target.new_cache(1)
+    batch = PackedBatch.of_text(tokens, cache)
     taps = tuple(sorted({depth for config in configs for depth in config.taps.of(num_layers)}))
     output = target.forward(batch, DensePlan(cache, batch), span=Span(0, num_layers, taps=taps))
     best_T, tokens_T = torch.tensor(output.best), torch.tensor(tokens)

@@ -134,11 +134,10 @@ class Gemma4AssistantDrafter(Drafter):
         target, depth = self._target, self._target.num_layers
         tokens = probe_tokens(target) if probe else []
         few = len(tokens) < FEWEST
-        batch, cache = PackedBatch(), target.new_cache(1)
+        tokens, cache = [0, 0] if few else tokens, target.new_cache(1)
         self.attach(cache)
-        slot, tokens = cache.acquire(), [0, 0] if few else tokens
-        cache.reserve(slot, len(tokens))
-        batch.add_chunk(slot, 0, tokens, wanted=len(tokens))
+        batch = PackedBatch.of_text(tokens, cache)
+        slot = batch.segments[0].slot
         output = target.forward(batch, DensePlan(cache, batch), span=Span(0, depth, taps=(depth,)))
         cache.commit(slot, range(len(tokens)))
         layers = self._part.layers_of(target, cache)

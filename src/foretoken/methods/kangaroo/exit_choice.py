@@ -84,10 +84,8 @@ def _measure(target: LanguageModel, adapter: Adapter, texts: list[tuple[list[int
     agreed = asked = 0
     for tokens, begin in texts:
         cache, own = target.new_cache(1), KVCache(1, 1, target.max_length)
-        batch = PackedBatch()
-        for each in (cache, own):
-            each.reserve(each.acquire(), len(tokens))
-        batch.add_chunk(0, 0, tokens, wanted=len(tokens))
+        batch = PackedBatch.of_text(tokens, cache)
+        own.reserve(own.acquire(), len(tokens))
         span = Span(0, target.num_layers, taps=(depth,))
         output = target.forward(batch, DensePlan(cache, batch), span=span)
         guess = head.forward(batch, own, output.hidden[depth], top=0)

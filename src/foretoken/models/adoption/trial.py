@@ -104,8 +104,7 @@ def trial_batch(reach: int) -> PackedBatch:
     half = min(_ROWS, reach // 2)
     far = min(_FAR, reach) - half
     positions = [*range(half), *range(far, far + half)] or [0]
-    batch = PackedBatch()
-    batch.add_chunk(0, 0, _tokens(len(positions)), wanted=len(positions))
+    batch = PackedBatch.of_text(_tokens(len(positions)))
     batch.positions = positions
     return batch
 
@@ -124,8 +123,7 @@ def check_positions(model: Any, max_length: int, device: torch.device) -> None:
         UnsupportedArchitecture: the two differ.
     """
     rows = min(_ROWS, max_length)
-    batch = PackedBatch()
-    batch.add_chunk(0, 0, _tokens(rows), wanted=rows)
+    batch = PackedBatch.of_text(_tokens(rows))
     for start in sorted({min(_FAR - rows // 2, max_length - rows), max_length - rows}):
         inputs = {
             "input_ids": batch.ids_1T(device),
