@@ -391,14 +391,10 @@ class NativeDecoder:
 
     def _heads(self, native: structs.Layer, block: Block) -> tuple[Tiles | MixedTiles, Tiles]:
         heads = [each for each in (block.q, block.opening, block.k, block.v) if each is not None]
-        native.external_kv, native.opens = (
-            int(block.k is None and block.kv_layer is None),
-            int(block.opening is not None),
-        )
-        native.values_are_keys, native.norm_values = (
-            int(block.k is not None and block.v is None and block.latent is None),
-            int(block.norm_values),
-        )
+        native.external_kv = int(block.k is None and block.kv_layer is None)
+        native.opens = int(block.opening is not None)
+        native.values_are_keys = int(block.k is not None and block.v is None and block.latent is None)
+        native.norm_values = int(block.norm_values)
         qkv = self._packed_apart(heads)
         native.qkv_scale, native.qkv_bias = self._scales(*heads), self._bias(*heads)
         out = self._packed(block.out)
@@ -409,9 +405,8 @@ class NativeDecoder:
         if block.rotary is not None:
             native.rot_dim, native.angles = 2 * self._rotaries[block.rotary].half, block.rotary
         native.attention_norm = self._gain(block.attention_norm_D)
-        native.attention_end_norm, native.mlp_end_norm = map(
-            self._gain, (block.attention_end_norm_D, block.mlp_end_norm_D)
-        )
+        native.attention_end_norm = self._gain(block.attention_end_norm_D)
+        native.mlp_end_norm = self._gain(block.mlp_end_norm_D)
         if block.input is not None:
             native.input_gate, native.input_out = (described(self._packed(each)) for each in block.input[:2])
             native.input_norm = self._floats(block.input.norm_D)
