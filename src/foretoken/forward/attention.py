@@ -108,7 +108,8 @@ def attend(
                 f"{type(module).__name__} passes '{name}' to attention, which is not known here"
             )
     width = value.shape[-1]
-    if getattr(module, "wide_values", False):  # a native decoder keeps values as wide as keys
+    wide = getattr(module, "wide_values", False)  # a native decoder keeps values as wide as keys
+    if wide:
         value = F.pad(value, (0, key.shape[-1] - width))
     output = plan.attend(
         int(layer),
@@ -120,7 +121,9 @@ def attend(
         softcap=softcap,
         sinks_H=s_aux,
     )
-    return output[..., :width].contiguous()[None], None  # as the library's own kernels: some families take a view of it
+    if wide:
+        output = output[..., :width]
+    return output.contiguous()[None], None  # as the library's own kernels: some families take a view of it
 
 
 def admit(model_type: str) -> None:
