@@ -289,11 +289,13 @@ class NativeDecoder:
         out = gate_up = down = None
         experts: tuple[Tiles, Tiles] | None = None
         mixer: tuple[Tiles | MixedTiles, Tiles] | None = None
+        native.kv_layer = index
         if isinstance(block, StateBlock):
             qkv, out = self._packed_mixer(native, block, index)
         elif isinstance(block, Block):
             native.head_dim, native.kv_heads = block.head_dim or layout.head_dim, block.kv_heads or layout.kv_heads
-            native.kv_layer = index if block.kv_layer is None else block.kv_layer
+            if block.kv_layer is not None:
+                native.kv_layer = block.kv_layer
             qkv, out = self._heads(native, block)
             native.parallel = int(block.parallel)
             native.attention_shift, native.mlp_shift = map(self._gain, (block.attention_shift_D, block.mlp_shift_D))
