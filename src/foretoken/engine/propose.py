@@ -263,7 +263,7 @@ class Proposer:
         both = self._recipe.drafter.offers.portfolio is not None
         shared = [each for each in decoding if (both or each.shown) and not each.history_only and each.max_draft != 0]
         rules = self._controller.choose(shared, len(decoding), queued=queued)
-        if not self._controller.drafts:
+        if not self._controller.drafts and not any(rules):
             return {}
         return {
             each.request_id: rule

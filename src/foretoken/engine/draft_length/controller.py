@@ -472,7 +472,7 @@ class Controller:
         share = 1.0
         if num_requests > 1 and costs.row_known and not queued:
             share = min(1.0, max(_LEAST_SHARE, costs.row / costs.token(num_requests)))
-        if share == 1.0:
+        if share == 1.0 or not requests:
             for request in requests:
                 self.ledger(request).weight = 1.0
             return
