@@ -128,7 +128,7 @@ static void build(Decoder *d, Kind kind) {
         d->experts = (Experts){
             .router = matrix(d, dense, 16, WIDTH, 0.5f), .gate_up = matrix(d, kind, (long)EXPERTS * 2 * CHANNELS, WIDTH, 0.2f),
             .down = matrix(d, kind, (long)EXPERTS * WIDTH, CHANNELS, 0.1f), .count = EXPERTS, .chosen = CHOSEN,
-            .width = CHANNELS, .normed = 1, .opens = kind.parallel,
+            .width = CHANNELS, .normed = 1, .opens = kind.parallel, .gated = 1, .groups = 1, .open_groups = 1, .group_best = 1,
         };
         y->experts = &d->experts;
     }

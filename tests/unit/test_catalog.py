@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from foretoken import catalog, zoo
+from foretoken import catalog
 from foretoken.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,24 +170,6 @@ def test_commands_of_a_card_parse(entry):
 def test_a_wrong_command_does_not_parse(wrong):
     with pytest.raises(Exception, match=r"(?i)no command|no such option|requires an argument|left over"):
         check_parses(wrong.split())
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "method"),
-    [
-        ("zoo:draft", {"num_speculative_tokens", "model"}, "auto"),
-        ("zoo:draft", {"tree"}, "draft_model"),
-        ("zoo:draft", {"draft_model.dtype"}, "draft_model"),
-        *(("zoo:draft", {option}, "draft_model") for option in ("extend", "executor", "lane", "verifier")),
-        (zoo.path("base") / "eagle", (), "auto"),
-        (zoo.path("base") / "eagle", {"width"}, "eagle"),
-        (zoo.path("base") / "kangaroo" / "exit-2", (), "kangaroo"),  # its drafts begin inside the target
-        (zoo.path("draft") / "sprinter", (), "sprinter"),  # it has a rule of its own
-        (zoo.path("base") / "judge", (), "judge"),  # a verifier's
-    ],
-)
-def test_a_model_without_a_method_drafts_within_auto_where_that_can_hold_it(model, options, method):
-    assert catalog.for_model(str(model), options) == method
 
 
 def test_no_card_without_an_entry():

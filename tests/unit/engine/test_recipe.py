@@ -46,7 +46,7 @@ def build(**settings):
         ({"method": "greedy"}, "unknown method 'greedy'"),
         ({"method": ""}, "unknown method ''"),
         ({"method": "NGRAM"}, "did you mean 'ngram'"),
-        ({"method": 3}, r"method=3 is neither a name nor a drafter \(Config, attach, branches, close, …\): give"),
+        ({"method": 3}, r"method=3 is neither a name nor a drafter \(Config, adapt, attach, branches, …\): give"),
         ({"method": stubs.Empty}, "it is a class"),
         ({"method": stubs.Empty(), "length": 3}, "unknown option 'length'"),
         ({"method": "ngram", "verifier": "blck"}, "unknown verifier 'blck': did you mean 'block'"),

@@ -16,6 +16,7 @@ import torch
 from foretoken.core.errors import ConfigError
 from foretoken.core.protocols import Budget, Context
 from foretoken.drafters.draft_model import ModelDrafter
+from foretoken.drafting import draft_runner
 from foretoken.engine.draft_length.history_only import OwnPastRule
 from foretoken.engine.executors.auto import _SETTLING, _TRIAL, _Turns
 from foretoken.engine.executors.overlap import OverlapRule
@@ -237,7 +238,7 @@ def test_the_drafter_reads_its_context_after_any_rejection() -> None:
 
 def test_a_drafter_that_looks_at_lengths_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: rows are kept as far as lengths agree. The text is right all the same."""
-    monkeypatch.setattr(ModelDrafter, "_common", staticmethod(lambda read, tokens: min(len(read), len(tokens))))
+    monkeypatch.setattr(draft_runner, "common_length", lambda read, tokens: min(len(read), len(tokens)))
     drafter = compared()
     assert now_and_then(drafter) == ids(base().generate(list(PROMPTS), GREEDY))
     assert drafter.differing
