@@ -87,6 +87,6 @@ def test_the_commands_say_why_nothing_was_drafted(capsys: pytest.CaptureFixture[
     assert "num_speculative_tokens=4 drafts in any case" in said
     assert main(["generate", "Once", "--method", "none", "--max-tokens", "3"]) == 0
     assert "nothing was drafted" not in capsys.readouterr().err
-    short = ["--limit", "1", "--repeats", "1", "--max-tokens", "3", "--threads", "1"]
+    short = ["--limit", "1", "--repeats", "1", "--max-tokens", "1", "--threads", "1"]
     assert main(["bench", "--methods", "draft_model", *short]) == 0
     assert "draft_model never drafted: " in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_where_they_cannot_be_had(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=match):
             LLM(model, device="cpu", kv_cache_dtype="int8", **options)  # type: ignore[arg-type]
 
-    refused("not model .*: its type 'zamba2' is not one of", str(save_model("zamba2", tmp_path / "m")))
+    refused("not model .*: its type 'gpt_bigcode' is not one of", str(save_model("gpt_bigcode", tmp_path / "m")))
     refused("not model 'zoo:hybrid': it has state-space layers", "zoo:hybrid")
     refused("not model 'zoo:draft': its dtype is float16", "zoo:draft", dtype="float16")
     sparse = {"verification": {"attention": "per_head", "dense_below": 0}}
