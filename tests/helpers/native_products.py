@@ -25,7 +25,12 @@ OTHERS = {
     "AVX2": (["-march=x86-64-v3"], ("avx2", "fma", "f16c"), 2),
     "portable": (["-march=x86-64"] if platform.machine() == "x86_64" else [], (), 4),
 }
-KINDS = (THIS, *OTHERS)
+# the wide kind without integer dot products is rare, and takes a quarter of a minute to compile
+KINDS = (
+    THIS,
+    pytest.param("AVX-512 without VNNI", marks=pytest.mark.full_product),
+    *(each for each in OTHERS if each != "AVX-512 without VNNI"),
+)
 
 
 def library_of(kind: str) -> ctypes.CDLL:
