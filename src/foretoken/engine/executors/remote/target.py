@@ -105,6 +105,8 @@ class RemoteDrafter(Drafter):
         unread = sum(len(each.new) for each in questions)
         order = Order(self._helper.next_number(), self._helper.epoch, questions, tuple(self._gone))
         stopped = next((b.stop_rule.stopped for b in budgets if isinstance(b.stop_rule, OverlapRule)), None)
+        # until the reply: an order that is interrupted here may have been read there, or not
+        self._known.update((each.request_id, []) for each in contexts)
         answers: list[DraftOrError] | None = self._helper.ask(order, more_seconds=_READING * unread, stopped=stopped)
         if answers is None:
             return [NO_DRAFT] * len(contexts)

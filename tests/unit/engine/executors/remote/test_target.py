@@ -11,13 +11,16 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from foretoken.core.draft import NO_DRAFT
 from foretoken.core.errors import ConfigError
+from foretoken.core.protocols import Budget
 from foretoken.drafting import process
 from foretoken.engine.executors.remote.helper import Order
 from foretoken.engine.executors.remote.target import RemoteDrafter
@@ -94,6 +97,28 @@ def test_orders_carry_the_tokens_that_are_new(helped: LLM, monkeypatch: pytest.M
     assert first.kept == 0
     assert all(each.kept >= first.num_prompt for each in others)
     assert sum(len(each.new) for each in others) <= 4 * GREEDY.max_tokens  # not the whole text again
+
+
+def test_the_order_after_an_interrupted_one_carries_the_whole_text(
+    helped: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The helper may have read the interrupted one, or not."""
+    drafter, kept = helper_of(helped), []
+
+    def ask(order: Order, **more: Any) -> Any:
+        kept.append(order.questions[0].kept)
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+        return [NO_DRAFT]
+
+    monkeypatch.setattr(drafter._helper, "ask", ask)
+    facts = {"params": GREEDY, "streams": SimpleNamespace(seed=0), "stop_ids": (), "history_only": False}
+    for tokens in ([5, 6, 7], [5, 6, 8], [5, 6, 7, 9], [5, 6, 7, 9, 2]):
+        context: Any = SimpleNamespace(request_id=-1, tokens=tokens, num_prompt=2, **facts)
+        with suppress(KeyboardInterrupt):
+            drafter._ask([context], [Budget(1, 1)])
+    drafter.release(-1)
+    assert kept == [0, 2, 0, 4]
 
 
 @pytest.mark.full_product
