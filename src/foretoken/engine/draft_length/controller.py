@@ -184,7 +184,7 @@ class Controller:
         self._newest = max((each.request_id for each in requests), default=self._newest)
         if not costs.known:
             self._take_in_plain_steps()
-        if not costs.known or regime.since_plain >= _PLAIN_TURN:
+        if not requests or not costs.known or regime.since_plain >= _PLAIN_TURN:
             return [None] * len(requests)
         if self._foretell is None:
             self._weigh(requests, num_requests, costs, queued)
@@ -472,7 +472,7 @@ class Controller:
         share = 1.0
         if num_requests > 1 and costs.row_known and not queued:
             share = min(1.0, max(_LEAST_SHARE, costs.row / costs.token(num_requests)))
-        if share == 1.0 or not requests:
+        if share == 1.0:
             for request in requests:
                 self.ledger(request).weight = 1.0
             return
