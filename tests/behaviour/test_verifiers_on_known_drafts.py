@@ -396,7 +396,7 @@ def test_the_factor_of_kseq_is_exact_however_few_rounds_its_search_has(monkeypat
                 assert 1.0 - (1.0 - beta) ** count <= rho * beta + 1e-12
 
 
-class Told(Streams):
+class KnownDraws(Streams):
     """Gives set decisions, draws the most probable token, and records its calls."""
 
     def __init__(self, *decisions: bool) -> None:
@@ -422,7 +422,7 @@ def test_a_guess_is_tested_by_the_row_in_front_of_it(verifier: Verifier, stands:
     token = int((p_MV[2] / q_1V[0]).argmin())
     p, q = float(p_MV[2, token]), float(q_1V[0, token])
     assert p < q
-    rng, verdict = Told(stands), Verdict((0, 1), -1)
+    rng, verdict = KnownDraws(stands), Verdict((0, 1), -1)
     finished = verifier.finish(verdict, chain((token,), q_1V if drawn else None), laws(p_MV), rng, None)
     assert finished.path == (0, 1)
     found = finished.extra
@@ -439,7 +439,7 @@ def test_a_guess_is_tested_by_the_row_in_front_of_it(verifier: Verifier, stands:
 
 def test_the_block_rule_decides_once_for_each_token_of_a_chain() -> None:
     """Also of those that cannot stand any more."""
-    rng = Told(*[True] * 5)
+    rng = KnownDraws(*[True] * 5)
     assert BlockVerifier().verify(chain((4, 9, 6, 7)), laws(onehot(4, 5, 6, 7, 8)), rng) == Verdict((0,), 5)
     assert rng.asked[0] == ("accept", (1.0, 0.0, 0.0, 0.0))
 

